@@ -3,7 +3,8 @@
 Each round deletes a tenth of the rows and inserts as many new ones. One folder is healed, merged, compacted and
 collected after each round, the other is merged only. Beside them, a folder that is built anew of the rows of that
 round: after the first, the middle and the last one. Prints Markdown, and writes the charts of
-docs/formats/lm-diskann-figures.md.
+docs/formats/lm-diskann-figures.md. With ``--drift``, the rows of each round are around two new centres, and queries
+are rows of that round; nothing is drawn.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ JOBS = {"healed": ("catchup", "merge", "compact", "gc"), "not healed": ("merge",
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 
+def moved(random: np.random.Generator, count: int, dimension: int) -> NDArray[np.float32]:
+    """Rows around two new centres."""
+    centres = random.normal(size=(2, dimension)) * 5
+    near = centres[random.integers(0, 2, count)]
+    return (near + random.normal(size=near.shape) * 0.1).astype(np.float32)
+
+
 def recall(
     folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64], queries: NDArray[np.float32], effort: int
 ) -> float:
@@ -55,12 +63,15 @@ def made(folder: str, vectors: NDArray[np.float32], rows: NDArray[np.int64]) -> 
 
 
 def churn(
-    base: str, count: int, dimension: int, rounds: int, effort: int, names: list[str]
+    base: str, count: int, dimension: int, rounds: int, effort: int, names: list[str], share: int, *, drift: bool
 ) -> dict[str, dict[str, list[float]]]:
     """All rounds; recall and file size of each folder per round."""
     random = np.random.default_rng(3)
-    step = count // SHARE
-    vectors = clustered(random, count + rounds * step, dimension)
+    step = count // share
+    if drift:
+        vectors = np.concatenate([moved(random, size, dimension) for size in (count, *[step] * rounds)])
+    else:
+        vectors = clustered(random, count + rounds * step, dimension)
     queries = clustered(random, QUERIES, dimension)
     rows = np.arange(count)
     folders = {name: made(f"{base}/{name}.lmd", vectors, rows) for name in names}
@@ -72,6 +83,8 @@ def churn(
         gone = random.choice(rows, step, replace=False)
         fresh = np.arange(count + (number - 1) * step, count + number * step)
         rows = np.sort(np.concatenate([np.setdiff1d(rows, gone), fresh]))
+        if drift:
+            queries = vectors[random.choice(rows, min(QUERIES, len(rows)), replace=False)]
         spent: dict[str, float] = {}
         for name, folder in folders.items():
             began = time.process_time()
@@ -103,13 +116,15 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--effort", type=int, default=50, metavar="L")
+    parser.add_argument("--share", type=int, default=SHARE, metavar="N", help="replace 1/N of the rows per round")
+    parser.add_argument("--drift", action="store_true", help="the rows of each round are around new centres")
     parser.add_argument("--healed", action="store_true", help="without the other folder, and without charts")
     told = parser.parse_args()
-    print(f"\n## Churn: {told.rows:,} x {told.dimension}, a tenth per round, L = {told.effort}")
+    print(f"\n## Churn: {told.rows:,} x {told.dimension}, 1/{told.share} per round, L = {told.effort}")
     with tempfile.TemporaryDirectory() as base:
         names = ["healed"] if told.healed else [*JOBS]
-        found = churn(base, told.rows, told.dimension, told.rounds, told.effort, names)
-    if told.healed:
+        found = churn(base, told.rows, told.dimension, told.rounds, told.effort, names, told.share, drift=told.drift)
+    if told.healed or told.drift:
         return
     labels = [str(number) for number in range(1, told.rounds + 1)]
     IMAGES.joinpath("churn-recall.svg").write_bytes(line_chart(found["recall"], labels, "{:.3f}"))

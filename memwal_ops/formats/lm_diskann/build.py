@@ -1,4 +1,4 @@
-"""Build the whole graph: for the first codebook, and if an insert has at least as many rows as the index.
+"""Build the whole graph and train its codebook: at first, if most rows are new, and if the codebook is stale.
 
 Vectors, links and codes of all live nodes are in memory meanwhile: about 4 d + 6 R + 64 bytes per node. The blocks
 are written in chunks into slots that no reader uses.
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.transaction import Transaction
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
+TRAIN_AT = 1024
+"""From that many rows on a graph has a codebook, and a build trains it on them."""
 _CHUNK = 2048
 _MEDOID_SAMPLE = 10_000
+_OWN_BYTES = 64
 _ENTRY_SAMPLE = 4
 
 
@@ -41,9 +45,8 @@ def build(
         raise staged.view.fail()
     vectors[old:] = new_vectors
     rows[old:] = new_rows
-    if not staged.codebook_id:
-        staged.view.book = codebook.train(parameters, vectors)
-        staged.codebook_id, staged.codebook = 1, codebook.encode(staged.view.book)
+    if len(nodes) >= TRAIN_AT:
+        staged.use_codebook(codebook.train(parameters, vectors))
     random = np.random.default_rng(len(nodes))
     order, entries = _order(vectors, random)
     links, degrees = _graph(staged, vectors, order, vectors[order[: len(entries)]])
@@ -76,6 +79,18 @@ def build(
     staged.entries = nodes[entries]
     # No path of this graph leads to a deleted node, and no block has a backlink from one.
     staged.healed = np.union1d(staged.healed, staged.unhealed())
+
+
+def build_anew(staged: Transaction) -> int:
+    """Write the graph of the live nodes again, with a codebook trained on them. Returns their number."""
+    none = np.zeros(0, np.int64)
+    build(staged, none, none, np.zeros((0, staged.parameters.dimension), np.float32))
+    return staged.live
+
+
+def memory_of(parameters: Parameters, live: int) -> int:
+    """About how many bytes a build of that many rows takes."""
+    return live * (4 * parameters.dimension + 6 * parameters.links + _OWN_BYTES)
 
 
 def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

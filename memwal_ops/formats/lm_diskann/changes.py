@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 U4, U8, I8 = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<i8")
 MAX_NODES = 0xFFFFFFFF - 1
 """Node ids that an index can allocate: links are 32 bits, and the highest value is that of an unused one."""
+MAX_CODEBOOKS = 0xFFFF
+"""Codebooks that an index can train: blocks have 16 bits for the id of theirs."""
 _LIMITS = {"next_node_id": MAX_NODES, "slot_count": 0xFFFFFFFF}
 _MAX_COUNTER = 1 << 62
 

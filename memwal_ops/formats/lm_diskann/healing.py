@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.formats.lm_diskann import merging
+from memwal_ops.formats.lm_diskann.build import build_anew
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.kernels.healing import forget, lonely, neighbours, reconnect, rewire
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
@@ -97,6 +98,16 @@ def heal(index: Index, batch: int, step: Step) -> Iterator[Batch]:
             relink(staged, listed)
             staged.rewired = listed
         yield Batch(0, len(listed), 0, index.epoch)
+
+
+def build_again(index: Index, step: Step) -> Batch:
+    """Build the graph anew, with a codebook trained on the rows that it has now: one commit, which heals everything."""
+    [waiting] = index.writable().columns("SELECT DISTINCT node_id FROM lmd_heal_list")
+    merging.raise_horizon(index, step)
+    with index.staged() as staged:
+        rows = build_anew(staged)
+        healed, staged.rewired = len(staged.healed), waiting.astype(np.int64)
+    return Batch(healed, rows, 0, index.epoch)
 
 
 def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.formats.lm_diskann.build import build
+from memwal_ops.formats.lm_diskann.build import TRAIN_AT, build
 from memwal_ops.formats.lm_diskann.kernels.inserting import write_nodes
 
 if TYPE_CHECKING:
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.transaction import Transaction
-
-TRAIN_AT = 1024
-"""From that many rows on a graph has a codebook."""
 
 
 def insert(staged: Transaction, row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:

@@ -459,20 +459,21 @@ class Index:
         left = np.arange(len(queries))
         if allow is not None and len(allow) <= _EXACT_BELOW:
             return compare(np.sort(view.nodes_of(allow)), left)
-        if not len(entries):
+        starts = view.starts(epoch)
+        if starts is None:
+            return STALE
+        book = view.book_at(starts, epoch)
+        if not len(entries) or book is None:
             return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
         # Tombstones and rows that are not allowed take up entries of the list.
         wanted = view.state.live if allow is None else min(len(allow), view.state.live)
         reach = min(wanted, ids.shape[1])
         limit = int(limit * min(_WIDEST, (view.state.live + len(view.dead)) / max(1, wanted)))
-        starts = view.starts(epoch)
-        if starts is None:
-            return STALE
         while True:
             room = self._scratch(limit)
             part, far = np.empty((len(left), ids.shape[1]), np.int64), np.empty((len(left), ids.shape[1]), np.float32)
             found = search(
-                view.source, layout, room, view.book, queries[left], limit, width, epoch, starts, view.dead,
+                view.source, layout, room, book, queries[left], limit, width, epoch, starts, view.dead,
                 view.dead_epochs, restricted, allow is not None, part, far,
             )  # fmt: skip
             if found < 0:

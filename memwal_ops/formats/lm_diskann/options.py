@@ -31,12 +31,13 @@ class MergeOptions(WaitOptions):
 class CatchupOptions(WaitOptions):
     """Options of catchup."""
 
-    batch: int = count(
-        500, minimum=1, metavar="N",
-        help="Deleted nodes per commit. Each commit writes all their neighbours again before it frees the old blocks.",
-    )  # fmt: skip
+    batch: int = count(500, minimum=1, metavar="N", help="Deleted nodes per commit.")
     max_rows: int = count(100_000, minimum=1, metavar="N", help="Rows of the followed table per commit.")
-    rebuild: bool = flag(help="Compare all rows of the followed table, regardless of its history.")
+    rebuild: bool = flag(
+        help="Compare all rows of the followed table, regardless of its history. Of an index that follows none: build "
+        "the graph and its codebook anew."
+    )
+    build_memory: int = size(4 << 30, minimum=1 << 20, help="Memory to build a graph anew in.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +120,7 @@ class InspectOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(AnswersOptions, WaitOptions):
     """Options of verify."""
+
+    min_recall: float = number(
+        0.9, minimum=0, metavar="X", help="Recall of the nearest 10 rows below which it is a finding."
+    )

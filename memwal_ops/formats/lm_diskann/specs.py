@@ -54,11 +54,12 @@ CATCHUP = JobSpec(
     name="catchup",
     summary="Follow the index's table, and heal the graph around deleted rows.",
     help="""Heal the graph of the index folder at URI: the neighbours of deleted nodes are linked to each other, batch
-by batch, and gc can then free their slots. Unreachable nodes are linked again.
+by batch, and gc can then free their slots. Unreachable nodes are linked again. If the rows became unlike those on which
+the codebook was trained, and searches lose some, the graph is built anew.
 
 An index that follows a Lance table (init --table) first gets the rows that were inserted, changed and deleted since the
 version that it has. After a restore, an overwrite, or an expiry of versions that it has not read, it is unusable until
---rebuild, which compares all rows.
+--rebuild, which compares all rows; of an index that follows none, it builds the graph anew.
 
 Safe to kill and to run again; readers are not affected. Waits for another writer or job.
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
-from memwal_ops.formats.lm_diskann.changes import I8, MAX_NODES, U8, Changes
+from memwal_ops.formats.lm_diskann.changes import I8, MAX_CODEBOOKS, MAX_NODES, U8, Changes
+from memwal_ops.formats.lm_diskann.codebook import encode
 from memwal_ops.formats.lm_diskann.entry_points import entry_points
 from memwal_ops.formats.lm_diskann.errors import IdsExhaustedError
 from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.kernels.memory import Starts
+    from memwal_ops.formats.lm_diskann.kernels.memory import Codebook, Starts
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.view import View
 
@@ -78,6 +79,12 @@ class Transaction:
         self._failed = False
 
     # -- changes
+
+    def use_codebook(self, book: Codebook) -> None:
+        """Encode with another codebook from now on: the caller writes all links again."""
+        if self.codebook_id == MAX_CODEBOOKS:
+            raise IdsExhaustedError("The index has had 65,535 codebooks: no ids are left.")
+        self.view.book, self.codebook, self.codebook_id = book, encode(book), self.codebook_id + 1
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -252,6 +259,7 @@ class Transaction:
         if self._failed:
             raise InvalidUsageError("A change of this transaction failed; nothing of it was committed.")
         other = self.followed is not None or self.unusable != self.store.state.unusable
+        other = other or bool(self._moved)
         if not (self._added or self._removed or len(self.healed) or len(self.rewired) or other):
             return False
         self._replace_entries()
@@ -275,7 +283,7 @@ class Transaction:
     def close(self) -> None:
         """Discard uncommitted changes."""
         self.view.clear_overlay()
-        if self._moved:
+        if self._moved or self.codebook is not None:
             self.view.reload()
         if self._graph is not None:
             os.close(self._graph)

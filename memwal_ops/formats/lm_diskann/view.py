@@ -31,12 +31,13 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     power,
 )
 from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
-from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, gather, place_of
+from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, codebook_of, gather, place_of
 from memwal_ops.formats.lm_diskann.wire import frames
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.lm_diskann.kernels.memory import Codebook
     from memwal_ops.formats.lm_diskann.wire.frames import Frame
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
@@ -44,6 +45,7 @@ NEVER = 2**64 - 1
 _ATTEMPTS = 100
 _TORN_ATTEMPTS, _TORN_PAUSE = 5, 0.002
 _ROOM = 1024
+_BOOKS = 3
 
 
 def read_current(folder: str, parameters: Parameters) -> Frame:
@@ -115,6 +117,7 @@ class View:
         self._overlay = np.zeros(power(2 * overlay + 2), np.int64)
         self.counts = np.zeros(8, np.int64)
         self._files: tuple[int, int, int] | None = None
+        self._books: dict[int, Codebook] = {}
         self._open()
 
     def _open(self) -> None:
@@ -184,7 +187,7 @@ class View:
         self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
         self._starts: tuple[NDArray[np.int64], Starts] | None = None
         self.book = codebook.empty(self.parameters)
-        self._take_codebook(frame)
+        self._take_codebook(frame, self.state.codebook_id)
         self.delta_blocks, self.delta_nodes = 0, set[int]()
         slots = frame.array("slots", U4)
         if len(slots) != self.state.next_node_id:
@@ -340,8 +343,8 @@ class View:
             self.dead, self.dead_epochs = self.dead[stays], self.dead_epochs[stays]
         if "entries" in frame.sections:
             self._take_entries(frame)
-        self._take_codebook(frame)
         state = _state(frame)
+        self._take_codebook(frame, state.codebook_id)
         if state.next_node_id - self.state.next_node_id > len(frame.array("rows", I8)) + len(dead):
             raise _unreadable(self.folder, log_path(self.number))
         self.state = state
@@ -357,11 +360,23 @@ class View:
         held[:, 2] = np.where((held[:, 2] == NEVER) & ~stays, frame.epoch, held[:, 2])
         fresh = now[~np.isin(now, held[held[:, 2] == NEVER, 0])]
         more = np.stack([fresh, np.full(len(fresh), frame.epoch, U8), np.full(len(fresh), NEVER, U8)], axis=1)
-        self._entries = np.concatenate([held, more])
+        all_ = np.concatenate([held, more])
+        self._entries = all_[np.lexsort((all_[:, 1], all_[:, 0]))]  # as in a base: so a held epoch reads as it did
 
-    def _take_codebook(self, frame: Frame) -> None:
+    def _take_codebook(self, frame: Frame, number: int) -> None:
         if "codebook" in frame.sections and len(frame.sections["codebook"]):
             self.book = codebook.decode(frame.sections["codebook"].copy(), self.parameters)
+            self._books = {**dict([*self._books.items()][-_BOOKS:]), number: self.book}
+
+    def book_at(self, starts: Starts, epoch: int) -> Codebook | None:
+        """The codebook of the links at an epoch whose entry points these are.
+
+        None: it was replaced before this process opened the index, and published views have the current one only.
+        """
+        if epoch == self.epoch or not len(starts.nodes):
+            return self.book
+        found = codebook_of(self.source, self.parameters.layout, starts.nodes[0], epoch)
+        return self._books.get(found)
 
     @property
     def epoch(self) -> int:

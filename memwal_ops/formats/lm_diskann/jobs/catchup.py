@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.report import Need
-from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import following, healing
+from memwal_ops.formats.lm_diskann.build import memory_of
+from memwal_ops.formats.lm_diskann.quality import is_stale
 from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Unusable, read_source
 from memwal_ops.text import counted
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.options import CatchupOptions
     from memwal_ops.formats.lm_diskann.table import Table
+
+
+_STALE = "Its codebook no longer fits its rows, and searches lose some: run it again with a larger --build-memory."
 
 
 class Decision(enum.StrEnum):
@@ -40,6 +45,8 @@ class Report:
         pruned: nodes whose links were only replaced, without a new search.
         inserted, deleted: rows of the followed table; skipped: its rows without a usable vector.
         versions: of the followed table, that the index was behind.
+        rebuilt: rows whose graph was built anew, with its codebook.
+        stale: the codebook no longer fits the rows, and building anew takes more than the memory allowed.
         followed: the version of the table that the index has now; None: it follows none.
         unusable: why it cannot follow any more.
     """
@@ -55,6 +62,8 @@ class Report:
     versions: int = 0
     followed: int | None = None
     unusable: Unusable | None = None
+    rebuilt: int = 0
+    stale: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -73,6 +82,8 @@ class Report:
             "deleted": self.deleted,
             "skipped": self.skipped,
             "versions": self.versions,
+            "rebuilt": self.rebuilt,
+            "stale": self.stale,
             "followed": self.followed,
             "unusable": None if self.unusable is None else self.unusable.text,
         }
@@ -97,9 +108,12 @@ class Report:
         if self.followed is not None:
             rows = f"{counted(self.inserted, 'row')} inserted, {self.deleted:,} deleted, {self.skipped:,} skipped"
             nodes = f"{rows}; the index has version {self.followed} of its table; {nodes}"
+        if self.rebuilt:
+            nodes = f"the graph of {counted(self.rebuilt, 'row')} was built anew, with its codebook; {nodes}"
+        stale = f"\n{_STALE}" if self.stale else ""
         return (
             f"{self.decision}: {nodes} healed, {counted(self.pruned, 'neighbour')} pruned and "
-            f"{counted(self.rewired, 'node')} rewired; the index is at epoch {self.epoch}."
+            f"{counted(self.rewired, 'node')} rewired; the index is at epoch {self.epoch}.{stale}"
         )
 
 
@@ -138,10 +152,8 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
         LeaseLostError: the guard denies; earlier commits are kept.
         StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """
-    healed = rewired = pruned = inserted = deleted = skipped = 0
+    healed = rewired = pruned = inserted = deleted = skipped = rebuilt = 0
     found = read_source(table.location.uri, table.state.followed)
-    if found is None and options.rebuild:
-        raise InvalidUsageError(f"{table.location.uri} follows no table, so it cannot be rebuilt from one.")
     with table.open(options.wait.total_seconds(), changes=True) as index:
         before = index.writable().state.followed
         try:
@@ -160,6 +172,15 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             return Report(
                 Decision.UNUSABLE, state.epoch, followed=state.followed, unusable=Unusable(state.unusable)
             )  # fmt: skip
+        stale = _builds(index, options, own=found is None)
+        if stale and (options.rebuild or memory_of(index.parameters, len(index)) <= options.build_memory):
+            context.advance("building", "rows", 0, total=len(index))
+            done, stale = healing.build_again(index, table.durable), False
+            healed, rebuilt = done.healed, done.rewired
+            context.revisions.append(done.epoch)
+            context.figures["nodes_healed"] += done.healed
+            context.advance("building", "rows", rebuilt, total=rebuilt)
+            context.checkpoint()
         total, _ = healing.pending(index.writable())
         for batch in healing.heal(index, options.batch, table.durable):
             healed, rewired, pruned = healed + batch.healed, rewired + batch.rewired, pruned + batch.pruned
@@ -168,9 +189,17 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             context.advance("healing", "nodes", batch.healed, total=total)
             context.checkpoint()
         now = index.writable().state
-        changed = healed or rewired or now.followed != before or options.rebuild
+        changed = healed or rewired or rebuilt or now.followed != before or (options.rebuild and found is not None)
         decision = Decision.CAUGHT_UP if changed else Decision.UNCHANGED
         return Report(
             decision, now.epoch, healed, rewired, pruned, inserted, deleted,
-            skipped, now.followed - before, None if found is None else now.followed,
+            skipped, now.followed - before, None if found is None else now.followed, None, rebuilt, stale,
         )  # fmt: skip
+
+
+def _builds(index: Index, options: CatchupOptions, *, own: bool) -> bool:
+    """Whether the graph is built anew, or should be: its codebook is stale, or that was asked for."""
+    store = index.writable()
+    if options.rebuild and own:
+        return bool(store.state.codebook_id and store.state.live)
+    return is_stale(index, store)

@@ -10,15 +10,15 @@ from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import AnswersPlan, Finding, Findings, Severity, VerifyReport, with_findings
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import deep
-from memwal_ops.formats.lm_diskann.errors import RESTORE
 from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
+from memwal_ops.formats.lm_diskann.quality import is_stale
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.verification import Verified, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import VerifyOptions
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 GRAPH = "graph"
 _BASE: Mapping[str, Any] = {"index": GRAPH, "type": "LM-DiskANN", "segments": 1}
 _FINDS_ITSELF = 0.9
+_BY_BUILD = (
+    "Of an index that follows no table, memwal-ops catchup URI --rebuild builds the graph anew; one that follows a "
+    "table can be created again."
+)
+_BY_LONGER = f"Search with a larger L. {_BY_BUILD}"
 _PAGE = "runbooks/wrong-answers.md"
 
 
@@ -97,6 +102,30 @@ def _planned(table: Table, options: VerifyOptions) -> AnswersPlan:
     return AnswersPlan(table.revision, [one if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
+def _is_low(measured: deep.Recall, least: float) -> bool:
+    return measured.share.high < least or measured.itself.high < _FINDS_ITSELF
+
+
+def _low(measured: deep.Recall, least: float, *, stale: bool) -> Iterator[Finding]:
+    """The finding about recall below the objective: a warning if rows find themselves and the codebook fits them."""
+    if not _is_low(measured, least):
+        return
+    why = f"Searches find {measured.share.value:.1%} of the nearest {deep.K} rows of {measured.queries:,} rows"
+    lost = measured.itself.high < _FINDS_ITSELF
+    if lost:
+        why += f", and {measured.itself.value:.0%} of these rows themselves"
+    remedy = _BY_LONGER
+    if stale:
+        why += "; the codebook was trained on rows that were unlike these"
+        remedy = "memwal-ops catchup URI builds the graph anew, with a codebook trained on the rows of now."
+    elif lost:
+        remedy = f"memwal-ops repair URI --deep --apply connects nodes that no path leads to. {_BY_BUILD}"
+    yield Finding(
+        Severity.ERROR if stale or lost else Severity.WARNING, "index_recall_low", f"the index {GRAPH!r}", f"{why}.",
+        "Searches by it do not find the nearest rows.", remedy, _PAGE,
+    )  # fmt: skip
+
+
 def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -> list[IndexAnswers]:
     """Recall of searches, unless there are findings already; with --deep, add the findings of that."""
     if found.findings.counts:
@@ -115,18 +144,12 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
                 unreachable = deep.unreachable(index.view, store)
                 found.add("unreachable", (f"no path leads to node {one}" for one in unreachable))
             measured = deep.recall(index, store, options.samples, seed)
+            stale = measured is not None and _is_low(measured, options.min_recall) and is_stale(index, store)
     finally:
         store.close()
     if measured is None:
         return [IndexAnswers(**_BASE, skipped="it has no rows")]
-    wrong: list[Finding] = []
-    if measured.itself.high < _FINDS_ITSELF:
-        wrong.append(Finding(
-            Severity.ERROR, "index_recall_low", f"the index {GRAPH!r}",
-            f"A search by the vector of a row finds that row in {measured.itself.value:.0%} of {measured.queries:,} "
-            "cases.", "Searches by it do not find the nearest rows.",
-            f"memwal-ops repair URI --deep connects nodes that no path leads to. {RESTORE}", _PAGE,
-        ))  # fmt: skip
+    wrong = [*_low(measured, options.min_recall, stale=stale)]
     found.findings.extend(wrong)
     answers = IndexAnswers(
         **_BASE,

@@ -97,6 +97,18 @@ def encode_many(book, vectors, codes):
 
 
 @numba.njit(cache=True, nogil=True)
+def mean_error(book, vectors):
+    """The mean squared distance between vectors [n, d] and what their codes stand for."""
+    code, near = np.empty(book.starts.shape[0], np.uint8), np.empty(vectors.shape[1], np.float32)
+    total = 0.0
+    for row in range(vectors.shape[0]):
+        encode(book, vectors[row], code)
+        decode(book, code, near)
+        total += squared(vectors[row], near)
+    return total / vectors.shape[0]
+
+
+@numba.njit(cache=True, nogil=True)
 def decode(book, code, vector):
     """Decode the approximate vector of a code into ``vector``."""
     vector[:] = book.base

@@ -9,6 +9,7 @@ from numba import types
 from memwal_ops.formats.lm_diskann.kernels.checksum import block_checksum
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     CHECKSUM,
+    CODEBOOK,
     DAMAGED,
     EPOCH,
     FILE_SHIFT,
@@ -180,6 +181,13 @@ def gather(src, lay, nodes, epoch, vectors, versions):
         nodes[count] = nodes[one]
         count += 1
     return count
+
+
+@numba.njit(cache=True, nogil=True)
+def codebook_of(src, lay, node, epoch):
+    """The id of the codebook of the codes in a node's block; or an error as :func:`load`."""
+    row = load(src, lay.block_size, node, epoch)
+    return row if row < 0 else np.int64(src.pool.u16[row, CODEBOOK])
 
 
 @numba.njit(cache=True, nogil=True)
