@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops.supervisor.http.server import HttpServer
+from memwal_ops.supervisor.http.tokens import TokenFile
 from tests.support.fleet import FakeTables, fleet, job, pages_of, status
 
 if TYPE_CHECKING:
@@ -203,3 +204,53 @@ def test_it_works_without_scripts_and_runs_none_of_others(driver: Any, show: Cal
         "const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s)"
     )
     assert script(driver, "window.ran === undefined")
+
+
+class _Actions:
+    """Runs a job as the scheduler does, at once: what waits is merged."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    def run(self, table: str, job: str, by: str) -> dict[str, Any]:
+        found = next(one for one in self._document["tables"] if one["name"] == table)
+        found["backlog"] |= {"generations": 0.0, "rows": 0.0, "bytes": 0.0, "oldest_age": 0.0}
+        found["jobs"][job]["last_started"] = found["jobs"][job]["last_finished"]
+        return {"table": table, "job": job, "state": "queued", "by": by}
+
+
+def test_the_worst_table_is_found_and_remedied_by_its_button(driver: Any, tmp_path: Path) -> None:
+    document, secret, tokens = status(fleet(2000)), "a-token-of-a-test-1", tmp_path / "tokens"
+    tokens.write_text(f"operate {secret} ann\n")
+    tokens.chmod(0o600)
+    del document["tables"][7], document["tables"][3]  # what no button remedies
+    pages = pages_of(document)
+    server = HttpServer(
+        "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
+        status=lambda: document, runs=lambda **_: [], pages=pages.page_at, sign_in=pages.sign_in,
+        actions=_Actions(document), tokens=TokenFile(str(tokens)),  # type: ignore[arg-type]  # two of its methods
+    )  # fmt: skip
+    try:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        driver.get(f"http://127.0.0.1:{server.port}/")
+        assert driver.title == "1 critical, 1,998 tables: memwal-ops"
+        driver.find_element("css selector", ".tables tbody th a").click()
+        assert "It is behind: 140 generations wait" in script(driver, "document.body.innerText")
+        assert driver.find_elements("css selector", "main form") == []  # nobody signed in
+        driver.find_element("link text", "Sign in").click()
+        until(driver, "document.getElementById('token')")
+        driver.find_element("id", "token").send_keys("not-the-token-at-all\n")
+        until(driver, "document.querySelector('[role=alert]')")
+        driver.find_element("id", "token").send_keys(f"{secret}\n")
+        until(driver, "document.body.innerText.includes('may operate')")
+        driver.find_element("link text", "clicks").click()
+        button = driver.find_element("css selector", ".findings button")
+        assert button.text == "Run merge now"
+        button.click()
+        until(driver, "document.querySelector('h1') && document.querySelector('h1').innerText.includes('ok')")
+        assert driver.current_url.endswith("/tables/clicks")
+        assert "It is behind" not in script(driver, "document.body.innerText")
+        driver.find_element("link text", "Tables").click()
+        assert driver.find_element("link text", "1,998 tables")
+    finally:
+        server.close()
