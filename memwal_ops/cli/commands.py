@@ -40,6 +40,7 @@ _LAZY = {
     "init": ("memwal_ops.cli.init:init", "Prepare a table for the jobs of its format."),
     "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
     "notify": ("memwal_ops.cli.notify:notify", "Send a test message to the targets of notifications."),
+    "plan": ("memwal_ops.cli.plan:plan", "Show what the service would run next, and at what cost."),
     "probe": (
         "memwal_ops.cli.probe:probe",
         "Test a store's conditional writes and its clock.",
@@ -63,7 +64,7 @@ _SECTIONS = {
     "Look": ("demo", "scan", "inspect", "verify", "why", "report", "doctor", "probe"),
     "Maintain": ("maintain", "merge", "catchup", "compact", "snapshot", "expire", "gc", "erase", "hold"),
     "Repair and change": ("repair", "adopt", "init", "migrate", "export-support"),
-    "Run a service": ("config", "run", "service", "status", "history", "cost", "check", "notify", "lease"),
+    "Run a service": ("config", "run", "service", "status", "plan", "history", "cost", "check", "notify", "lease"),
 }
 """The commands in the help of the group, by what a person wants; those of other packages follow."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,13 @@ class Spent:
         seconds: how long it took.
         used: its document, see :class:`memwal_ops.core.usage.Measurement`.
         work: how much it did, see :func:`memwal_ops.core.outlook.rows_done`; 0: nothing, or that cannot be told.
+        achieved: what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
     """
 
     seconds: float
     used: Mapping[str, Any]
     work: float
+    achieved: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,12 @@ def spent_by(job: str, runs: Iterable[PastRun]) -> tuple[Spent, ...]:
     """What past runs of a job spent, of those that recorded it, the newest first."""
     recorded = (run for run in runs if run.used)
     return tuple(
-        Spent(run.seconds, run.used or {}, float((run.used or {}).get("work") or rows_done(job, run.report)))
+        Spent(
+            run.seconds,
+            run.used or {},
+            float((run.used or {}).get("work") or rows_done(job, run.report)),
+            run.achieved or {},
+        )
         for run in recorded
     )[:MAX_RUNS]
 

@@ -135,6 +135,24 @@ class DebtSpec:
         return all(figures.get(name) == 0 for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a run saves: the debt that a backlog metric shows, and what readers or the store pay for it until then.
+
+    Attributes:
+        metric: the backlog metric.
+        kind: ``fragments``: a scan makes requests for each; ``rows``: a query reads them all, as no index has them or a
+            log does; ``bytes``: they are stored.
+    """
+
+    metric: str
+    kind: Literal["fragments", "rows", "bytes"]
+
+
+Objective = Literal["max_backlog_age", "max_fragments", "max_unindexed_rows", "max_bytes_held"]
+"""An upper limit that a table is to keep: of seconds, fragments, rows or bytes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """The description of a job without its code; enough for help, configuration checks and the registry.
@@ -163,6 +181,8 @@ class JobSpec:
         debt: how its metrics show what its next run costs.
         work: the metric of how much a run has to do, in the unit of :func:`memwal_ops.core.outlook.rows_done`; None:
             that of its debt, or there is none.
+        saves: what a run saves, for the order of due jobs.
+        objectives: by objective of a table, the backlog metric that a run lowers.
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
         hung_after: a run is killed after that long without any progress.
@@ -196,6 +216,8 @@ class JobSpec:
     when: str | None = None
     debt: DebtSpec | None = None
     work: str | None = None
+    saves: tuple[Saving, ...] = ()
+    objectives: Mapping[Objective, str] = field(default_factory=dict)
     named_options: Mapping[str, Any] = field(default_factory=dict)
     unnamed_options: Mapping[str, Any] = field(default_factory=dict)
     hung_after: timedelta = timedelta(minutes=30)

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that succeeded: its seconds, its document of ``--json``, and what it used, if that was recorded."""
+    """A run that succeeded: its seconds, its document of ``--json``, and what it used and achieved, if known."""
 
     seconds: float
     report: Mapping[str, Any]
     used: Mapping[str, Any] | None = None
+    achieved: Mapping[str, float] | None = None
 
 
 class PastRuns(Protocol):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.erasure import EraseOptions
-from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
+from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
@@ -54,6 +54,8 @@ runbooks/README.md.""",
     every=timedelta(minutes=10),
     when="generations >= 8 or bytes >= 256MiB",
     work="rows",
+    saves=(Saving("rows", "rows"),),
+    objectives={"max_backlog_age": "oldest_age"},
     metrics={
         "generations": MetricSpec(
             "count", "Flushed generations that are not merged.", exported="backlog_generations", role="backlog"
@@ -131,6 +133,8 @@ of them would answer worse; others: runbooks/README.md.""",
         skips=True,
         checks="merged_regions",
     ),
+    saves=(Saving("index_debt_rows", "rows"),),
+    objectives={"max_unindexed_rows": "uncovered_rows"},
     hung_after=timedelta(hours=2),
     metrics={
         "uncovered_rows": MetricSpec(
@@ -186,6 +190,8 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
         skips=True,
         checks="unchecked_segments",
     ),
+    saves=(Saving("due_fragments", "fragments"),),
+    objectives={"max_fragments": "fragments"},
     hung_after=timedelta(hours=2),
     metrics={
         "fragments": MetricSpec("count", "Fragments of the base table.", exported="fragments", role="parts"),
@@ -265,6 +271,8 @@ Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; o
     after=frozenset({"merge", "catchup", "compact", "snapshot"}),
     every=timedelta(hours=6),
     work="bytes_held",
+    saves=(Saving("bytes_held", "bytes"),),
+    objectives={"max_bytes_held": "bytes_held"},
     hung_after=timedelta(hours=2),
     metrics={
         "versions": MetricSpec("count", "Base versions that exist.", exported="versions", role="versions"),

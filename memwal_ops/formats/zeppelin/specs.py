@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.job import JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
+from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
     GcOptions,
@@ -45,6 +45,9 @@ another compactor holds the lease; others: runbooks/README.md.""",
     every=timedelta(seconds=30),
     when="fragments >= 100 or bytes >= 64MiB or oldest_age >= 5m",
     hung_after=timedelta(hours=1),
+    work="rows",
+    saves=(Saving("rows", "rows"),),
+    objectives={"max_backlog_age": "oldest_age"},
     metrics={
         "fragments": MetricSpec(
             "count", "WAL fragments that are not compacted.", exported="backlog_wal_fragments", role="backlog"
@@ -85,7 +88,17 @@ GC = JobSpec(
 )
 # The term of the Zeppelin document.
 COMPACT = replace(
-    MERGE, name="compact", in_maintain=False, by_hand=True, enabled=False, every=None, when=None, metrics={}
+    MERGE,
+    name="compact",
+    in_maintain=False,
+    by_hand=True,
+    enabled=False,
+    every=None,
+    when=None,
+    metrics={},
+    work=None,
+    saves=(),
+    objectives={},
 )
 VERIFY = verify_job(
     summary="Check all objects of a namespace for consistency.",

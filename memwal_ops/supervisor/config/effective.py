@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from zoneinfo import ZoneInfo
 
-    from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.job import JobSpec, Objective
     from memwal_ops.core.triggers import Trigger
     from memwal_ops.supervisor.config.document import Problem
     from memwal_ops.supervisor.config.model import BudgetConfig, Config
@@ -118,6 +118,8 @@ class TableSettings:
         expect_writes_within: a longer time without a write to its log is a finding; None: any time is as expected.
         by_format: the jobs of each format.
         branches: of each table those that are maintained, too; None: all.
+        weight: how much its savings count, beside those of other tables.
+        objectives: what it is to keep, by name.
         database: the pattern is that of a LanceDB folder, which also has tables of namespaces.
     """
 
@@ -136,6 +138,8 @@ class TableSettings:
     database: bool = False
     branches: tuple[str, ...] | None = ()
     expect_writes_within: timedelta | None = None
+    weight: float = 1.0
+    objectives: Mapping[Objective, float] = field(default_factory=dict)
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:
@@ -160,6 +164,9 @@ class TableSettings:
         shown |= {f"storage_options.{key}": value for key, value in self.storage_options.items()}
         shown["poll"] = duration_text(self.poll)
         shown["idle_poll"] = duration_text(self.idle_poll)
+        if self.weight != 1:
+            shown["weight"] = self.weight
+        shown |= {f"objectives.{name}": limit for name, limit in self.objectives.items()}
         shown["expect_writes_within"] = _plain(self.expect_writes_within)
         return shown
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from memwal_ops.core.job import Objective
 from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES, below
@@ -144,6 +145,24 @@ class NamespaceConfig(Model):
         return {f"{PROPERTY}{key}": value for key, value in self.properties.items() if is_secret_property(key, value)}
 
 
+class ObjectivesConfig(Model):
+    """What a table is to keep; what is missed comes before any saving."""
+
+    max_backlog_age: Positive | None = None
+    max_fragments: Annotated[Whole, Field(ge=1)] | None = None
+    max_unindexed_rows: Annotated[Whole, Field(ge=0)] | None = None
+    max_bytes_held: Size | None = None
+
+    def limits(self) -> dict[Objective, float]:
+        """Those that are given, by name; an age in seconds."""
+        given: dict[Objective, Any] = {name: getattr(self, name) for name in get_args(Objective)}
+        return {
+            name: limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
+            for name, limit in given.items()
+            if limit is not None
+        }
+
+
 class TableConfig(Model):
     """One table (``uri``), or all that match a pattern, or those of a LanceDB folder (``database``) or a catalog."""
 
@@ -162,6 +181,8 @@ class TableConfig(Model):
     poll: Positive | None = None
     idle_poll: Positive | None = None
     expect_writes_within: Positive | None = None
+    weight: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1_000_000)] = 1.0
+    objectives: ObjectivesConfig = ObjectivesConfig()
     jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")

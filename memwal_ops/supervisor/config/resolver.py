@@ -124,6 +124,8 @@ class Resolver:
                 for one, jobs in self._jobs.items()
                 if one in described
             },
+            weight=entry.weight,
+            objectives=entry.objectives.limits(),
             sources=sources,
         )
 

@@ -52,6 +52,7 @@ class TableReading:
     blocked: tuple[Mapping[str, Any], ...] = ()
     leases: tuple[Lease, ...] = ()
     error: MemwalOpsError | None = None
+    jobs: frozenset[str] | None = None
 
 
 class ErrorDocument(TypedDict):
@@ -85,6 +86,8 @@ class FleetStatus:
         self._service_tables = {(table["name"], table["uri"]): table for table in tables}
         self._instance = _instance(state_dir(settings.config))
         self._formats: dict[str, str | None] = {}
+        self.applicable: dict[str, frozenset[str] | None] = {}
+        """By name of a table that was read, the jobs that apply to it; None: it could not be read."""
         self.history_error: str | None = None
         self._history: History | None = None
         try:
@@ -101,6 +104,7 @@ class FleetStatus:
         """Return a document for each table, by name; one that does not respond within ``timeout`` has that error."""
         self._formats = {table.uri: table.settings.format for table in found}
         readings = _read_all(found, timeout)
+        self.applicable = {name: reading.jobs for name, reading in readings.items()}
         return [self._document(table, readings[table.name]) for table in sorted(found, key=lambda table: table.name)]
 
     def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
@@ -265,6 +269,7 @@ def _read(found: FoundTable) -> TableReading:
         options = {name: job.options for name, job in found.settings.jobs.items() if job.options}
         figures, faults = poll_isolated(table, found.settings.storage_options, wanted, options)
         reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
+        reading = replace(reading, jobs=frozenset(table.jobs))
         reading = replace(reading, leases=list_leases(table.store))
         if Figures(figures, table.format.name).amount("blocked"):
             reading = replace(reading, blocked=tuple(part.document for part in table.format.summarize(table).blocked))

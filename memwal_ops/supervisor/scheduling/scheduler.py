@@ -492,7 +492,7 @@ class Scheduler:
         if (used := details.get("used")) is not None:
             self.metrics.count_usage(entry.table.name, used, money_of(used, self.settings.config.prices.by_store()))
             if outcome == "succeeded":
-                self._recorder.add_spent(entry, mono - run.began, used)
+                self._recorder.add_spent(entry, mono - run.began, used, details.get("achieved"))
         self.metrics.run_seconds.labels(entry.settings.name).observe(mono - run.began)
         self.metrics.observe_phases(entry.settings.name, details.get("phases") or {})
         if entry.lease is not None:

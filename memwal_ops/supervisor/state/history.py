@@ -64,6 +64,8 @@ _MAX_PENDING = 1000
 _MAX_LATER_RUNS = 50_000
 # Of the samples of each table that are older than the first, the last one of each span of the second is kept (seconds).
 _THINNED = ((86_400, 3600), (7 * 86_400, 6 * 3600))
+PastFigures = tuple[float, "Mapping[str, Any]", "Mapping[str, float]"]
+"""Seconds of a run, what it used, and what it achieved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,16 +368,18 @@ class History:
             found = {name: row[name] for name in wanted}
             yield found | {name: _loaded(found.get(name)) for name in ("plan", *_LEDGER)}
 
-    def spent(self, table: str, uri: str, job: str, limit: int) -> list[tuple[float, Mapping[str, Any]]]:
-        """Seconds and ``used`` of the last runs of a job on a table that succeeded, the newest first."""
+    def spent(self, table: str, uri: str, job: str, limit: int) -> list[PastFigures]:
+        """Seconds, ``used`` and ``achieved`` of the last runs of a job that succeeded, the newest first."""
         if "used" not in self._known_columns:
             return []
         rows = self._read(
-            'SELECT finished - started AS seconds, used FROM runs WHERE "table"=? AND job=? AND uri=? AND '
-            "outcome='succeeded' AND used IS NOT NULL ORDER BY started DESC LIMIT ?",
-            (table, job, uri, limit),
+            'SELECT finished - started AS seconds, used, achieved FROM runs WHERE "table" IN (?, ?) AND job=? '
+            "AND uri=? AND outcome='succeeded' AND used IS NOT NULL ORDER BY started DESC LIMIT ?",
+            (table, uri, job, uri, limit),  # the first run by hand may have the URI as its name
         )
-        return [(round(float(row["seconds"]), 3), json.loads(row["used"])) for row in rows]
+        return [
+            (round(float(row["seconds"]), 3), json.loads(row["used"]), _loaded(row["achieved"]) or {}) for row in rows
+        ]
 
     @cached_property
     def _known_columns(self) -> frozenset[str]:

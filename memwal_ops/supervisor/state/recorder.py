@@ -110,15 +110,19 @@ class RunRecorder:
             self._past[key] = ()
             try:
                 runs = self._history.spent(entry.table.name, entry.table.uri, entry.settings.name, MAX_RUNS)
-                self._past[key] = spent_by(entry.settings.name, (PastRun(seconds, {}, used) for seconds, used in runs))
+                self._past[key] = spent_by(
+                    entry.settings.name, (PastRun(seconds, {}, used, achieved) for seconds, used, achieved in runs)
+                )
             except HistoryError as error:
                 self._log.error("history_not_read", error=str(error))
         return self._past[key]
 
-    def add_spent(self, entry: Entry, seconds: float, used: Mapping[str, Any] | None) -> None:
+    def add_spent(
+        self, entry: Entry, seconds: float, used: Mapping[str, Any] | None, achieved: Mapping[str, float] | None
+    ) -> None:
         """Add a run that succeeded."""
         key = (*entry.key, entry.table.uri)
-        newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used)])
+        newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
         self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
 
     def is_over_budget(self, entry: Entry) -> bool:

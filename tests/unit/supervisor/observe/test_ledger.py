@@ -63,7 +63,7 @@ def test_a_run_by_hand_counts_in_the_ledger_and_in_no_schedule(history: History)
     (run,) = history.runs(limit=1)
     assert (run["table"], run["supervisor"], run["used"]) == ("a", BY_HAND, USED)
     assert sum(1 for _ in history.ledger(NOW - timedelta(days=30))) == 4
-    assert [used for _, used in history.spent("a", "/a", "merge", 5)] == [USED]
+    assert [used for _, used, _ in history.spent("a", "/a", "merge", 5)] == [USED]
 
 
 def test_the_command(

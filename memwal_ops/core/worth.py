@@ -1,0 +1,129 @@
+"""Judge what a run of a job is worth: what it saves in a day, by what it costs (:class:`Worth`).
+
+A policy is a function of what a poll read and of what past runs spent and achieved. The figures of worth are rough, and
+rank jobs only: what a day of readers costs is not known, so that a table is taken to be scanned :data:`READS` times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.prices import LIST_PRICES, Prices, money_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from memwal_ops.core.cost import Spent
+    from memwal_ops.core.job import JobSpec, Objective
+
+READS = 100.0
+"""So often a day a table is taken to be read as a whole."""
+_MONTH = 30.0
+_GIB = 1 << 30
+# What makes a scan dearer, in GET requests: a fragment is two, and a request reads so many rows that no index covers or
+# that wait in a log.
+_GETS_OF_A_FRAGMENT, _ROWS_OF_A_GET = 2.0, 50_000.0
+# On a store without prices, jobs are ranked by those of S3 and of a core.
+_RANKING = Prices(**{**LIST_PRICES["s3"].to_json(), "cpu": 0.04})
+# A run of which nothing is known: requests of any run, bytes of a request, bytes that a core writes in a second.
+_GETS, _PUTS, _BYTES_OF_A_REQUEST, _BYTES_PER_SECOND = 40, 10, 8 << 20, 50 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """An objective that a table does not meet: its name, the figure, and the limit."""
+
+    objective: str
+    figure: float
+    limit: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``missed``."""
+        return {"objective": self.objective, "figure": self.figure, "limit": self.limit}
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What the next run of a job is worth.
+
+    Attributes:
+        saves: what it saves in a day, in money, by the debt that the poll found and by how often past runs achieved
+            anything.
+        costs: what it costs, in money.
+        weight: of the table.
+        missed: the objective of the table that it would restore; None: all are met.
+    """
+
+    saves: float
+    costs: float
+    weight: float = 1.0
+    missed: Missed | None = None
+
+    @property
+    def ratio(self) -> float:
+        """What it saves in a day for what it costs, by the weight of its table."""
+        return self.weight * self.saves / self.costs
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``worth``."""
+        missed = None if self.missed is None else self.missed.to_json()
+        figures = {"saves_daily": round(self.saves, 9), "costs": round(self.costs, 9), "weight": self.weight}
+        return {**figures, "ratio": round(self.ratio, 3), "missed": missed}
+
+
+def worth_of(
+    spec: JobSpec,
+    figures: Mapping[str, float],
+    past: Sequence[Spent],
+    *,
+    weight: float = 1.0,
+    objectives: Mapping[Objective, float] | None = None,
+) -> Worth:
+    """What the next run of a job is worth.
+
+    Args:
+        spec: the job.
+        figures: the backlog figures of its table.
+        past: what its past runs spent and achieved, the newest first.
+        weight: of the table.
+        objectives: the table's, by name.
+    """
+    saves = sum(_saved(one.kind, figures.get(one.metric, 0.0)) for one in spec.saves)
+    return Worth(saves * _yield(past), _costs(spec, figures, past), weight, missed_objective(spec, figures, objectives))
+
+
+def missed_objective(
+    spec: JobSpec, figures: Mapping[str, float], objectives: Mapping[Objective, float] | None
+) -> Missed | None:
+    """The objective that a run of the job would restore, of several the one that is missed most; None: none."""
+    missed = [
+        Missed(name, figures[metric], limit)
+        for name, limit in (objectives or {}).items()
+        if (metric := spec.objectives.get(name)) is not None and figures.get(metric, 0.0) > limit
+    ]
+    return max(missed, key=lambda one: one.figure / max(one.limit, 1.0), default=None)
+
+
+def _saved(kind: str, amount: float) -> float:
+    """What an amount of debt costs in a day."""
+    if kind == "bytes":
+        return amount / _GIB * _RANKING.stored / _MONTH
+    gets = amount * _GETS_OF_A_FRAGMENT if kind == "fragments" else amount / _ROWS_OF_A_GET
+    return READS * gets * _RANKING.get / 1000
+
+
+def _yield(past: Sequence[Spent]) -> float:
+    """The share of past runs that achieved anything: what a run really saved goes into the next ranking."""
+    return (1 + sum(bool(run.achieved) for run in past)) / (1 + len(past))
+
+
+def _costs(spec: JobSpec, figures: Mapping[str, float], past: Sequence[Spent]) -> float:
+    ranking = dict.fromkeys(LIST_PRICES, _RANKING)
+    cost = expected_cost(past, spec.work_due(figures), ranking)
+    if cost is not None and cost.money > 0:
+        return cost.money
+    written = 0.0 if spec.debt is None else figures.get(spec.debt.bytes_written, 0.0)
+    requests = {"get": _GETS + written / _BYTES_OF_A_REQUEST, "put": _PUTS + written / _BYTES_OF_A_REQUEST}
+    return money_of({"store": "s3", "requests": requests, "cpu_seconds": 1 + written / _BYTES_PER_SECOND}, ranking)
