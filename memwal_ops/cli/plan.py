@@ -166,7 +166,8 @@ def _explained(document: Mapping[str, Any]) -> str:
         elif "at" in one:
             parts.append("  What a run costs is not known: the run history has none.")
         if worth["saves_daily"]:
-            saves = f"about {money_text(worth['saves_daily'])} a day by list prices of S3, if the table is read 100 times a day"
+            money = money_text(worth["saves_daily"])
+            saves = f"about {money} a day by list prices of S3, if the table is read 100 times a day"
             ratio = f"{worth['ratio']:,.2f} times what it costs, by weight {worth['weight']:g}"
             parts.append(paragraph(f"It saves {saves}: {ratio}.", indent="  ", hanging="  "))
         if worth["missed"]:
