@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import zlib
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
+
+# Runs by hand are recorded where a service of this user keeps its history: here, in a place of this process alone.
+_STATE = os.path.join(tempfile.gettempdir(), f"memwal-ops-tests-{os.getpid()}")
+os.environ["XDG_STATE_HOME"] = _STATE
+atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
 
 # As the tree has them, also where an installation is older.
 use_registrations()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.completion import FILE
-from memwal_ops.supervisor.config.loader import default_config_path
+from memwal_ops.places import default_config_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.cost import describe_cost, expected_cost, spent_by
 from memwal_ops.core.outlook import rows_done
-from memwal_ops.core.report import PlanReport
+from memwal_ops.core.report import PlanReport, bounded
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.workers.protocol import bounded
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:

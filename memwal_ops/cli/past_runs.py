@@ -12,6 +12,7 @@ from memwal_ops.core.bad_answers import ASKED_BY
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.prices import CURRENCY, LIST_PRICES
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.places import default_config_path, default_state_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ class RunHistory:
 
     def record(self, uri: str, job: str, started: datetime, outcome: str, **details: Any) -> None:
         """Record a run that has just ended in the service's history, if there is one that this user may write."""
+        if not (os.path.isfile(default_config_path()) or os.path.isdir(default_state_dir(os.environ))):
+            return
         from memwal_ops.supervisor.state.history import History  # noqa: PLC0415 - see below
 
         with suppress(MemwalOpsError):
@@ -81,7 +84,7 @@ class RunHistory:
     @cached_property
     def _config(self) -> Config:
         # Imported where a plan asks: other commands need neither pydantic nor sqlite.
-        from memwal_ops.supervisor.config.loader import default_config_path, load_settings  # noqa: PLC0415
+        from memwal_ops.supervisor.config.loader import load_settings  # noqa: PLC0415
         from memwal_ops.supervisor.config.model import Config  # noqa: PLC0415
 
         file = default_config_path()

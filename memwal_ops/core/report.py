@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+_MAX_BYTES = 64 << 10
 
 
 class Report(Protocol):
@@ -67,3 +70,15 @@ class PlanReport(Report, Protocol):
 
     def needs(self) -> Iterable[Need]:
         """What the job would do; nothing if the table does not need it. Of the report of a plan."""
+
+
+def bounded(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of at most 64 KiB: the lists of a larger one are cut, and ``truncated`` is true."""
+    if len(json.dumps(report, default=str)) <= _MAX_BYTES:
+        return dict(report)
+    cut: dict[str, Any] = {key: value[:10] if isinstance(value, list) else value for key, value in report.items()}
+    cut["truncated"] = True
+    if len(json.dumps(cut, default=str)) <= _MAX_BYTES:
+        return cut
+    plain = {key: value for key, value in report.items() if isinstance(value, int | float | bool | None)}
+    return {**plain, "decision": str(report.get("decision"))[:100], "truncated": True}

@@ -55,7 +55,7 @@ class Meter:
         self._requests: Counter[str] = Counter()
         self._read = self._written = 0
         self._watched: dict[int, Callable[[], Traffic]] = {}
-        self._ended: deque[Traffic] = deque()
+        self._ended: deque[Callable[[], Traffic]] = deque()
 
     def count(self, kind: Kind, number: int = 1, *, read: int = 0, written: int = 0) -> None:
         """Add requests of a kind."""
@@ -70,8 +70,9 @@ class Meter:
         key = id(owner)
 
         def ended() -> None:
-            # The garbage collector may call it inside of any other method: it takes no lock.
-            self._ended.append(read())
+            # The garbage collector may call it inside of any other method, also of pylance, where its figures cannot be
+            # read: it takes no lock, and reads later.
+            self._ended.append(read)
             self._watched.pop(key, None)
 
         self._watched[key] = read
@@ -94,7 +95,7 @@ class Meter:
     def _drain(self) -> None:
         """Add what was sent for owners that have ended."""
         while self._ended:
-            last = self._ended.popleft()
+            last = self._ended.popleft()()
             self._requests.update(last.requests)
             self._read += last.bytes_read
             self._written += last.bytes_written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -103,9 +102,4 @@ def _validated(document: Document) -> tuple[Config, list[Place]]:
     raise ConfigProblemsError(document.path, document.problems)
 
 
-def default_config_path() -> str:
-    """Return the file that commands read by default."""
-    return os.environ.get("MEMWAL_OPS_CONFIG") or "/etc/memwal-ops/config.yaml"
-
-
-__all__ = ["ConfigProblemsError", "JobPluginError", "default_config_path", "http_of", "load_settings"]
+__all__ = ["ConfigProblemsError", "JobPluginError", "http_of", "load_settings"]

@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import AlreadyRunningError, HistoryError
+from memwal_ops.places import default_state_dir
 from memwal_ops.storage.file_lock import lock_within
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     if config.state_dir is not None:
         return os.path.abspath(os.path.expanduser(config.state_dir))
-    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
-    home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return given or os.path.join(home, "memwal-ops")
+    return default_state_dir(environ)
 
 
 def history_path(config: Config, environ: Mapping[str, str] | None = None) -> str:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 RELEASE_VARIABLE = "MEMWAL_OPS_WORKER_RELEASE"
 """The release of the service, in the environment of its workers."""
-_MAX_REPORT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +143,3 @@ def lease_from_document(document: Mapping[str, Any]) -> Lease:
     never = datetime.min.replace(tzinfo=UTC)
     holder = Holder(document["instance"], document["name"])
     return Lease(document["job"], document["number"], document["token"], holder, never, never, timedelta(0))
-
-
-def bounded(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report of at most 64 KiB: the lists of a larger one are cut, and ``truncated`` is true."""
-    if len(json.dumps(report, default=str)) <= _MAX_REPORT_BYTES:
-        return dict(report)
-    cut: dict[str, Any] = {key: value[:10] if isinstance(value, list) else value for key, value in report.items()}
-    cut["truncated"] = True
-    if len(json.dumps(cut, default=str)) <= _MAX_REPORT_BYTES:
-        return cut
-    plain = {key: value for key, value in report.items() if isinstance(value, int | float | bool | None)}
-    return {**plain, "decision": str(report.get("decision"))[:100], "truncated": True}

@@ -32,6 +32,7 @@ from memwal_ops.core.leases import check, read_lease
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
+from memwal_ops.core.report import bounded
 from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.core.usage import Measurement
@@ -47,7 +48,7 @@ from memwal_ops.supervisor.workers.child_processes import (
     terminate_children,
 )
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
-from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, Result, bounded, encode, lease_from_document
+from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, Result, encode, lease_from_document
 from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
 from memwal_ops.text import printable
 from memwal_ops.version import __version__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ NOT_FOR_A_LOCAL_MERGE = (
     "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
     "memwal_ops.formats.lance.engines.spark.session",
 )  # fmt: skip
+# Where a service runs on this machine, a run is recorded in its history, which takes its configuration.
+NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml"}
 PROGRAM = """
 import json, sys
 from memwal_ops.cli.main import main
@@ -35,7 +38,7 @@ def ran(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> tuple[int, list[str]
     """The exit code of a command, and which heavy modules its process imported."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(heavy)],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, env={**os.environ, **NO_SERVICE},
     )  # fmt: skip
     code, loaded = json.loads(done.stderr.splitlines()[-1])
     return code, loaded

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwal_ops.supervisor.config.loader import default_config_path
+from memwal_ops.places import default_config_path
 from memwal_ops.supervisor.config.model import HttpConfig
 from tests.support.run_cli import run_here
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from memwal_ops.supervisor.config.loader import default_config_path
+from memwal_ops.places import default_config_path
 from memwal_ops.supervisor.config.model import HttpConfig
 from tests.support.run_cli import run_here
 

@@ -38,7 +38,8 @@ def test_what_a_library_sends_counts_until_its_owner_is_gone() -> None:
     assert meter.traffic().requests["get"] == 5
     del owner
     gc.collect()
+    assert meter.traffic() == Traffic({"get": 5}, 10)
     sent["get"] = 100
-    assert meter.traffic() == Traffic({"get": 5}, 10), "read once more as it ended, and not again"
+    assert meter.traffic() == Traffic({"get": 5}, 10), "read once more after it ended, and not again"
     meter.count("put", written=3)
     assert meter.traffic() == Traffic({"get": 5, "put": 1}, 10, 3)
