@@ -60,7 +60,6 @@ class Meter:
     def count(self, kind: Kind, number: int = 1, *, read: int = 0, written: int = 0) -> None:
         """Add requests of a kind."""
         with self._lock:
-            self._drain()
             self._requests[kind] += number
             self._read += read
             self._written += written
@@ -68,10 +67,12 @@ class Meter:
     def watch(self, owner: object, read: Callable[[], Traffic]) -> None:
         """Add what ``read`` returns, now and as long as ``owner`` lives; ``read`` must not refer to ``owner``."""
         key = id(owner)
+        with self._lock:
+            self._drain()
 
         def ended() -> None:
-            # The garbage collector may call it inside of any other method, also of pylance, where its figures cannot be
-            # read: it takes no lock, and reads later.
+            # The garbage collector may call it inside of any other method: it takes no lock. And within a commit of
+            # pylance, which calls us: its figures cannot be read there, but later.
             self._ended.append(read)
             self._watched.pop(key, None)
 
@@ -93,7 +94,7 @@ class Meter:
             )
 
     def _drain(self) -> None:
-        """Add what was sent for owners that have ended."""
+        """Add what was sent for owners that have ended; not where pylance may have called us."""
         while self._ended:
             last = self._ended.popleft()()
             self._requests.update(last.requests)
