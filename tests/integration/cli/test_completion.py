@@ -30,7 +30,7 @@ def test_the_script_of_a_shell(capfd: pytest.CaptureFixture[str], monkeypatch: p
     [
         ("com", {"compact"}),
         ("merge --max", {"--max-bytes", "--max-generations"}),
-        ("config c", {"check"}),
+        ("config c", {"check", "cron"}),
         # the shell's own completion of paths
         ("merge /data/o", {"dir,/data/o"}),
         ("lease list ord", {"dir,ord"}),

@@ -63,7 +63,7 @@ def test_the_document(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None
     plan = run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS)
     assert contents(made.uri) == before
     document = plan.document
-    assert (plan.code, set(document)) == (0, GC_KEYS)
+    assert (plan.code, set(document)) == (0, GC_KEYS | {"cost"})
     assert (document["decision"], document["apply"]) == ("planned", False)
     assert set(document["counts"]) == KINDS
     assert document["counts"]["generation"] == {"delete": 6, "held": 0, "unknown": 0}
@@ -259,7 +259,7 @@ def test_expire(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     assert plan.code == 0
     assert set(plan.document) == {
         *("decision", "apply", "counts", "expire", "kept", "failed", "unreadable", "put_back", "truncated", "objects"),
-        *("bytes", "later", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id"),
+        *("bytes", "later", "frees_for_gc", "branches", "version", "warnings", "seconds", "run_id", "cost"),
     }
     assert plan.document["expire"] == [1, *range(3, newest)]
     assert plan.document["kept"] == [

@@ -159,7 +159,7 @@ def test_the_dashboard_is_sound() -> None:
     assert all(panel["title"] for panel in PANELS)
     assert len(titles) == len(set(titles)) + titles.count("Blocked regions") - 1, "as a figure, and over time"
     rows = [panel["title"] for panel in PANELS if panel["type"] == "row"]
-    assert rows == ["Overview", "Backlog", "Runs", "Indexes and snapshots", "Garbage", "Service"]
+    assert rows == ["Overview", "Backlog", "Runs", "Indexes and snapshots", "Garbage", "Service", "Tables and cost"]
     for panel in GRAPHS:
         assert panel["description"], panel["title"]
         assert panel["datasource"] == DATASOURCE
