@@ -285,7 +285,7 @@ class BacklogPolling:
         now = self._clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
-            why = None if entry is None else self._why_skip(entry, state)
+            why = None if entry is None else self._why_skip(entry, state, began)
             if why is not None and began < due:
                 continue  # something may have been written in between: the next poll decides
             del state.scheduled[name]
@@ -295,12 +295,17 @@ class BacklogPolling:
             elif entry is not None:
                 self._enqueue(*entry.key, "schedule")
 
-    def _why_skip(self, entry: Entry, state: TableState) -> str | None:
+    def _why_skip(self, entry: Entry, state: TableState, began: float) -> str | None:
         """Why a scheduled run would find nothing to do; None: it may find something."""
         if self._is_unchanged(entry):
             return "unchanged"
-        known = state.error is None and entry.settings.skips_if_not_due
-        return "not_due" if known and entry.settings.has_nothing_to_do(state.figures) else None
+        if state.error is not None or not entry.settings.skips_if_not_due:
+            return None
+        # What a job before it writes may make it due: after the poll began, or, with `once`, where no poll follows.
+        for name in entry.settings.job.after & state.entries.keys():
+            if began < state.entries[name].ended or (self._once and state.entries[name].state != IDLE):
+                return None
+        return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
     def _is_unchanged(self, entry: Entry) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run."""
