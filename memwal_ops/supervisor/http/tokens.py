@@ -108,7 +108,9 @@ def read_tokens(path: str, *, managed: bool = False) -> list[tuple[Role, str, st
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise _refused(path, "is not a file")
-            if not managed and found.st_mode & 0o077:
+            # A volume of Kubernetes gives a secret of root to the group of the pod.
+            others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
+            if not managed and found.st_mode & others:
                 mode = f"{stat.S_IMODE(found.st_mode):04o}"
                 raise _refused(path, f"can be used by others (mode {mode})", f"Run chmod 600 {path}.")
             if not managed and found.st_uid not in {0, os.geteuid()}:

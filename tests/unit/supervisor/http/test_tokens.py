@@ -58,6 +58,17 @@ def test_what_is_refused_names_no_token(tmp_path: Path, text: str, mode: int, wh
     assert OPERATE not in refused.value.remedy
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file of root")
+def test_a_secret_of_a_pod_is_read_by_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t", OPERATE, 0o440)
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert TokenFile(str(path)).find(OPERATE) is not None
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        with pytest.raises(InvalidConfigError, match="can be used by others"):
+            TokenFile(str(path)).tokens()
+
+
 def test_a_folder_a_missing_file_and_one_of_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff" * 40)
     (tmp_path / "bytes").chmod(0o600)
