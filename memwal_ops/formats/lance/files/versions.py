@@ -97,8 +97,11 @@ def is_left_by_checked_commit(store: Store, listed: VersionPage, path: str) -> b
 
     One request for each staged manifest of a table that has :data:`CHECKED_MARK`.
     """
-    if not listed.has(CHECKED_MARK):
-        return False
+    return listed.has(CHECKED_MARK) and is_of_checked_commit(store, path)
+
+
+def is_of_checked_commit(store: Store, path: str) -> bool:
+    """Whether a staged manifest is what a checked compaction stages, or is gone. One request."""
     try:
         transaction = decode_version_manifest(store.get(path)).transaction
     except ObjectNotFoundError:

@@ -10,11 +10,11 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, is_of_checked_commit
 from memwal_ops.formats.lance.indexes.snapshots import decode_file
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER, parse_version_manifest_name
 from memwal_ops.storage.clock import CLOCK_FOLDER
 from memwal_ops.storage.external_manifests import MOVED, is_staged, manifest_entries
 from memwal_ops.storage.probe import PROBE_FOLDER
@@ -37,6 +37,7 @@ def table_candidates(rules: Rules) -> Iterator[LanceCandidate]:
     yield from snapshot_candidates(rules)
     yield from leftover_candidates(rules)
     yield from staged_candidates(rules)
+    yield from unchecked_candidates(rules)
     yield from own_candidates(rules)
     for path in rules.table.regions.strays:
         yield unrecognized(path, 0, f"not a region, although it is in {MEM_WAL_FOLDER}/; it is kept")
@@ -112,6 +113,25 @@ def staged_candidates(rules: Rules) -> Iterator[LanceCandidate]:
             rules.age_gate("written", meta.last_modified, rules.options.orphan_min_age),
         )
         yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+
+
+def unchecked_candidates(rules: Rules) -> Iterator[LanceCandidate]:
+    """Staged manifests of compactions that were killed before the version was checked; no version names them."""
+    store, listed, scheme = rules.table.store, rules.table.listed, rules.table.location.scheme
+    by_dynamodb = manifest_entries(store) is not None or listed.has(f"{VERSIONS_FOLDER}/{MOVED}")
+    if by_dynamodb or (scheme == "s3" and not listed.has(CHECKED_MARK)):
+        return
+    for meta in listed.files if listed.complete else store.list(VERSIONS_FOLDER):
+        if is_staged(meta.path) and is_of_checked_commit(store, meta.path):
+            name = parse_version_manifest_name(f"{meta.path.rpartition('/')[2].partition('.')[0]}.manifest")
+            passed = name is not None and name.version <= rules.table.version
+            orphan_age = rules.options.orphan_min_age
+            gates = (
+                Gate(met=True, text="staged by a compaction that was killed before it was checked"),
+                Gate(met=passed, text="the table is at its version, or a later one"),
+                rules.age_gate("a commit may be in progress: written", meta.last_modified, orphan_age),
+            )
+            yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
 def own_candidates(rules: Rules) -> Iterator[LanceCandidate]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from lance.file import LanceFileWriter
 
+from memwal_ops import run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
 from memwal_ops.formats.lance.jobs.gc import job as gc
@@ -309,3 +310,36 @@ def test_what_killed_jobs_had_tried_the_store_with(tmp_path: Path, folder: str) 
     gc.apply(table_of(made), IMMEDIATE)
     assert before - set(files.listing("")) >= {old}
     assert young in files.listing("")
+
+
+def test_what_a_killed_compaction_has_staged(tmp_path: Path) -> None:
+    """A staged manifest of a rewrite goes once it is old; one of another commit, or of a later version, never does."""
+    uri = str(tmp_path / "t.lance")
+    for at in range(3):
+        lance.write_dataset(pa.table({"id": [at]}), uri, mode="append" if at else "create")
+    lance.dataset(uri).optimize.compact_files()
+    newest = lance.dataset(uri).version
+    folder = Path(uri, "_versions")
+    names = {bit_reversed_version(path.name): path for path in folder.glob("*.manifest")}
+    later = f"{2**64 - 1 - newest - 1}.manifest"
+    staged = {
+        "rewrite": shutil.copy(names[newest], folder / f"{names[newest].name}-{uuid4()}"),
+        "append": shutil.copy(names[2], folder / f"{names[2].name}-{uuid4()}"),
+        "later": shutil.copy(names[newest], folder / f"{later}-{uuid4()}"),
+    }
+    young = run_job(uri, "gc", apply=True)
+    assert (young.decision, all(Path(path).exists() for path in staged.values())) == ("nothing_to_delete", True)
+    for path in staged.values():
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    assert run_job(uri, "gc", apply=True).decision == "deleted"
+    assert {name: Path(path).exists() for name, path in staged.items()} == {
+        "rewrite": False,
+        "append": True,
+        "later": True,
+    }
+    assert lance.dataset(uri).to_table()["id"].to_pylist() == [0, 1, 2]
+
+
+def bit_reversed_version(name: str) -> int:
+    """The version of a manifest's name."""
+    return 2**64 - 1 - int(name.partition(".")[0])
