@@ -17,6 +17,7 @@ PROOFS = {
     ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
     ("core/guard.py", "delete_many"): "passes on what it was asked for",
     ("core/numbered_records.py", "delete_records"): "the caller's",
+    ("core/leases.py", "free_space"): "as _prune: the newest two of each job stay",
     ("core/leases.py", "_prune"): "numbers far behind the newest; a lease saves work, and proves nothing",
     (
         "core/leases.py",
@@ -28,6 +29,7 @@ PROOFS = {
     ("formats/lance/retention/merged_since.py", "drop_overtaken"): "our own records that a restore contradicts",
     ("formats/lance/retention/merged_since.py", "drop_contradicted"): "the same",
     ("formats/lance/retention/schema_recorder.py", "record_schema"): "our own records, which a later one has as well",
+    ("formats/lance/jobs/erase/segments.py", "record"): "our own records; a segment without one is built anew",
     ("formats/lance/stub.py", "apply"): "of a folder without versions and data, older than any creation in progress",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.
