@@ -77,8 +77,9 @@ def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[
 
 
 def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
-    """The newest version is read once for all indexes, and after each commit; about 15 compare the answers of one, and five
-    tell which rows its segment holds.
+    """The newest version is read once for all indexes, and after each commit.
+
+    About 15 compare the answers of one index, and five tell which rows its segment holds.
     """
     options, requests = counted
     uri = f"s3://{BUCKET}/indexes.lance"
