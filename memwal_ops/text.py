@@ -77,6 +77,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 def counted_as(number: int, plural: str) -> str:
     """As :func:`counted`, for a noun given in the plural: ``1 entry``, ``2 fragments``."""
     singular = f"{plural.removesuffix('ies')}y" if plural.endswith("ies") else plural.removesuffix("s")
+    singular = singular.removesuffix("e") if singular.endswith("xe") else singular
     return counted(number, singular, plural)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.options import OptionError, SafeMinimums, duration, text
 from memwal_ops.errors import HeldError
-from memwal_ops.text import counted, paragraph
+from memwal_ops.text import counted, counted_as, paragraph
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ class EraseReport:
     def _lines(self) -> Iterator[str]:
         yield paragraph(f"{self.decision}: {self._headline()}")
         if self.done:
-            yield paragraph(", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in self.done.items()))
+            words = [(number, name.replace("_", " ").rpartition(" ")) for name, number in self.done.items()]
+            yield paragraph(", ".join(f"{counted_as(number, noun)} {verb}" for number, (noun, _, verb) in words))
         for one in sorted(self.holders, key=lambda one: not one.blocks)[:_SHOWN]:
             yield paragraph(one.describe(), indent="  ", hanging="    ")
         if len(self.holders) > _SHOWN:

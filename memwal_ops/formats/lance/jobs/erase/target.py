@@ -19,6 +19,7 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.referenced_files import deletion_path
 from memwal_ops.formats.lance.files.versions import operation_of
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -110,7 +111,7 @@ class Target:
                 rows = sum(batch.num_rows for batch in scanner.to_batches())
         except MemwalOpsError as error:
             return f"it cannot be searched, so that it may hold such rows: {error}"
-        return f"{rows:,} such rows are in its data files" if rows else None
+        return f"{counted(rows, 'such row is', 'such rows are')} in its data files" if rows else None
 
     def matches(self, rows: pa.Table) -> str | None:
         """Why rows outside of the base may be those (a log entry); None: none of them is."""
