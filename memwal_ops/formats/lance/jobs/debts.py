@@ -13,7 +13,7 @@ from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of, is_written_ane
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.planning import Planner
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
-from memwal_ops.formats.lance.policy.indexing import is_due, is_urgent
+from memwal_ops.formats.lance.policy.indexing import is_costly, is_due, is_urgent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +46,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
     options = polled_options("catchup", CatchupOptions)
     fragments = table.manifest.manifest.fragments
     rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    sizes = {one.id: sum(file.file_size_bytes for file in one.files) for one in fragments}
     indexes = base_indexes(table)
     lacking = {name: coverage(one.covered, table.manifest) for name, one in indexes.items()}
     debts = debts_of(table, options)
@@ -56,6 +57,7 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         for name in behind
         if merged
         or debts[name].excess
+        or is_costly(sum(sizes[one] for one in lacking[name].uncovered), debts[name].bytes)
         or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
                   anew=is_written_anew(table, indexes[name], options))
     ]  # fmt: skip

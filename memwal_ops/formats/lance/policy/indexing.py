@@ -5,6 +5,9 @@ is written anew all of it. So one is worth a run at once when it lacks a quarter
 most five bytes are written anew for each byte that it grows by. And at 100,000 rows in any case, so that no query scans
 more. An index that is written by tiers costs little more than the rows that it lacks: it is due, which the schedule
 waits for, at a sixteenth, and at 10,000 rows.
+
+Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times what
+a run writes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ _GROWTH = 4
 _FEWEST, _MOST = 1000, 100_000
 # The same, of an index that is written by tiers, for a run by the schedule.
 _TIERS_GROWTH, _TIERS_MOST = 16, 10_000
+_SCANNED_BYTES, _SAVING = 16 << 20, 4
 
 
 def is_urgent(covered_rows: int, uncovered_rows: int) -> bool:
@@ -32,3 +36,13 @@ def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
     if anew:
         return is_urgent(covered_rows, uncovered_rows)
     return uncovered_rows >= min(_TIERS_MOST, max(_FEWEST, covered_rows // _TIERS_GROWTH))
+
+
+def is_costly(uncovered_bytes: int, written_bytes: int) -> bool:
+    """Whether what queries may read of fragments that an index lacks is worth a run by the schedule.
+
+    Args:
+        uncovered_bytes: of the data files of those fragments.
+        written_bytes: what the run would write.
+    """
+    return uncovered_bytes >= max(_SCANNED_BYTES, _SAVING * written_bytes)

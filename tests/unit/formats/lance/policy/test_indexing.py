@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.policy.indexing import is_due, is_urgent
+from memwal_ops.formats.lance.policy.indexing import is_costly, is_due, is_urgent
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,12 @@ def test_an_index_is_due_by_what_it_lacks_against_what_it_has(covered: int, unco
 def test_the_schedule_runs_for_less_where_less_is_written(covered: int, uncovered: int, *, due: bool) -> None:
     assert is_due(covered, uncovered, anew=False) == due
     assert is_due(covered, uncovered, anew=True) == is_urgent(covered, uncovered)
+
+
+def test_few_wide_rows_are_due_by_their_bytes() -> None:
+    assert is_costly(16 << 20, 1 << 20)
+    assert not is_costly((16 << 20) - 1, 0)
+    assert not is_costly(16 << 20, 5 << 20)
 
 
 @given(appends=st.lists(st.integers(1, 30_000), min_size=1, max_size=60))
