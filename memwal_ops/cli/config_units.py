@@ -40,7 +40,9 @@ _IN_POD = "/var/lib/memwal-ops"
 _AFTER_GRACE = 30
 # What the supervisor itself needs, beside its workers.
 _SUPERVISOR_BYTES = 512 << 20
-_HOMES, _TEMPORARY = ("/home/", "/root/", "/run/user/"), ("/tmp/", "/var/tmp/")  # noqa: S108 - places that systemd hides
+# Places that systemd hides.
+_HOMES = tuple(f"/{name}/" for name in ("home", "root", "run/user"))
+_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108 - as above
 _WILD = re.compile(r"[*?\[]")
 
 _output = click.option("-o", "--output", metavar="FILE", help="Write it to FILE instead of stdout.")
