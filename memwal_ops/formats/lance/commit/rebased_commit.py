@@ -74,13 +74,7 @@ def commit_coverage(
     operation = lance.LanceOperation.CreateIndex(
         [to_pylance(entry) for entry in new], [to_pylance(entry) for entry in old]
     )
-    _check_commit(table)
-    try:
-        _commit(table, operation, note)
-    except MemwalOpsError as error:
-        if is_commit_conflict(error):
-            raise lost(table, table.version + 1) from error
-        raise
+    _commit_or_lose(table, operation, note)
 
 
 def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
@@ -90,6 +84,10 @@ def commit_deletion(table: Table, operation: lance.LanceOperation.Delete, note: 
         CommitLostError: a concurrent commit conflicts with it; nothing was published.
         MemwalOpsError: the store failed; it may have been published.
     """
+    _commit_or_lose(table, operation, note)
+
+
+def _commit_or_lose(table: Table, operation: lance.LanceOperation.BaseOperation, note: CommitNote) -> None:
     _check_commit(table)
     try:
         _commit(table, operation, note)
