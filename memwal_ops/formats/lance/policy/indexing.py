@@ -4,7 +4,7 @@ A query scans the rows that an index does not cover; to cover them costs a commi
 is written anew all of it. So one is worth a run at once when it lacks a quarter of the rows that it covers: then at
 most five bytes are written anew for each byte that it grows by. And at 100,000 rows in any case, so that no query scans
 more. An index that is written by tiers costs little more than the rows that it lacks: it is due, which the schedule
-waits for, at a sixteenth, and at 10,000 rows.
+waits for, at a sixteenth, and at 10,000 rows. A small index is due at a quarter as well, however few rows that is.
 
 Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times what
 a run writes.
@@ -33,9 +33,10 @@ def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
         uncovered_rows: rows that it lacks.
         anew: the index is written anew each time, not by tiers.
     """
-    if anew:
-        return is_urgent(covered_rows, uncovered_rows)
-    return uncovered_rows >= min(_TIERS_MOST, max(_FEWEST, covered_rows // _TIERS_GROWTH))
+    if uncovered_rows and uncovered_rows >= covered_rows // _GROWTH:
+        return True
+    most, growth = (_MOST, _GROWTH) if anew else (_TIERS_MOST, _TIERS_GROWTH)
+    return uncovered_rows >= min(most, max(_FEWEST, covered_rows // growth))
 
 
 def is_costly(uncovered_bytes: int, written_bytes: int) -> bool:
