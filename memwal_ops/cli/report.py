@@ -146,7 +146,7 @@ class _Reading:
         """The page."""
         return render(
             "table",
-            **answers_view(self.state, ()),
+            answers=answers_view(self.state),
             **history_view(self.history, self.gc),
             history_note=" ".join(self.notes),
             table=view_of(self.state, self.findings),

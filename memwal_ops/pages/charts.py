@@ -46,7 +46,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 def time_chart(
     series: Mapping[str, Sequence[tuple[float, float]]],
     *,
-    unit: Unit | Literal["share"],
+    unit: Unit | Literal["share"] | Callable[[float], str],
     start: float,
     end: float,
 ) -> bytes:
@@ -54,14 +54,14 @@ def time_chart(
 
     Args:
         series: by name, seconds since 1970 and amounts, in the order of time; one without a name has no legend.
-        unit: of the amounts; a share is 0 to 1.
+        unit: of the amounts, or what makes their texts; a share is 0 to 1.
         start: the left end of the scale, in seconds since 1970.
         end: the right end.
     """
     ticks, text = time_ticks(start, end)
     own = {
         "show_legend": "" not in series,
-        "value_formatter": _FORMATS[unit],
+        "value_formatter": unit if callable(unit) else _FORMATS[unit],
         "include_x_axis": unit != "share",
         "xrange": (start, end),
         "fill": len(series) == 1 and unit != "share",
@@ -144,6 +144,7 @@ def _common() -> dict[str, Any]:
         "margin": 12,
         "value_formatter": lambda value: f"{value:,.0f}",
         "no_data_text": "",
+        "truncate_label": -1,
     }
 
 

@@ -12,6 +12,7 @@ import queue
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from memwal_ops.supervisor.observe.findings import service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.pages import Pages
+from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.status import paused, status_of, table_stamps, tables_status
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
@@ -47,7 +49,7 @@ from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.config.model import NotifyConfig
@@ -132,6 +134,7 @@ class Service:
             pauses=pauses,
         )
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
+        self._spending = Spending(self._history, lambda: self.scheduler.settings.config.prices)
         self._pages = self._make_pages(settings)
         self._notifications = FindingNotifier(
             settings.config.notify,
@@ -424,7 +427,8 @@ class Service:
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(
             service=self._service_status,
-            tables=_Tables(self.scheduler, self._timers, self._history),
+            tables=_Tables(self.scheduler, self._timers, self._history, self._spending),
+            spending=self._spending,
             runs=self._history.runs,
             run=self._history.run,
             samples=self._history.samples,
@@ -533,8 +537,8 @@ class Service:
 class _Tables:
     """The scheduler's tables, for the pages."""
 
-    def __init__(self, scheduler: Scheduler, timers: Timers, history: History) -> None:
-        self._scheduler, self._timers, self._history = scheduler, timers, history
+    def __init__(self, scheduler: Scheduler, timers: Timers, history: History, spending: Spending) -> None:
+        self._scheduler, self._timers, self._history, self._spending = scheduler, timers, history, spending
         self._lock = threading.Lock()
         self._later: dict[str, Mapping[str, Any]] = {}
         self._last_run = 0
@@ -546,11 +550,26 @@ class _Tables:
         return tables_status(self._scheduler, names, self._timers.next_run)
 
     def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
-        """What runs of expire reported, with those since the last call."""
-        with self._lock:
+        """What runs of expire reported, with those since the last call, if the history can be read."""
+        with self._lock, self._logged():
             for number, table, later in self._history.deletable_later(self._last_run):
                 self._later[table], self._last_run = later, number
-            return dict(self._later)
+        return dict(self._later)
+
+    def costs(self) -> Mapping[str, float]:
+        return self._spending.week()
+
+    def read_costs(self) -> None:
+        with self._logged():
+            self._spending.read()
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """A history that cannot be read leaves pages with what was read before."""
+        try:
+            yield
+        except HistoryError as error:
+            get_logger(__name__).error("history_not_read", error=str(error))
 
 
 def _wake_up() -> None:

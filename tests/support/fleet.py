@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
+from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.observe.pages import Pages
+from memwal_ops.supervisor.observe.spending import Spending
 
 JOBS = ("merge", "catchup", "compact", "snapshot", "expire", "gc")
 BLOCKED = {
@@ -129,11 +131,16 @@ def status(tables: list[dict[str, Any]], **service: Any) -> dict[str, Any]:
 
 
 class FakeTables:
-    """The tables of a status document; ``later``: what expire reported."""
+    """The tables of a status document; ``later``: what expire reported; ``costs``: of the last week."""
 
-    def __init__(self, document: Mapping[str, Any], later: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        later: Mapping[str, Mapping[str, Any]] | None = None,
+        costs: Mapping[str, float] | None = None,
+    ) -> None:
         self._document = document
-        self._later = later or {}
+        self._later, self._costs = later or {}, costs or {}
         self.asked = 0
 
     def stamps(self) -> Mapping[str, object]:
@@ -147,6 +154,12 @@ class FakeTables:
 
     def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
         return self._later
+
+    def costs(self) -> Mapping[str, float]:
+        return self._costs
+
+    def read_costs(self) -> None:
+        pass
 
 
 def samples_of(name: str, since: datetime) -> list[tuple[int, dict[str, float]]]:
@@ -168,12 +181,41 @@ def samples_of(name: str, since: datetime) -> list[tuple[int, dict[str, float]]]
     ]  # fmt: skip
 
 
+class FakeLedger:
+    """Two runs an hour on each table over the last 30 days."""
+
+    def first_run(self, since: datetime) -> int:
+        return 0
+
+    def used_by(self, after: int, running: Any, limit: int) -> list[Any]:
+        return []
+
+    def ledger(self, since: datetime, table: str | None = None) -> list[dict[str, Any]]:
+        now = datetime.now(UTC).timestamp()
+        return [_ledger_run(table, now - 1800.0 * at, at) for at in range(1, int((now - since.timestamp()) / 1800))]
+
+
+def _ledger_run(table: str | None, ended: float, at: int) -> dict[str, Any]:
+    requests = {"get": 900 + 40 * (at % 48), "put": 60, "list": 3, "delete": 0}
+    used = {
+        "store": "s3", "requests": requests, "bytes_read": 9e7, "bytes_written": 2e7, "cpu_seconds": 1.5,
+        "peak_memory": 3e8,
+    }  # fmt: skip
+    achieved = {"rows_merged": 2600, "bytes_freed": 7 << 20}
+    job = "compact" if at % 6 == 0 else "merge"
+    return {
+        "table": table, "job": job, "started": ended - 4, "finished": ended, "outcome": "succeeded", "plan": {},
+        "used": used, "achieved": achieved,
+    }  # fmt: skip
+
+
 def pages_of(document: Mapping[str, Any], run_history: FakeHistory | None = None, **changes: Any) -> Pages:
     """The pages of a service with that status."""
     asked = run_history or FakeHistory()
     given: dict[str, Any] = {
         "service": lambda: document["service"], "tables": FakeTables(document), "runs": asked.runs,
-        "run": lambda number: run(id=number) if number < 100 else None, "samples": samples_of, "faults": lambda: (),
+        "run": lambda number: run(id=number) if number < 100 else None, "samples": samples_of,
+        "spending": Spending(FakeLedger(), PricesConfig), "faults": lambda: (),
         "history": lambda _: HISTORY,
         "format_of": lambda _: "lance", "file": "/etc/memwal-ops/config.yaml", **changes,
     }  # fmt: skip

@@ -41,6 +41,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "age": lambda row: row.age,
     "last": lambda row: row.last,
     "next": lambda row: row.next,
+    "cost": lambda row: row.cost,
 }
 _ASCENDING = frozenset({"name", "format", "free", "coverage", "recall", "next"})
 
@@ -127,6 +128,7 @@ class Totals:
     """The sums of some tables.
 
     Attributes:
+        cost: what their runs of the last week cost; None: nothing is known.
         free: the next time at which held bytes can go, by ISO 8601; ``free_table``: of which table.
     """
 
@@ -140,6 +142,7 @@ class Totals:
     bytes: float
     held: float
     waiting: float
+    cost: float | None
     free: str | None
     free_table: str
 
@@ -164,6 +167,7 @@ def totals(rows: Sequence[Row]) -> Totals:
         sum(row.bytes or 0 for row in rows),
         sum(row.held or 0 for row in rows),
         sum(row.waiting or 0 for row in rows),
+        sum(known) if (known := [row.cost for row in rows if row.cost is not None]) else None,
         None if soonest is None else soonest.free,
         "" if soonest is None else soonest.name,
     )

@@ -39,6 +39,12 @@ class Tables(Protocol):
     def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
         """Return what ``expire`` reported last as deletable later, by the names of tables: ``bytes`` and ``by``."""
 
+    def costs(self) -> Mapping[str, float]:
+        """Return what the runs of the last week cost, by the names of tables, as last read."""
+
+    def read_costs(self) -> None:
+        """Read what the runs cost that have ended since the last call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -54,6 +60,7 @@ class Row:
         last: the job that ran last, its outcome and when it ended; ``next``: the job that is due next, and when.
         running: the jobs that run.
         paused: its runs are paused, or those of a job.
+        cost: what its runs of the last week cost.
     """
 
     name: str
@@ -80,15 +87,19 @@ class Row:
     next: str | None
     running: str
     paused: bool
+    cost: float | None
 
 
-def row_of(table: Mapping[str, Any], findings: Sequence[Finding], later: Mapping[str, Any]) -> Row:
+def row_of(
+    table: Mapping[str, Any], findings: Sequence[Finding], later: Mapping[str, Any], cost: float | None = None
+) -> Row:
     """Return the row of a table.
 
     Args:
         table: its status document.
         findings: what is wrong with it.
         later: what ``expire`` reported last as deletable later.
+        cost: what its runs of the last week cost.
     """
     backlog = backlog_of(table)
     rows, uncovered = backlog.amount("table_rows"), backlog.amount("uncovered")
@@ -124,6 +135,7 @@ def row_of(table: Mapping[str, Any], findings: Sequence[Finding], later: Mapping
         next=None if due[1] is None else due[1]["next_due"],
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
+        cost=cost,
     )
 
 
@@ -178,17 +190,19 @@ class Overview:
 
     def keep_fresh(self) -> None:
         """Refresh the rows as long as the process runs: at once when a page was asked for, else once a minute."""
+        self._tables.read_costs()
         while True:
             self._asked.wait(_IDLE_SECONDS)
             self._asked.clear()
+            self._tables.read_costs()
             self.refresh()
 
     def _made(self, stamps: Mapping[str, object]) -> list[Row]:
         names, made = [*stamps], []
-        later = self._tables.deletable_later() if names else {}
+        later, costs = (self._tables.deletable_later(), self._tables.costs()) if names else ({}, {})
         for at in range(0, len(names), _CHUNK):
             for table in self._tables.status(names[at : at + _CHUNK]):
-                row = row_of(table, self._findings(table), later.get(table["name"], {}))
+                row = row_of(table, self._findings(table), later.get(table["name"], {}), costs.get(table["name"]))
                 self._rows[row.name] = (stamps[row.name], time.monotonic(), row)
                 made.append(row)
         return made

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, quote, unquote
 import memwal_ops
 from memwal_ops.core.bad_answers import ASKED_BY
 from memwal_ops.core.figures import backlog_of, jobs_of
+from memwal_ops.core.prices import money_text
 from memwal_ops.core.registry import formats
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
@@ -31,7 +32,15 @@ from memwal_ops.supervisor.observe.findings import (
 from memwal_ops.supervisor.observe.listing import GROUPS, Query, groups_of, page_of, totals
 from memwal_ops.supervisor.observe.overview import Overview
 from memwal_ops.supervisor.observe.run_view import run_page, run_view
-from memwal_ops.supervisor.observe.table_view import answers_view, charts_of, history_view, view_of
+from memwal_ops.supervisor.observe.table_view import (
+    answers_view,
+    charts_of,
+    cost_chart,
+    cost_view,
+    history_view,
+    recall_chart,
+    view_of,
+)
 from memwal_ops.supervisor.observe.viewer import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -39,19 +48,26 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.observe.findings import Finding
     from memwal_ops.supervisor.observe.overview import Tables
+    from memwal_ops.supervisor.observe.spending import Spending
     from memwal_ops.supervisor.observe.status_document import ServiceStatus
     from memwal_ops.supervisor.observe.viewer import Viewer
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 _MAX_RUNS = 20
-_MAX_ASKED = 60
+_MAX_ASKED = 200
 _MAX_GROUPS = 500
 _BLOCKED_EXIT_CODE = 10
 _LARGEST_ID = 2**63 - 1
 _TABLES, _RUNS, _RUNBOOKS, _SCRIPT = "/tables/", "/runs/", "/runbooks/", "/assets/console.js"
 _HTML = "text/html; charset=utf-8"
 _NO_HISTORY = "It could not be read yet, or tables of this format report none."
-RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+RANGES = {
+    "1h": (timedelta(hours=1), timedelta(minutes=5), "5 minutes"),
+    "24h": (timedelta(days=1), timedelta(hours=1), "hour"),
+    "7d": (timedelta(days=7), timedelta(hours=6), "6 hours"),
+    "30d": (timedelta(days=30), timedelta(days=1), "day"),
+}
+"""What time charts show, and of what time, in words, each cost is the sum."""
 _RANGE = "24h"
 
 
@@ -74,6 +90,7 @@ class Pages:
         runs: returns the newest runs, by table, job, failed and limit.
         run: returns a run by its number; None if there is none.
         samples: returns the recorded figures of a table over time, by its name and since when.
+        spending: what runs cost.
         history: returns the recent history of a table as last read, and requests a new one; None if it is not known.
         faults: returns the patterns that could not be expanded.
         format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
@@ -88,6 +105,7 @@ class Pages:
         runs: Callable[..., list[dict[str, Any]]],
         run: Callable[[int], Mapping[str, Any] | None],
         samples: Callable[[str, datetime], Sequence[tuple[int, Mapping[str, float]]]],
+        spending: Spending,
         history: Callable[[str], Mapping[str, Any] | None],
         faults: Callable[[], Sequence[Fault]],
         format_of: Callable[[str], str | None],
@@ -96,6 +114,7 @@ class Pages:
         """Render nothing yet."""
         self._service, self._tables, self._run, self._history = service, tables, run, history
         self._samples, self._faults, self._format_of = samples, faults, format_of
+        self._spending = spending
         self._runs = _CachedRuns(runs)
         self._file = file
         self.overview = Overview(tables, self.findings)
@@ -145,6 +164,7 @@ class Pages:
             groups_by=[*GROUPS],
             formats=sorted({row.format or "unknown" for row in every}),
             has_recall=any(row.recall is not None for row in every),
+            money=lambda amount: "" if amount is None else money_text(amount, self._spending.currency),
             words=WORDS,
         )
 
@@ -158,7 +178,6 @@ class Pages:
             return _html("missing", shell, 404, kind="table", name=name, why=why, back="/", back_text="All tables")
         runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
-        asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
         history = self._history(name)
         later = self._tables.deletable_later().get(name) or {}
         view = view_of(self._document(table), self.findings(table))
@@ -167,9 +186,9 @@ class Pages:
         return _html(
             "table",
             shell,
-            **answers_view(table, asked),
             **history_view(history, None if collected is None else collected["report"]),
-            **self._charts(name, query, here),
+            **self._charts(table, query, here),
+            answers=answers_view(table),
             history_note="" if history else _NO_HISTORY,
             table=view,
             leases=None,
@@ -196,16 +215,20 @@ class Pages:
         table_format = formats().get(self._format_of(uri) or "")
         return ("", "") if table_format is None else table_format.part_of(blocked)
 
-    def _charts(self, name: str, query: str, here: str) -> dict[str, Any]:
-        """Return the variables ``charts`` and ``ranges`` of a table's page."""
+    def _charts(self, table: Mapping[str, Any], query: str, here: str) -> dict[str, Any]:
+        """Return the variables ``charts``, ``ranges`` and ``cost`` of a table's page."""
         given = parse_qs(query).get("range", [""])[-1] if len(query) < _MAX_RUNS * 100 else ""
         wanted = given if given in RANGES else _RANGE
-        now = datetime.now(UTC)
-        since = now - RANGES[wanted]
-        return {
-            "charts": charts_of(self._samples(name, since), since.timestamp(), now.timestamp()),
-            "ranges": [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES],
-        }
+        (span, each, each_text), now, name = RANGES[wanted], datetime.now(UTC), table["name"]
+        since = now - span
+        scale = since.timestamp(), now.timestamp()
+        ledger, spent = self._spending.of(name, span)
+        asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
+        charts = charts_of(self._samples(name, since), *scale)
+        charts += recall_chart(asked, *scale)
+        charts += cost_chart(spent, self._spending.currency, *scale, each, each_text)
+        ranges = [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES]
+        return {"charts": charts, "ranges": ranges, "cost": cost_view(ledger)}
 
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {**table, "error": _read_error(table), "blocked": self._blocked(table)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.core.next_run import describe_next_run
+from memwal_ops.core.prices import money_text
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import bar_chart, time_chart
 from memwal_ops.pages.rendering import amount_text, data_uri
@@ -26,6 +28,7 @@ from memwal_ops.text import counted_as, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import timedelta
 
     from memwal_ops.core.figures import Figures
     from memwal_ops.core.job import Role, Unit
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
-    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges"), None
+    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost"), None
 )
 """The variables of a table's page that only the service has."""
 
@@ -91,14 +94,96 @@ def charts_of(samples: Sequence[tuple[int, Mapping[str, float]]], start: float, 
     charts = []
     for role, name, unit in _FACTS:
         points = [(float(when), figures[role]) for when, figures in samples if role in figures]
-        if not any(value for _, value in points):
-            continue
-        values = [value for _, value in points]
-        texts = [amount_text(value, unit) for value in (min(values), max(values), values[-1])]
-        summary = f"now {texts[2]}" if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}, now {texts[2]}"
-        image = data_uri(time_chart({"": points}, unit=unit, start=start, end=end))
-        charts.append({"title": name, "summary": summary, "image": image})
+        if any(value for _, value in points):
+            image = time_chart({"": points}, unit=unit, start=start, end=end)
+            charts.append(_chart(name, image, [amount_text(one, unit) for one in _range_of(points)]))
     return charts
+
+
+def cost_chart(
+    spent: Sequence[tuple[float, float]], currency: str, start: float, end: float, span: timedelta, span_text: str
+) -> list[dict[str, str]]:
+    """Return the chart of what runs cost over time; none if they cost nothing.
+
+    Args:
+        spent: when runs ended, in seconds since 1970, and what each cost.
+        currency: of the costs.
+        start: the left end of the scale.
+        end: the right end.
+        span: the chart has the sum of each such time, which is ``span_text`` in words.
+    """
+    seconds = span.total_seconds()
+    sums = [0.0] * math.ceil((end - start) / seconds)
+    for when, money in spent:
+        if start <= when < end:
+            sums[int((when - start) // seconds)] += money
+    if not any(sums):
+        return []
+
+    def text(amount: float) -> str:
+        return money_text(amount, currency)
+
+    points = [(min(end, start + seconds * (at + 0.5)), money) for at, money in enumerate(sums)]
+    image = time_chart({"": points}, unit=text, start=start, end=end)
+    whole, most = text(sum(sums)), text(max(sums))
+    summary = f"{whole} in all, at most {most}"
+    return [{"title": f"cost per {span_text}", "summary": summary, "image": data_uri(image)}]
+
+
+def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) -> list[dict[str, str]]:
+    """Return the chart of the recall of vector indexes over time; none if less than two runs asked them.
+
+    Args:
+        runs: the runs that asked the indexes of the table, the newest first.
+        start: the left end of the scale, in seconds since 1970.
+        end: the right end.
+    """
+    series: dict[str, list[tuple[float, float]]] = {}
+    for run in reversed(runs):
+        if run["finished"] is None or not start <= (when := datetime.fromisoformat(run["finished"]).timestamp()) <= end:
+            continue
+        for one in answers_of(run["report"], run["finished"]) or ():
+            if one.get("recall") is not None:
+                series.setdefault(str(one["index"]), []).append((when, float(one["recall"])))
+    if max(map(len, series.values()), default=0) <= 1:
+        return []
+    image = time_chart(series, unit="share", start=start, end=end)
+    points = sorted(point for points in series.values() for point in points)
+    return [_chart("recall of vector indexes", image, [f"{one:.2f}" for one in _range_of(points)])]
+
+
+def _range_of(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """The least and the largest amount, and the last one."""
+    values = [value for _, value in points]
+    return min(values), max(values), values[-1]
+
+
+def _chart(title: str, image: bytes, texts: Sequence[str]) -> dict[str, str]:
+    least, most, last = texts
+    summary = f"now {last}" if least == most else f"{least} to {most}, now {last}"
+    return {"title": title, "summary": summary, "image": data_uri(image)}
+
+
+def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the variable ``cost`` of a table's page; None if no run ended in the time.
+
+    Args:
+        ledger: of the table, by jobs, see :func:`memwal_ops.supervisor.observe.ledger.ledger_document`.
+    """
+
+    def sums(one: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **{name: one[name] for name in ("runs", "failed", "bytes_read", "bytes_written", "cpu_seconds")},
+            "money": money_text(one["money"], ledger["currency"]),
+            "requests": sum(one["requests"].values()),
+        }
+
+    total = ledger["total"]
+    if not total["runs"]:
+        return None
+    saves = money_text(total["saves_monthly"], ledger["currency"]) if total["saves_monthly"] else ""
+    jobs = [{"job": one["job"], **sums(one)} for one in ledger["groups"]]
+    return {**sums(total), "unmeasured": total["unmeasured"], "saves": saves, "jobs": jobs}
 
 
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -120,27 +205,10 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
     }
 
 
-def answers_view(table: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the variables ``answers`` and ``recall_chart`` of a table's page: how well its indexes answer.
-
-    Args:
-        table: its status document.
-        runs: the runs that asked its indexes, the newest first.
-    """
+def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the variable ``answers`` of the page of a table, by its status document: how well its indexes answer."""
     bad = {one.index for one in bad_answers(table["answers"])}
-    rows = [{**one, "bad": one["index"] in bad} for one in table["answers"]]
-    series: dict[str, list[tuple[float, float]]] = {}
-    for run in reversed(runs):
-        for one in answers_of(run["report"], run["finished"]) or ():
-            if one.get("recall") is not None and run["finished"] is not None:
-                when = datetime.fromisoformat(run["finished"]).timestamp()
-                series.setdefault(str(one["index"]), []).append((when, float(one["recall"])))
-    drawn = max(map(len, series.values()), default=0) > 1
-    if not drawn:
-        return {"answers": rows, "recall_chart": ""}
-    times = [when for points in series.values() for when, _ in points]
-    chart = time_chart(series, unit="share", start=min(times), end=max(times))
-    return {"answers": rows, "recall_chart": data_uri(chart)}
+    return [{**one, "bad": one["index"] in bad} for one in table["answers"]]
 
 
 def figures_of(figures: Figures) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memwal_ops.errors import HistoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 COMPLETED = ("succeeded", "partial")
 FAILURES = ("failed", "died", "hung")
@@ -356,17 +356,45 @@ class History:
         log = rows[0]["log"] if "log" in rows[0].keys() else None  # noqa: SIM118 - a row of sqlite3
         return {**_document(rows[0]), "log": [] if log is None else json.loads(log)}
 
-    def ledger(self, since: datetime) -> Iterator[dict[str, Any]]:
-        """What each run used and achieved that ended since a time, the newest first, without its report."""
+    def ledger(self, since: datetime, table: str | None = None) -> Iterator[dict[str, Any]]:
+        """What each run used and achieved that ended since a time, the newest first, without its report.
+
+        ``table``: only runs on the table of this name.
+        """
         wanted = [*_RUN, *(self._known_columns & set(_LEDGER))]
         names = ", ".join(f'"{name}"' for name in wanted)
+        only = "" if table is None else 'AND "table"=? '
         rows = self._read(
-            f"SELECT {names} FROM runs WHERE finished >= ? ORDER BY started DESC, id DESC",  # noqa: S608 - our own names
-            (since.timestamp(),),
+            f"SELECT {names} FROM runs WHERE finished >= ? {only}ORDER BY started DESC, id DESC",  # noqa: S608 - our own names
+            (since.timestamp(), *(() if table is None else (table,))),
         )
         for row in rows:
             found = {name: row[name] for name in wanted}
             yield found | {name: _loaded(found.get(name)) for name in ("plan", *_LEDGER)}
+
+    def first_run(self, since: datetime) -> int:
+        """Return a number below those of all runs that started since a time, of which :meth:`used_by` goes on."""
+        (row,) = self._read("SELECT min(id) AS first FROM runs WHERE started >= ?", (since.timestamp(),))
+        (last,) = self._read("SELECT ifnull(max(id), 0) AS id FROM runs", ())
+        return int(last["id"] if row["first"] is None else row["first"] - 1)
+
+    def used_by(
+        self, after: int, running: Collection[int], limit: int
+    ) -> list[tuple[int, str, float | None, dict[str, Any] | None]]:
+        """Return number, table, end (None: it runs) and ``used`` of runs.
+
+        Of those whose numbers are above ``after`` at most ``limit``, in their order; and of those that are ``running``.
+        """
+        rows = []
+        for where, values in (
+            ("id IN (SELECT value FROM json_each(?))", (json.dumps([*running]), len(running))),
+            ("id > ?", (after, limit)),
+        ):
+            rows += self._read(
+                f'SELECT id, "table", finished, used FROM runs WHERE {where} ORDER BY id LIMIT ?',  # noqa: S608 - our own words
+                values,
+            )
+        return [(row["id"], row["table"], row["finished"], _loaded(row["used"])) for row in rows]
 
     def spent(self, table: str, uri: str, job: str, limit: int) -> list[PastFigures]:
         """Seconds, ``used`` and ``achieved`` of the last runs of a job that succeeded, the newest first."""

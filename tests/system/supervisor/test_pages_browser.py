@@ -59,7 +59,8 @@ def document() -> dict[str, Any]:
 def show(driver: Any, document: dict[str, Any]) -> Iterator[Callable[..., None]]:
     """Open a page of the service in a size and a colour scheme; the log of the browser then begins with that page."""
     later = {one["name"]: {"bytes": 7 << 30, "by": "2126-12-01T00:00:00+00:00"} for one in document["tables"][::3]}
-    pages = pages_of(document, tables=FakeTables(document, later))
+    costs = {one["name"]: 0.02 * at for at, one in enumerate(document["tables"])}
+    pages = pages_of(document, tables=FakeTables(document, later, costs))
     server = HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at,
@@ -136,16 +137,30 @@ def test_axe_finds_nothing(driver: Any, show: Callable[..., None], page: str) ->
         assert "color-contrast" in {one["id"] for one in found["passes"]}
 
 
-def test_a_newcomer_finds_the_worst_the_biggest_and_the_next_free_space(driver: Any, show: Callable[..., None]) -> None:
+def test_a_newcomer_finds_the_worst_the_biggest_the_dearest_and_the_next_free_space(
+    driver: Any, show: Callable[..., None]
+) -> None:
     show("/", _DESK, "light")
     assert driver.title == "3 critical, 2,000 tables: memwal-ops"
     first = "document.querySelector('.tables tbody tr')"
     assert script(driver, f"{first}.innerText").startswith("critical")
-    assert "next free 1 Dec 2126" in script(driver, "document.querySelector('.totals').innerText")
+    totals = script(driver, "document.querySelector('.totals').innerText")
+    assert "next free 1 Dec 2126" in totals
+    assert "cost of the last 7 days\n$39,980.00" in totals
     driver.find_element("link text", "Size").click()
     until(driver, "location.search === '?sort=size'")
     until(driver, f"{first}.innerText.includes('orders-000')")
     assert script(driver, "document.querySelector('th[aria-sort]').ariaSort") == "descending"
+    driver.find_element("link text", "7-day cost").click()
+    until(driver, "location.search === '?sort=cost'")
+    until(driver, f"{first}.innerText.includes('orders-1999') && {first}.innerText.includes('$39.98')")
+    driver.find_element("link text", "orders-1999").click()
+    text = script(driver, "document.body.innerText")
+    assert "Cost of the last 7 days" in text
+    assert "cost per hour" in text
+    driver.back()
+    driver.find_element("link text", "State").click()
+    until(driver, f"{first}.innerText.includes('critical')")
     driver.find_element("link text", "clicks").click()
     text = script(driver, "document.body.innerText")
     assert "It is behind: 140 generations wait" in text

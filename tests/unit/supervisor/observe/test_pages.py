@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from memwal_ops.supervisor.config.model import PricesConfig
+from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.viewer import Viewer
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
-from tests.support.fleet import JOBS, FakeHistory, FakeTables, fleet, job, pages_of, run, status, table
+from tests.support.fleet import JOBS, FakeHistory, FakeLedger, FakeTables, fleet, job, pages_of, run, status, table
+
+
+class NoLedger(FakeLedger):
+    def ledger(self, since: datetime, table: str | None = None) -> list[dict[str, Any]]:
+        return []
 
 
 def names_in_order(page: str) -> list[str]:
@@ -93,7 +101,7 @@ def test_a_table_has_its_jobs_and_runs_and_no_finding_twice() -> None:
 
 def test_jobs_that_do_not_apply_are_not_listed() -> None:
     jobs = {**table("a")["jobs"], "merge": job(applies=False, next_due=None)}
-    pages = pages_of(status([table("a", jobs=jobs)]))
+    pages = pages_of(status([table("a", jobs=jobs)]), spending=Spending(NoLedger(), PricesConfig))
     page = pages.table("a").body.decode()
     assert 'rowheader">merge<' not in page
     assert 'rowheader">gc<' in page
@@ -281,12 +289,10 @@ def test_how_indexes_answer_and_recall_over_time() -> None:
     asked = [entry("by_n", None, "index_misses_rows"), entry("by_v", 0.91)]
     stamp = {"asked_at": "2026-11-25T10:00:00+00:00", "asked_version": 41}
     one = table("vectors", answers=[{**of, **stamp} for of in asked])
-    runs = [
-        run(job="verify", finished=f"2026-11-{day}T10:00:00+00:00", report={"seed": 1, "answers": asked})
-        for day in (25, 24, 23)
-    ]
+    times = [(datetime.now(UTC) - timedelta(days=days)).isoformat() for days in (1, 2, 3)]
+    runs = [run(job="verify", finished=when, report={"seed": 1, "answers": asked}) for when in times]
     pages = pages_of(status([one]), runs=lambda **_: runs)
-    page = pages.table("vectors").body.decode()
+    page = pages.table("vectors", "range=7d").body.decode()
     assert page.count("<h2>Answers of indexes</h2>") == 1
     row = re.search(r'rowheader">by_n</th>.*?</tr>', page)
     assert row
@@ -299,6 +305,33 @@ def test_how_indexes_answer_and_recall_over_time() -> None:
     assert "The index by_n (BTree) answers wrongly" in page[first : first + 200]
     assert "3 rows &lt;gone&gt;." in page
     assert 'href="/runbooks/wrong-answers.md"' in page
+    assert "recall of vector indexes over time: now 0.91" in page
+    assert "recall of vector indexes" not in pages.table("vectors", "range=1h").body.decode()
     assert "recall of vector indexes" not in pages_of(status([one])).table("vectors").body.decode()
     fine = pages_of(status([table("vectors")])).table("vectors").body.decode()
     assert "Answers of indexes" not in fine
+
+
+def test_what_the_runs_of_a_table_cost() -> None:
+    page = pages_of(status(fleet(20))).table("payments", "range=7d").body.decode()
+    (section,) = re.findall(r"<h2>Cost of the last 7 days</h2>.*?</section>", page, re.DOTALL)
+    # 336 runs of half an hour each, of which some may have ended just before the week.
+    assert re.search(r"<dt>runs</dt><dd>33[456]</dd>", section)
+    assert re.search(r"<dt>cost</dt><dd>\$0\.3\d</dd>", section)
+    assert re.findall(r'rowheader">(\w+)</th>', section) == ["merge", "compact"]
+    assert "cost per 6 hours over time: $0.3" in page
+    assert (
+        "cost per 5 minutes over time: $0.00" in pages_of(status(fleet(20))).table("payments", "range=1h").body.decode()
+    )
+    nothing = Spending(NoLedger(), PricesConfig)
+    page = pages_of(status(fleet(20)), spending=nothing).table("payments").body.decode()
+    assert "Cost of" not in page
+    assert "cost in" not in page
+
+
+def test_the_list_has_the_cost_of_the_week_where_it_is_known() -> None:
+    document = status(fleet(20))
+    page = pages_of(document, tables=FakeTables(document, costs={"clicks": 1.25, "payments": 0.5})).tables()
+    assert "<dt>cost of the last 7 days</dt><dd>$1.75</dd>" in page.body.decode()
+    assert page.body.count(b'data-l="7-day cost" class="number">$') == 2
+    assert b"7-day" not in pages_of(document).tables().body
