@@ -229,7 +229,8 @@ def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool
             raise _spelled(error, spec) from None
     with plugin_errors(spec):
         output = report.to_json() if as_json else report.describe()
-        if not acts and not spec.reads_only and not spec.by_hand:
+        checks = spec.uri_from is not None and getattr(options, spec.uri_from) is not None
+        if not (acts or checks or spec.reads_only or spec.by_hand):
             output = expected(history, table, spec, report).added_to(output)
         return output, report.exit_code
 

@@ -38,6 +38,7 @@ _HINTS = ("version_hint.json", ".checked-commits.json")
 def write_certificate(
     table: Table,
     options: EraseOptions,
+    before: datetime | None,
     objects: Iterable[tuple[ObjectMeta, str]],
     not_seen: Iterable[str],
 ) -> str:
@@ -46,6 +47,7 @@ def write_certificate(
     Args:
         table: its newest revision, which was read.
         options: those of the run.
+        before: the time before which the rows were deleted; None: an expression says which they are.
         objects: every object, and why it cannot hold such a row.
         not_seen: where nothing was read.
 
@@ -55,7 +57,6 @@ def write_certificate(
     """
     path = options.certificate
     assert path is not None  # noqa: S101 - the caller asked
-    cut = options.cut()
     document: dict[str, Any] = {
         "kind": _KIND,
         "format": _FORMAT,
@@ -65,7 +66,7 @@ def write_certificate(
         "made": datetime.now(UTC).isoformat(timespec="microseconds"),
         "memwal_ops": __version__,
         "where_sha256": None if options.where is None else hashlib.sha256(options.where.encode()).hexdigest(),
-        "deleted_before": None if cut is None else cut.isoformat(),
+        "deleted_before": None if before is None else before.isoformat(),
         "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
         "not_seen": [*not_seen],
     }

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 import uuid
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.options import OptionError, SafeMinimums, duration, text
+from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
 from memwal_ops.errors import HeldError
 from memwal_ops.text import counted, counted_as, paragraph
 from memwal_ops.units import duration_text
@@ -21,8 +21,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SHOWN = 12
+_SPARE = timedelta(days=2)
 SAFE_AGE = timedelta(hours=1)
 """How long a writer may take between reading a version and its commit."""
+
+
+@dataclass(frozen=True)
+class TtlOptions(Options):
+    """Which living rows are too old."""
+
+    column: str | None = text(None, help="A column of times: rows with one that is older than keep are deleted.")
+    keep: timedelta | None = duration(None, help="How old a row gets.", minimum=timedelta(hours=1))
+
+    def validate(self) -> None:
+        """Refuse one without the other."""
+        super().validate()
+        if (self.column is None) != (self.keep is None):
+            raise OptionError("{column} and {keep} belong together: give both.", "column", "keep")
+
+    def expression(self, now: datetime) -> str | None:
+        """The rows, in SQL; None: no age is given."""
+        if self.column is None or self.keep is None:
+            return None
+        column = self.column.replace("`", "``")
+        return f"`{column}` < CAST('{now.astimezone(UTC) - self.keep:%Y-%m-%dT%H:%M:%S}' AS TIMESTAMP)"
 
 
 @dataclass(frozen=True)
@@ -35,28 +57,41 @@ class EraseOptions(SafeMinimums):
     deleted_before: str | None = text(
         None, metavar="TIME", help="All rows that were deleted before this time (ISO 8601)."
     )
+    within: timedelta | None = duration(
+        None, help="Rows are gone that long after they were deleted, if it runs daily; instead of --deleted-before."
+    )
     older_than: timedelta = duration(
         timedelta(days=7), help="Remove old versions and what is merged of the log once it is that old."
     )
     certificate: str | None = text(None, metavar="FILE", help="Write what proves it here, once all is erased.")
     sign_with: str | None = text(None, metavar="KEY", help="Sign it by this private key (PEM).")
     check: str | None = text(None, metavar="FILE", help="Verify a certificate against the table, and do nothing else.")
+    ttl: TtlOptions = group(TtlOptions, help="Delete rows by their age, and erase them within that time.")
 
     def validate(self) -> None:
         """Refuse options that contradict each other."""
         super().validate()
-        chosen = [name for name in ("where", "deleted_before", "check") if getattr(self, name) is not None]
+        chosen = [name for name in ("where", "deleted_before", "within", "check") if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise OptionError(f"{{{chosen[0]}}} and {{{chosen[1]}}} exclude each other: give one.", *chosen)
         if self.sign_with is not None and self.certificate is None:
             raise OptionError("{sign_with} signs a certificate: give {certificate}, too.", "sign_with")
         if self.where is not None and not self.where.strip():
             raise OptionError("{where} is empty, and would match nothing.", "where")
+        if self.within is not None and self.within <= self.older_than:
+            raise OptionError("{within} must be longer than {older_than}, for which versions are kept.", "within")
+        if self.ttl.column is not None and self.within is None:
+            raise OptionError("{ttl} deletes rows, which stay in files: give {within}, too.", "ttl", "within")
         if self.deleted_before is not None:
-            self.cut()
+            self.cut(datetime.now(UTC))
 
-    def cut(self) -> datetime | None:
-        """The time of ``deleted_before``, aware; None: it is not given."""
+    def cut(self, now: datetime) -> datetime | None:
+        """The time before which rows were deleted that must be gone, aware; None: ``where`` is given.
+
+        Of ``within``: as late as it may be, with two days to spare, since each run rewrites what holds them.
+        """
+        if self.within is not None:
+            return now - max(timedelta(0), self.within - self.older_than - _SPARE)
         if self.deleted_before is None:
             return None
         try:
@@ -71,9 +106,9 @@ class EraseOptions(SafeMinimums):
 
     def require_target(self) -> None:
         """Refuse a run that says of no row that it must be gone."""
-        if self.where is None and self.deleted_before is None:
+        if self.where is None and self.deleted_before is None and self.within is None:
             raise OptionError(
-                "Which rows are to be erased? Give {where} or {deleted_before}.", "where", "deleted_before"
+                "Which rows are to be erased? Give {where}, {deleted_before} or {within}.", "where", "deleted_before"
             )
 
     def _dangers(self) -> list[tuple[str, str]]:

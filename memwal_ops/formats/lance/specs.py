@@ -346,9 +346,13 @@ runbooks/README.md.""",
     layouts=_CURRENT,
     pool="collect",
     deletes=True,
-    by_hand=True,
-    after=frozenset({"merge", "catchup", "compact", "snapshot"}),
+    every=timedelta(days=1),
+    after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc"}),
     hung_after=timedelta(hours=2),
+    metrics={
+        "rows_deleted": MetricSpec("count", "Rows that erase deleted.", "run", "erased_rows"),
+        "objects_deleted": MetricSpec("count", "Objects that erase deleted.", "run", "erased_objects"),
+    },
 )
 MAINTAIN = maintain_job(
     summary="Run all jobs that apply to the table, in their order.",

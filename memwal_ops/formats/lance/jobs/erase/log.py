@@ -90,8 +90,9 @@ class LogSurvey:
                 folders.setdefault("/".join(parts[:3]), []).append(meta)
         self._written |= {folder: min(one.last_modified for one in files) for folder, files in folders.items()}
         spanning = self._first_after(folders)
-        for folder in folders:
-            if (why := self._why_generation(folder, spanning)) is not None:
+        for folder, files in folders.items():
+            search = partial(self._why_generation, folder, spanning)
+            if (why := self.target.once((folder, len(files)), search)) is not None:
                 self.generations[folder] = why
         for meta in listed:
             self.objects.append((meta, self._classify(meta)))
@@ -107,7 +108,8 @@ class LogSurvey:
             return None if folder in self.generations else "it was read: it has no such row"
         if first == "wal" and parse_wal_entry_name(name) is not None:
             self._written[meta.path] = meta.last_modified
-            if (why := self._why_entry(UUID(region), meta)) is None:
+            search = partial(self._why_entry, UUID(region), meta)
+            if (why := self.target.once((meta.path, meta.size, meta.last_modified), search)) is None:
                 return "it was read: it has no such row"
             self.entries[meta.path] = why
             return None

@@ -30,7 +30,7 @@ from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     import lance
@@ -49,16 +49,17 @@ _NO_ROWS = "it has no rows"
 class Surveyor:
     """Surveys a table again and again in one run; what cannot change is read once."""
 
-    def __init__(self, target: Target, store: Store, options: EraseOptions, now: datetime) -> None:
+    def __init__(self, targets: Sequence[Target], store: Store, options: EraseOptions, now: datetime) -> None:
         """Read what earlier runs recorded.
 
         Args:
-            target: the rows.
+            targets: the rows that must be gone; others are to be deleted, too.
             store: the table's.
             options: the age of versions that may expire.
             now: by the store's clock.
         """
-        self.target, self.older_than, self.now = target, options.older_than, now
+        self.targets, self.target = targets, targets[0]
+        self.older_than, self.now = options.older_than, now
         self.gc_options = gc_options(options)
         self.merged = False
         self.kept: dict[int, str] = {}  # versions that an expiry keeps for other reasons than their age
@@ -66,16 +67,23 @@ class Surveyor:
         self.segments.read()
         self._retention = Retention()
 
-    def survey(self, table: Table) -> Survey:
-        """Find all holders of a table's newest version ``table``."""
+    def newest(self, table: Table) -> Survey:
+        """What of a table's newest version ``table`` holds such rows: its fragments and indexes, and no other file."""
         self.segments.forget()
         found = Survey(table)
         self._retention.refresh(table, self.now)
         self._unaffected(table)
-        found.living = sum(len(batch) for batch in self.target.living(table.dataset, table.location.uri))
         found.stained = self._stained(table.location, table.manifest)
         found.indexes = self.segments.dirty(table, table.manifest, found.stained)
         found.newest_mentions = self.target.mentions(table.manifest) and self._is_old(table.version)
+        return found
+
+    def survey(self, table: Table) -> Survey:
+        """Find all holders of a table's newest version ``table``."""
+        found = self.newest(table)
+        found.living = sum(
+            len(batch) for target in self.targets for batch in target.living(table.dataset, table.location.uri)
+        )
         for version, shown in self._others(table):
             if (why := self._why(table, version, shown)) is not None:
                 found.versions[version] = why

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -88,9 +89,8 @@ class Target:
         found = {}
         for fragment in fragments:
             key = fragment_key(fragment, deletions=self.where is None)
-            if key not in self._verdicts:
-                self._verdicts[key] = self._read(fragment, opened) if self.where else self._by_time(fragment)
-            if (why := self._verdicts[key]) is not None and key not in self.unaffected:
+            search = partial(self._read, fragment, opened) if self.where else partial(self._by_time, fragment)
+            if (why := self.once(key, search)) is not None and key not in self.unaffected:
                 found[int(fragment.id)] = why
         return found
 
@@ -112,6 +112,12 @@ class Target:
         except MemwalOpsError as error:
             return f"it cannot be searched, so that it may hold such rows: {error}"
         return f"{counted(rows, 'such row is', 'such rows are')} in its data files" if rows else None
+
+    def once(self, key: Hashable, search: Callable[[], str | None]) -> str | None:
+        """What a search found in something that does not change, searched once in a run."""
+        if key not in self._verdicts:
+            self._verdicts[key] = search()
+        return self._verdicts[key]
 
     def matches(self, rows: pa.Table) -> str | None:
         """Why rows outside of the base may be those (a log entry); None: none of them is."""

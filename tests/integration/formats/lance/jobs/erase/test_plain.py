@@ -19,6 +19,7 @@ from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import HeldError, InvalidUsageError
 from memwal_ops.formats.lance.jobs.erase import job
+from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.run_cli import contents
 from tests.support.tables import patterns
@@ -94,6 +95,15 @@ def test_every_pattern_is_found_before_and_none_after(tmp_path: Path) -> None:
     again = erase(uri)
     assert (again.decision, again.done) == ("erased", {})
     assert run_job(uri, "erase", where=WHERE).decision == "erased"
+
+
+def test_the_table_is_read_once_where_nothing_is_left_to_do(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    erase(uri)
+    read: list[int] = []
+    whole = Surveyor.survey
+    monkeypatch.setattr(Surveyor, "survey", lambda self, table: read.append(table.version) or whole(self, table))
+    assert erase(uri).decision == "erased"
+    assert len(read) == 1
 
 
 def test_with_stable_row_ids(tmp_path: Path) -> None:
