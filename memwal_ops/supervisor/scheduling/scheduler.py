@@ -331,6 +331,12 @@ class Scheduler:
             if lease is not None:
                 self._release(entry, lease, None)
             return
+        if self._is_paused(entry):
+            # Paused while the lease was requested, and whoever did it was told that nothing runs.
+            entry.state, entry.waiting = QUEUED, "paused"
+            if lease is not None:
+                self._release(entry, lease, None)
+            return
         if result is None:
             if isinstance(error, DiskFullError) and entry.settings.job.deletes:
                 # It frees the space that its lease would need. Leases save work; no proof depends on one.

@@ -10,8 +10,9 @@ import pytest
 import structlog
 
 from memwal_ops.core.leases import LastRun
-from memwal_ops.errors import LeaseLostError, StoreUnavailableError
+from memwal_ops.errors import LeaseLostError, MemwalOpsError, StoreUnavailableError
 from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.supervisor.state.pauses import Pause
 from tests.support.fakes import START, THEM, Stage
 from tests.unit.supervisor.conftest import PLAIN, TABLES
 
@@ -80,6 +81,25 @@ def test_a_store_that_is_away_loses_no_lease_before_its_time(stage: Stage) -> No
     for _ in range(10):
         stage.turn(10)
     assert worker.signals == [signal.SIGTERM, signal.SIGKILL], "another may have it by now"
+
+
+@pytest.mark.parametrize("refusal", [None, DiskFullError("full")])
+def test_what_is_paused_while_its_lease_is_requested_does_not_begin(
+    refusal: MemwalOpsError | None, tmp_path: Path
+) -> None:
+    """Whoever paused it was told that nothing runs, and relies on it."""
+    stage = Stage(tmp_path, PLAIN)
+    stage.leases.refusal = refusal
+    stage.due("a", "gc")
+    stage.scheduler._dispatch()
+    assert stage.job("a", "gc")["state"] == "leasing"
+    stage.scheduler.pauses.set(("a",), Pause(None, "a move", "anna", START))
+    stage.turn()
+    assert (stage.in_flight, stage.job("a", "gc")["waiting_for"]) == ([], "paused")
+    assert stage.leases.released == ([] if refusal else [("a", "gc", None)])
+    stage.scheduler.pauses.remove([("a",)])
+    stage.turn()
+    assert stage.in_flight == [("a", "gc")]
 
 
 def test_a_lease_that_cannot_be_asked_for_is_a_failure(stage: Stage) -> None:
