@@ -5,7 +5,8 @@ Each action is decided on the scheduler's thread, so that it sees and changes on
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.tables import Entry
 
     _Then = Callable[[Mapping[str, Any]], None]
+    _Wanted = Callable[[], bool]
 
 REQUEST = "request"
 """Why a job runs that someone asked for."""
@@ -72,7 +74,7 @@ class Actions:
     def plan(self, table: str, job: str) -> dict[str, Any]:
         """Plan a job on a worker, which changes nothing; return its report."""
 
-        def begin(then: _Then) -> bool:
+        def begin(then: _Then, is_wanted: _Wanted) -> bool:
             entry = self._entry(table, job)
             settings, found = entry.settings, entry.table
 
@@ -83,36 +85,41 @@ class Actions:
                     number, found.uri, storage, job, options, apply=False, named=settings.named, foreign=foreign
                 )
 
-            return self._scheduler.errands.add(settings.job.pool, request, then)
+            return self._scheduler.errands.add(settings.job.pool, request, then, is_wanted)
 
         return {"table": table, "job": job, "report": self._wait_for(begin)}
 
     def hold(self, table: str, **what: Any) -> dict[str, Any]:
         """Take or end a hold of a table on a worker; ``what``: see :class:`HoldRequest`."""
 
-        def begin(then: _Then) -> bool:
+        def begin(then: _Then, is_wanted: _Wanted) -> bool:
             self._check_table(table)
             found = self._scheduler.tables[table].table
             storage = dict(found.settings.storage_options)
             return self._scheduler.errands.add(
-                WATCH, lambda number: HoldRequest(number, found.uri, storage, **what), then
+                WATCH, lambda number: HoldRequest(number, found.uri, storage, **what), then, is_wanted
             )
 
         return {"table": table, **self._wait_for(begin)}
 
-    def _wait_for(self, begin: Callable[[_Then], bool]) -> dict[str, Any]:
+    def _wait_for(self, begin: Callable[[_Then, _Wanted], bool]) -> dict[str, Any]:
         """Begin an errand on the scheduler's thread, and return the report of its result."""
         answer: Future[Mapping[str, Any]] = Future()
 
+        def give(result: Mapping[str, Any]) -> None:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                answer.set_result(result)
+
         def queue() -> None:
             self._check_not_stopping()
-            if not begin(answer.set_result):
+            if not begin(give, lambda: not answer.cancelled()):
                 raise ActionConflictError("Too many plans and holds wait for a worker: ask again later.")
 
         self._scheduler.ask(queue)
         try:
             result = answer.result(_ERRAND_SECONDS)
         except TimeoutError:
+            answer.cancel()
             raise TimeoutError(
                 f"It is not done after {_ERRAND_SECONDS:g} s: its worker is busy, or it takes longer. Use the command."
             ) from None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     _Act = Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]]
 
 _API, _TABLE, _JOB = "/api/v1", "/api/v1/tables/{name}", "/api/v1/tables/{name}/jobs/{job}"
-_MAX_TEXT = 500
+_MAX_TEXT, _MAX_DIGITS = 500, 20
 _BY: Mapping[str, Any] = {
     "type": ["string", "null"], "maxLength": 100, "description": "Who asks; the name of the token, if not given.",
 }  # fmt: skip
@@ -98,7 +98,7 @@ def _hold(actions: Actions) -> _Act:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63):
+    if not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS and 0 < int(text) < 1 << 63):
         raise ValueError("A version or a hold is a number from 1.")
     return int(text)
 

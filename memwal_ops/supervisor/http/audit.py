@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -46,8 +47,11 @@ class Audit:
             try:
                 file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
                 try:
-                    os.write(file, json.dumps(entry).encode() + b"\n")
-                    large = os.fstat(file).st_size > _MAX_BYTES
+                    size, line = os.fstat(file).st_size, json.dumps(entry).encode() + b"\n"
+                    if os.write(file, line) < len(line):
+                        os.ftruncate(file, size)  # the disk is full: the next entry begins a line
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    large = size + len(line) > _MAX_BYTES
                 finally:
                     os.close(file)
                 if large:

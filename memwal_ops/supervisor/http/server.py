@@ -165,7 +165,7 @@ class HttpServer:
         record = {**target, "fields": dict(fields), "role": caller.role, "session": caller.session}
         try:
             status, document = route.act(found, fields, caller)
-        except tuple(_STATUSES) as error:
+        except Exception as error:
             code = _status_of(error)
             self._audit.record(route.action, code, who=caller.name, client=request.client, error=str(error), **record)
             raise
@@ -189,7 +189,7 @@ class HttpServer:
         try:
             token, cookie = self._access.sign_in(request, fields.get("token", ""))
         except HttpError as error:
-            self._audit.record("sign-in", error.status, who=None, client=request.client)
+            # Not in the audit log: guesses would push out what was done. The log has them.
             if self._sign_in_page is None or request.kind != FORM:
                 raise
             page = _of(self._sign_in_page(str(error)))
@@ -199,7 +199,7 @@ class HttpServer:
 
 
 def _status_of(error: Exception) -> int:
-    return next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
 def _of(page: Page) -> Response:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     _Make = Callable[[int], Any]
     _Then = Callable[[Mapping[str, Any]], None]
+    _Wanted = Callable[[], bool]
 
 MAX_WAITING = 20
 
@@ -32,7 +33,7 @@ class Errands:
     ) -> None:
         """There is none."""
         self._number, self._assign, self._monotonic = number, assign, monotonic
-        self._waiting: list[tuple[str, _Make, _Then]] = []
+        self._waiting: list[tuple[str, _Make, _Then, _Wanted]] = []
         self._running: dict[int, tuple[WorkerProcess, float, _Then]] = {}
 
     @property
@@ -40,18 +41,24 @@ class Errands:
         """The workers of those in flight, each with its start time."""
         return ((worker, began) for worker, began, _ in self._running.values())
 
-    def add(self, pool: str, make: _Make, then: _Then) -> bool:
-        """Queue an errand; ``make`` returns its request, ``then`` gets its result. False: too many wait."""
+    def add(self, pool: str, make: _Make, then: _Then, is_wanted: _Wanted = lambda: True) -> bool:
+        """Queue an errand; ``make`` returns its request, ``then`` gets its result. False: too many wait.
+
+        What is not wanted any more, when a worker is free, is not begun: its caller was told that it is not done.
+        """
+        self._waiting = [errand for errand in self._waiting if errand[3]()]
         if len(self._waiting) >= MAX_WAITING:
             return False
-        self._waiting.append((pool, make, then))
+        self._waiting.append((pool, make, then, is_wanted))
         return True
 
     def begin(self, free: Callable[[str], int]) -> None:
         """Start those whose pool has a free worker."""
         for errand in [*self._waiting]:
-            pool, make, then = errand
-            if free(pool):
+            pool, make, then, is_wanted = errand
+            if not is_wanted():
+                self._waiting.remove(errand)
+            elif free(pool):
                 self._waiting.remove(errand)
                 number = self._number()
                 self._running[number] = (self._assign(pool, make(number)), self._monotonic(), then)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
 import threading
@@ -182,7 +183,35 @@ def test_guessing_is_slow(served: Served) -> None:
     status, headers, _ = served.send(PAUSE, Authorization=f"Bearer {OPERATE}")
     assert (status, 0 < int(headers["Retry-After"]) <= 61) == (429, True)
     assert not served.paused
-    assert len(served.audit) == 0, "guesses do not fill the audit log"
+    for number in range(12):
+        assert served.send("/sign-in", urlencode({"token": f"{number:032}"}), Content_Type=FORM)[0] == 429
+    assert len(served.audit) == 0, "guesses do not push out of the audit log what was done"
+
+
+def test_numbers_are_bounded(served: Served) -> None:
+    for version in (0, -1, 1e300, "9" * 400, f"{'0' * 19}1{'9' * 40}", "1 ", "²"):
+        status, refused = served.bearer("/api/v1/tables/a/holds", version=version)
+        assert (status, "number from 1" in refused["error"]) == (400, True), version
+    assert served.bearer(f"/api/v1/tables/a/holds/{'0' * 30}1{'9' * 30}/release")[0] == 400
+
+
+def test_an_error_that_nobody_expects_is_in_the_audit_log(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Actions, "pause", lambda *_, **__: 1 / 0)
+    status, refused = served.bearer(PAUSE)
+    assert (status, "ZeroDivisionError" in refused["error"]) == (500, True)
+    assert [(one["action"], one["status"], one["who"]) for one in served.audit] == [("pause", 500, "anna")]
+
+
+def test_a_line_of_the_audit_log_that_does_not_fit_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes the beginning of a line; the next one would be appended to it."""
+    audit, write = Audit(str(tmp_path)), os.write
+    audit.record("pause", 200, who="anna", client="x")
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+    audit.record("pause", 200, who="ben", client="x")
+    monkeypatch.setattr(os, "write", write)
+    audit.record("resume", 200, who="carl", client="x")
+    lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert [json.loads(line)["who"] for line in lines] == ["anna", "carl"]
 
 
 def test_tokens_are_compared_in_constant_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
