@@ -21,6 +21,7 @@ from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.scan import tables_of_database
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
+from memwal_ops.storage.locations import split_query
 from memwal_ops.storage.redaction import is_secret_key
 from memwal_ops.text import counted, printable
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 30
 _UNNAMED, _LONGEST = re.compile(r"[^A-Za-z0-9._-]+"), 200
+_WILDCARD, _PATTERN = re.compile(r"[*?]"), re.compile(r"[*?\[]")
 _EXAMPLE = "uri: /data/orders.lance        # an example: write the URI of your table"
 _DEFAULT_MAX_TABLES, _MOST_TABLES = 1000, 10_000
 
@@ -149,6 +151,7 @@ def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, o
 
     Raises:
         TableNotFoundError: there is none.
+        InvalidUsageError: a name has a wildcard.
     """
     if namespace is not None:
         catalog = Catalog.from_uri(namespace, dict(options))
@@ -157,6 +160,12 @@ def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, o
             raise TableNotFoundError(f"No table found in {catalog.uri()}: its list is empty.")
         secrets = (variable_name(key) for key, value in catalog.properties.items() if is_secret_property(key, value))
         return _Found((namespace_entry(catalog) + _limit(names),), tuple(names), tuple(secrets))
+    for place, wild in ((database, _PATTERN), *((uri, _WILDCARD) for uri in uris)):
+        if place is not None and wild.search(split_query(place)[0]):
+            raise InvalidUsageError(
+                f"{place!r} has a wildcard, which a configuration takes for a pattern.",
+                remedy="Rename the folder, or write an entry with pattern: yourself (docs/configuration.md).",
+            )
     if database is not None:
         tables, _ = tables_of_database(database, options)
         if not tables:

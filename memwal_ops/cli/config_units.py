@@ -69,6 +69,7 @@ def systemd(file: str, user: str | None, output: str | None, *, force: bool) -> 
     Exit codes: 0 printed or written; 2 the unit exists; 50 the configuration is invalid.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     settings = load_settings(file)
+    _check_lines(settings)
     _print(_unit(settings, user), output, force=force)
     return 0
 
@@ -93,7 +94,9 @@ def cron(file: str, user: str | None, mailto: str, output: str | None, *, force:
 
     Exit codes: 0 printed or written; 2 the file exists; 50 the configuration is invalid.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    _print(_cron(load_settings(file), user, mailto), output, force=force)
+    settings = load_settings(file)
+    _check_lines(settings)
+    _print(_cron(settings, user, mailto), output, force=force)
     return 0
 
 
@@ -151,6 +154,17 @@ def _print(text: str, output: str | None, *, force: bool) -> None:
     echo(f"{output} is written.")
 
 
+def _check_lines(settings: Settings) -> None:
+    """Refuse paths with line breaks: what follows one would be a line of its own.
+
+    Raises:
+        InvalidUsageError: the first of them.
+    """
+    for path in (os.path.abspath(settings.path), *local_places(settings), settings.config.state_dir or ""):
+        if any(ord(character) < ord(" ") for character in path):
+            raise InvalidUsageError(f"The path {path!r} has a control character.", remedy="Rename the file or folder.")
+
+
 def _template(name: str) -> str:
     return (Path(memwal_ops.__file__).parent / name).read_text(encoding="utf-8")
 
@@ -181,7 +195,7 @@ def _unit(settings: Settings, user: str | None) -> str:
     if owner is not None:
         text = _replaced(text, r"^DynamicUser=yes", f"DynamicUser=no\nUser={owner}")
     if paths := [place for place in dict.fromkeys(written) if place != _IN_POD]:
-        words = " ".join(_word(f"-{place}") for place in paths)
+        words = " ".join(_word(f"-{place}", command=False) for place in paths)
         text = _replaced(text, r"^ProtectSystem=strict", f"ProtectSystem=strict\nReadWritePaths={words}")
     if _below(written, _HOMES):
         text = _replaced(text, r"^ProtectHome=yes", "ProtectHome=no")
@@ -196,9 +210,10 @@ def _below(places: list[str], folders: tuple[str, ...]) -> bool:
     return any(f"{place}/".startswith(folders) for place in places)
 
 
-def _word(text: str) -> str:
-    """A word of a unit: ``%`` begins a specifier, ``$`` a variable; quoted if it has a space or a quote."""
-    escaped = text.replace("%", "%%").replace("$", "$$")
+def _word(text: str, *, command: bool = True) -> str:
+    """A word of a unit: ``%`` begins a specifier, in a command ``$`` a variable; quoted if that is needed."""
+    escaped = text.replace("%", "%%")
+    escaped = escaped.replace("$", "$$") if command else escaped
     if re.search(r"[\s\"'\\;]", escaped) is None:
         return escaped
     return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -283,7 +298,9 @@ def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
     text = _template("configs/kubernetes/supervisor.yaml")
     head, separator, rest = text.partition("---\n")
     given = Path(settings.path).read_text(encoding="utf-8").splitlines()
-    head = _replaced(head, r"(?s)^  config\.yaml: \|\n.*", "  config.yaml: |\n")
+    # An indented first line would set the indentation of the block.
+    indicator = "2" if next((line for line in given if line), "").startswith(" ") else ""
+    head = _replaced(head, r"(?s)^  config\.yaml: \|\n.*", f"  config.yaml: |{indicator}\n")
     head += "".join(f"    {line}".rstrip() + "\n" for line in given)
     if cronjob:
         once = _template("configs/kubernetes/cronjob.yaml")

@@ -82,6 +82,17 @@ def test_a_catalog_whose_secret_stays_in_the_environment(
         assert [*found(file, given)] == ["docs"]
 
 
+def test_what_a_configuration_takes_for_a_pattern_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[str], str]
+) -> None:
+    bracket = make("a[1].lance")
+    assert found(written(capfd, tmp_path, bracket, "--force")) == {"a[1]": bracket}
+    make("d[1]/a.lance")
+    for arguments in ((make("a?.lance"),), (make("a*.lance"),), ("--database", str(tmp_path / "d[1]"))):
+        refused = run_here(capfd, "config", "init", *arguments)
+        assert (refused.code, "has a wildcard" in refused.err, refused.out) == (2, True, "")
+
+
 def test_nothing_is_replaced_without_force(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "memwal.yaml"
     file.write_text("mine\n")

@@ -58,12 +58,30 @@ def test_of_remote_tables_the_unit_is_that_of_the_package(tmp_path: Path, capfd:
 def test_a_unit_may_write_the_local_tables_and_the_state_folder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tables = [{"uri": "/data/a b.lance"}, {"pattern": "/srv/t/*/x-*.lance"}, {"database": "/home/me/db"}]
+    tables = [{"uri": "/data/a $b.lance"}, {"pattern": "/srv/t/*/x-*.lance"}, {"database": "/home/me/db"}]
     file = configuration(tmp_path, tables, state_dir="/srv/state", stop_grace="5m")
     mine = lines(printed(capfd, "systemd", str(file), "--user", "lance"))
-    assert shlex.split(mine["ReadWritePaths"]) == ["-/data/a b.lance", "-/srv/t", "-/home/me/db", "-/srv/state"]
+    assert shlex.split(mine["ReadWritePaths"]) == ["-/data/a $b.lance", "-/srv/t", "-/home/me/db", "-/srv/state"]
     assert (mine["User"], mine["DynamicUser"], mine["ProtectHome"]) == ("lance", "no", "no")
     assert mine["TimeoutStopSec"] == "330"
+
+
+@pytest.mark.parametrize("command", ["systemd", "cron"])
+def test_a_path_with_a_line_break_is_refused(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What follows it would be a line of its own, that root runs."""
+    (folder := tmp_path / "a\nUser=root").mkdir()
+    for file, table in ((configuration(folder, []), "s3://b/t"), (configuration(tmp_path, []), "/data/a\nUser=root")):
+        file.write_text(json.dumps({"tables": [{"uri": table}]}))
+        refused = run_here(capfd, "config", command, str(file))
+        assert (refused.code, refused.out, "control character" in refused.err) == (2, "", True), refused
+
+
+def test_a_configuration_may_begin_with_an_indented_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("\n    # of the north\nhttp: {host: 0.0.0.0}\ntables: [{uri: s3://bucket/orders.lance}]\n")
+    documents = [*yaml.safe_load_all(printed(capfd, "kubernetes", str(file)))]
+    [found] = [one["data"]["config.yaml"] for one in documents if one["kind"] == "ConfigMap"]
+    assert found == file.read_text()
 
 
 @needs_systemd
