@@ -221,7 +221,11 @@ def ask_service(http: HttpConfig) -> tuple[dict[str, Any] | None, str]:
         status = client.get("/api/v1/status")
     except (OSError, ValueError, HTTPException) as error:
         return None, f"the service does not respond on {client.address} ({why_silent(error)})"
-    if not isinstance(status, dict) or not {"service", "tables"} <= status.keys():
+    try:
+        known = isinstance(status["service"]["instance"], str) and isinstance(status["tables"], list)
+    except (KeyError, TypeError):
+        known = False
+    if not known:
         return None, f"the server on {client.address} is not memwal-ops"
     return status, ""
 

@@ -133,7 +133,9 @@ def pause(table: str | None, job: str | None, span: timedelta | None, until: str
 )  # fmt: skip
 def resume(table: str | None, job: str | None, **given: Any) -> int:
     """See the decorator."""
-    return _act("resume", table, job, given, lambda _: f"resumed: {_what(table, job)}.")
+    return _act(
+        "resume", table, job, given, lambda done: f"resumed: {_what(done['resumed']['table'], done['resumed']['job'])}."
+    )
 
 
 def _act(
@@ -153,8 +155,15 @@ def _act(
             remedy="Give the service an http.port.",
         )
     fields = {"by": user_at_host()[:100], **({"reason": given["reason"]} if given["reason"] else {}), **fields}
-    done = ServiceClient(http, _token(given["token_file"], http)).act(f"{target(table, job)}/{action}", fields)
-    echo_result(done, describe(done), as_json=given["as_json"])
+    client = ServiceClient(http, _token(given["token_file"], http))
+    done = client.act(f"{target(table, job)}/{action}", fields)
+    try:
+        text = describe(done)
+    except (KeyError, TypeError):
+        raise InvalidUsageError(
+            f"The server on {client.address} is not memwal-ops.", remedy="Correct http.host and http.port."
+        ) from None
+    echo_result(done, text, as_json=given["as_json"])
     return 0
 
 

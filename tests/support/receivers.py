@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socketserver
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -72,5 +73,27 @@ def mail_receiver() -> Iterator[tuple[int, list[bytes]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield server.server_address[1], mails
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def raw_server(*parts: bytes, pause: float = 0.0) -> Iterator[tuple[int, list[bytes]]]:
+    """A server that reads a request and sends ``parts``, with a pause after each: its port, and the requests."""
+    requests: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            requests.append(self.request.recv(1 << 16))
+            with suppress(OSError):
+                for part in parts:
+                    self.request.sendall(part)
+                    time.sleep(pause)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1], requests
         finally:
             server.shutdown()

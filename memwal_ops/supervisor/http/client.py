@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import ssl
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.supervisor.requests import NoRedirects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from http.client import HTTPResponse
 
     from memwal_ops.supervisor.config.model import HttpConfig
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound
-_SECONDS = 15.0
+# Of silence, and for a whole response.
+_SECONDS, _RESPONSE_SECONDS = 15.0, 60.0
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class ServiceClient:
@@ -33,7 +41,8 @@ class ServiceClient:
         # No proxy of the environment: it would get the token.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if http.tls_certificate is not None:
-            handlers.append(urllib.request.HTTPSHandler(context=_only(http.tls_certificate)))
+            handlers.append(urllib.request.HTTPSHandler(context=_only(os.path.expanduser(http.tls_certificate))))
+        handlers.append(NoRedirects())
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
@@ -43,7 +52,7 @@ class ServiceClient:
             OSError, ValueError, HTTPException: there is no response, or one that is not JSON.
         """
         with self._opener.open(f"{self._base}{path}", timeout=_SECONDS) as response:
-            return json.load(response)
+            return _document(response)
 
     def act(self, path: str, fields: Mapping[str, str]) -> Any:
         """Act, and return the document of what was done.
@@ -57,7 +66,7 @@ class ServiceClient:
         )
         try:
             with self._opener.open(request, timeout=_SECONDS) as response:
-                return json.load(response)
+                return _document(response)
         except urllib.error.HTTPError as error:
             raise InvalidUsageError(
                 f"The service refused it: {_reason(error)}", remedy=_REMEDIES.get(error.code, "")
@@ -98,10 +107,29 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"status {error.code}"
 
 
-def _only(certificate: str) -> ssl.SSLContext:
-    """Trust the certificate of the configuration, and no other, whatever host it names."""
+def _document(response: HTTPResponse) -> Any:
+    """Read a response of JSON; a server that sends a byte now and then is not waited for."""
+    ends, parts = time.monotonic() + _RESPONSE_SECONDS, []
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        if time.monotonic() > ends:
+            raise TimeoutError(f"its response is not complete after {_RESPONSE_SECONDS:g} s")
     try:
-        context = ssl.create_default_context(cafile=certificate)
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError):
+        raise ValueError("its response is not of memwal-ops") from None
+
+
+def _only(certificate: str) -> ssl.SSLContext:
+    """Trust the certificate of the configuration, and no other, whatever host it names.
+
+    Of a chain only the first one: whoever has a certificate of the same authority is not this service.
+    """
+    try:
+        found = _CERTIFICATE.search(Path(certificate).read_text(encoding="utf-8", errors="replace"))
+        if found is None:
+            raise ssl.SSLError("it has no certificate")
+        context = ssl.create_default_context(cadata=found[0])
     except OSError as error:
         raise InvalidUsageError(
             f"The certificate {certificate} cannot be read: {error.strerror or error}.",

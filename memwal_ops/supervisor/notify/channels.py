@@ -18,11 +18,13 @@ import urllib.request
 import uuid
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
+from http.client import HTTPException
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import ExtraMissingError, MemwalOpsError
-from memwal_ops.storage.redaction import redact, remember
+from memwal_ops.storage.redaction import remember
+from memwal_ops.supervisor.requests import NoRedirects, failure_text
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -53,9 +55,8 @@ def send(target: TargetConfig, message: Message) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         raise NotificationError(f"{target.name}: the server answered {error.code}.") from None
-    except (OSError, ValueError, smtplib.SMTPException, MemwalOpsError) as error:
-        reason = getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error
-        raise NotificationError(redact(f"{target.name}: {type(error).__name__}: {reason}")) from None
+    except (OSError, ValueError, HTTPException, smtplib.SMTPException, MemwalOpsError) as error:
+        raise NotificationError(f"{target.name}: {failure_text(error)}") from None
 
 
 def signed(body: bytes, secret: str, number: str, timestamp: int) -> str:
@@ -97,14 +98,7 @@ def _post(target: TargetConfig, body: bytes, headers: Mapping[str, str] | None =
         response.read(1)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a message goes where it was configured to go."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_opener = urllib.request.build_opener(_NoRedirects)
+_opener = urllib.request.build_opener(NoRedirects)
 
 
 def _email(target: TargetConfig, message: Message) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from memwal_ops.log import get_logger
+from memwal_ops.supervisor.requests import failure_text
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -61,9 +62,7 @@ class Heartbeat:
                 response.read(1)
         except Exception as error:  # noqa: BLE001 - whatever another server does
             # The URL is not logged: it often contains its only secret.
-            get_logger(__name__).warning(
-                "heartbeat_failed", error=f"{type(error).__name__}: {error}".replace(url, "URL")
-            )
+            get_logger(__name__).warning("heartbeat_failed", error=failure_text(error, url))
             self._on_result("failed")
         else:
             self._on_result("succeeded")

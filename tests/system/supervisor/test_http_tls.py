@@ -15,7 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from memwal_ops.errors import InvalidConfigError
+from memwal_ops.errors import InvalidConfigError, InvalidUsageError
+from memwal_ops.supervisor.config.model import HttpConfig
+from memwal_ops.supervisor.http.client import ServiceClient
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tls import Certificate
 from memwal_ops.supervisor.http.tokens import TokenFile
@@ -23,21 +25,26 @@ from memwal_ops.supervisor.observe.pages import Page
 from tests.support.waiting import PATIENCE, until
 
 
-def make_pair(folder: Path, name: str) -> tuple[bytes, bytes]:
-    """Write NAME.crt and NAME.key, for localhost; return both."""
+def make_pair(folder: Path, name: str, authority: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:
+    """Write NAME.crt and NAME.key, for localhost; return both. ``authority``: who signs it; else itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    issuer, signer = subject, key
+    if authority is not None:
+        issuer = x509.load_pem_x509_certificate(authority[0]).subject
+        signer = serialization.load_pem_private_key(authority[1], None)  # type: ignore[assignment]
     began = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     made = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(began)
         .not_valid_after(began + datetime.timedelta(days=10))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .sign(signer, hashes.SHA256())
     )
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     pair = made.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
@@ -87,6 +94,28 @@ def test_a_changed_certificate_is_used_and_a_bad_one_is_not(served: HttpServer, 
     until(used)
     with pytest.raises(ssl.SSLError):
         ask(served, first)
+
+
+def test_a_client_trusts_only_the_certificate_itself(
+    served: HttpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chain, not the authority: it signs the certificates of others, too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    authority = make_pair(tmp_path, "authority")
+    for name in ("own", "others"):
+        (tmp_path / f"{name}.pem").write_bytes(make_pair(tmp_path, name, authority)[0] + authority[0])
+    served._server._certificate = Certificate(str(tmp_path / "own.pem"), str(tmp_path / "own.key"))
+    assert ask(served, authority[0]) == 200
+    own, others = (
+        ServiceClient(HttpConfig(port=served.port, tls_certificate=f"~/{name}.pem", tls_key="~/x"))
+        for name in ("own", "others")
+    )
+    assert own.get("/api/v1/status") == {}
+    with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        others.get("/api/v1/status")
+    (tmp_path / "own.pem").write_text("")
+    with pytest.raises(InvalidUsageError, match="has no certificate"):
+        ServiceClient(HttpConfig(port=served.port, tls_certificate="~/own.pem", tls_key="~/x"))
 
 
 def test_clients_without_tls_get_nothing_and_block_nobody(served: HttpServer, tmp_path: Path) -> None:

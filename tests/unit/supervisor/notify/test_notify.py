@@ -20,7 +20,7 @@ from memwal_ops.supervisor.notify.changes import Change, Found, after, changes
 from memwal_ops.supervisor.notify.channels import NotificationError, send, signed
 from memwal_ops.supervisor.notify.message import Message
 from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
-from tests.support.receivers import Receiver, http_receiver, mail_receiver
+from tests.support.receivers import Receiver, http_receiver, mail_receiver, raw_server
 from tests.support.run_cli import run_here
 
 PAGE = "runbooks/alerts/MemwalOpsJobFailing.md"
@@ -132,6 +132,19 @@ def test_a_refusal_names_no_secret(tmp_path: Path) -> None:
                 send(target, message(Change("new", found())))
             assert "secretpart" not in str(caught.value)
     assert {path for path, _, _ in server.received} == {"/T000/secretpart"}, "no redirect is followed"
+    for url in (
+        "http://x:secretpart/T000",
+        "http://127.0.0.1/T000 x/secretpart",
+        "http://127.0.0.1/secretpart\nhttp://x/",
+    ):
+        with pytest.raises(NotificationError, match="its URL is invalid") as caught:
+            send(TargetConfig(name="ops", type="slack", url=url), message(Change("new", found())))
+        assert "secretpart" not in str(caught.value)
+    with (
+        raw_server(b"SSH-2.0\r\n") as (port, _),
+        pytest.raises(NotificationError, match=r"BadStatusLine: SSH-2\.0"),
+    ):
+        send(TargetConfig(name="ops", type="slack", url=f"http://127.0.0.1:{port}/x"), message(Change("new", found())))
     missing = TargetConfig(name="ops", type="slack", url_file=str(tmp_path / "none"))
     with pytest.raises(NotificationError, match="url_file cannot be read"):
         send(missing, message(Change("new", found())))
