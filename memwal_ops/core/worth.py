@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.fleet_budget import Amounts, amounts_of
 from memwal_ops.core.prices import LIST_PRICES, Prices, money_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class Missed:
     figure: float
     limit: float
 
+    def __str__(self) -> str:
+        """As the reason of a run."""
+        return f"objective {self.objective}: {self.figure:,.0f}, at most {self.limit:,.0f}"
+
     def to_json(self) -> dict[str, Any]:
         """The entry of ``missed``."""
         return {"objective": self.objective, "figure": self.figure, "limit": self.limit}
@@ -54,23 +59,31 @@ class Worth:
         costs: what it costs, in money.
         weight: of the table.
         missed: the objective of the table that it would restore; None: all are met.
+        share: what part of the fleet's budget it uses; None: there is none.
     """
 
     saves: float
     costs: float
     weight: float = 1.0
     missed: Missed | None = None
+    share: float | None = None
+
+    @property
+    def effort(self) -> float:
+        """What it costs, as jobs are ranked by it: of the budget, or in money."""
+        return self.share or self.costs
 
     @property
     def ratio(self) -> float:
         """What it saves in a day for what it costs, by the weight of its table."""
-        return self.weight * self.saves / self.costs
+        return self.weight * self.saves / self.effort
 
     def to_json(self) -> dict[str, Any]:
         """The document ``worth``."""
         missed = None if self.missed is None else self.missed.to_json()
         figures = {"saves_daily": round(self.saves, 9), "costs": round(self.costs, 9), "weight": self.weight}
-        return {**figures, "ratio": round(self.ratio, 3), "missed": missed}
+        share = {} if self.share is None else {"share": round(self.share, 9)}
+        return {**figures, **share, "ratio": round(self.ratio, 3), "missed": missed}
 
 
 def worth_of(
@@ -80,6 +93,7 @@ def worth_of(
     *,
     weight: float = 1.0,
     objectives: Mapping[Objective, float] | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> Worth:
     """What the next run of a job is worth.
 
@@ -89,9 +103,17 @@ def worth_of(
         past: what its past runs spent and achieved, the newest first.
         weight: of the table.
         objectives: the table's, by name.
+        limits: of the fleet's budget, by name of an amount.
     """
     saves = sum(_saved(one.kind, figures.get(one.metric, 0.0)) for one in spec.saves)
-    return Worth(saves * _yield(past), _costs(spec, figures, past), weight, missed_objective(spec, figures, objectives))
+    uses = expected_amounts(spec, figures, past)
+    return Worth(
+        saves * _yield(past),
+        uses.money,
+        weight,
+        missed_objective(spec, figures, objectives),
+        uses.share(limits) if limits else None,
+    )
 
 
 def missed_objective(
@@ -119,11 +141,13 @@ def _yield(past: Sequence[Spent]) -> float:
     return (1 + sum(bool(run.achieved) for run in past)) / (1 + len(past))
 
 
-def _costs(spec: JobSpec, figures: Mapping[str, float], past: Sequence[Spent]) -> float:
+def expected_amounts(spec: JobSpec, figures: Mapping[str, float], past: Sequence[Spent]) -> Amounts:
+    """What the next run of a job uses, by past runs or by what is due; money by the prices of the ranking."""
     ranking = dict.fromkeys(LIST_PRICES, _RANKING)
     cost = expected_cost(past, spec.work_due(figures), ranking)
     if cost is not None and cost.money > 0:
-        return cost.money
+        return amounts_of(cost.to_json(), cost.money)
     written = 0.0 if spec.debt is None else figures.get(spec.debt.bytes_written, 0.0)
     requests = {"get": _GETS + written / _BYTES_OF_A_REQUEST, "put": _PUTS + written / _BYTES_OF_A_REQUEST}
-    return money_of({"store": "s3", "requests": requests, "cpu_seconds": 1 + written / _BYTES_PER_SECOND}, ranking)
+    used = {"store": "s3", "requests": requests, "cpu_seconds": 1 + written / _BYTES_PER_SECOND}
+    return amounts_of({**used, "bytes_written": written}, money_of(used, ranking))

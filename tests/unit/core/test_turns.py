@@ -1,0 +1,91 @@
+"""Turns: what is urgent, missed or worth most comes first, and nothing waits for longer than the stated bound."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memwal_ops.core.turns import SHARE, Due, Turns
+from memwal_ops.core.worth import Missed, Worth
+
+
+def due(name: str, since: float, saves: float = 0.0, costs: float = 1.0, **more: object) -> Due:
+    urgent = int(more.pop("urgent", 0))  # type: ignore[call-overload]  # a number
+    return Due((name, "job"), since, Worth(saves, costs, **more), urgent)  # type: ignore[arg-type]  # of Worth
+
+
+def names(found: list[Due]) -> str:
+    return "".join(one.key[0] for one in found)
+
+
+def test_the_order() -> None:
+    """Urgent; then missed objectives, by how far; then what saves most for its cost."""
+    waiting = [
+        due("a", 0.0, saves=1.0),
+        due("b", 1.0, saves=3.0),
+        due("c", 2.0, saves=4.0, costs=4.0),
+        due("d", 3.0, saves=2.0, weight=2.0),
+        due("e", 4.0, missed=Missed("max_fragments", 20.0, 10.0)),
+        due("f", 5.0, missed=Missed("max_fragments", 90.0, 10.0)),
+        due("g", 6.0, urgent=1),
+        due("h", 7.0, urgent=2),
+    ]
+    assert names([*Turns().in_order(waiting)]) == "hgfedbac"
+    chosen = Turns().choose(waiting)
+    assert chosen is not None
+    assert chosen.key[0] == "h"
+    assert Turns().choose([]) is None
+
+
+def test_the_budget_is_what_counts_where_there_is_one() -> None:
+    """A dear run that hardly uses the budget comes before a cheap one that uses it up."""
+    dear, cheap = due("a", 0.0, saves=1.0, costs=9.0, share=0.01), due("b", 0.0, saves=1.0, share=0.5)
+    assert names([*Turns().in_order([cheap, dear])]) == "ab"
+
+
+def test_the_order_is_that_of_the_single_choices() -> None:
+    """A plan and a supervisor agree."""
+    waiting = [due(chr(97 + one), float(one), saves=float(one), costs=1.0 + one % 3) for one in range(26)]
+    turns, left, chosen = Turns(), [*waiting], []
+    while left:
+        one = turns.choose(left)
+        assert one is not None
+        turns.begin(one, oldest=one.age == min(other.age for other in left))
+        left.remove(one)
+        chosen.append(one)
+    assert chosen == [*Turns().in_order(waiting)]
+    assert names(chosen) != "".join(reversed(names(waiting))), "the oldest had a turn"
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 9), st.floats(0, 1000), st.floats(0.01, 50), st.booleans()), min_size=1, max_size=80
+)
+
+
+@given(ARRIVALS, st.integers(1, 4))
+def test_nothing_waits_for_longer_than_the_bound(arrivals: list[tuple[int, float, float, bool]], every: int) -> None:
+    """Over random histories: tables become due again and again, dear and cheap ones, many with missed objectives."""
+    turns, waiting, spent, largest = Turns(), dict[str, Due](), 0.0, 0.0
+    entered: dict[str, tuple[float, float]] = {}
+
+    def start() -> None:
+        nonlocal spent, largest
+        one = turns.choose(waiting.values())
+        assert one is not None
+        turns.begin(one, oldest=one.age == min(other.age for other in waiting.values()))
+        del waiting[one.key[0]]
+        before, ahead = entered.pop(one.key[0])
+        # What was due before it, itself, and one run more.
+        assert spent - before <= SHARE * (ahead + one.worth.effort) + largest + 1e-6
+        spent += one.worth.effort
+        largest = max(largest, one.worth.effort)
+
+    for number, (table, saves, costs, missed) in enumerate(arrivals):
+        if str(table) not in waiting:
+            objective = Missed("max_fragments", 9.0, 1.0) if missed else None
+            entered[str(table)] = (spent, sum(one.worth.effort for one in waiting.values()))
+            waiting[str(table)] = due(str(table), float(number), saves, costs, missed=objective)
+        if number % every == 0:
+            start()
+    while waiting:
+        start()
