@@ -12,6 +12,7 @@ from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import Duration, json_output
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.cost import MAX_RUNS, describe_cost, spent_by
+from memwal_ops.core.fleet_budget import FleetBudget
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.prices import money_text
 from memwal_ops.errors import HistoryError, InvalidUsageError
@@ -20,8 +21,10 @@ from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe.fleet import FleetStatus
 from memwal_ops.supervisor.observe.forecast import forecast
 from memwal_ops.supervisor.scheduling.discovery import discover
+from memwal_ops.supervisor.scheduling.ranking import CHARGED, new_budget
 from memwal_ops.supervisor.state.directory import history_path
 from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.state.outcomes import charged_runs
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 from memwal_ops.units import duration_text
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memwal_ops.core.cost import Spent
+    from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.observe.forecast import Forecast
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
@@ -46,8 +50,8 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     """Show what a supervisor of FILE would run, in which order, at what cost, and what stays undone and why.
 
     Reads the tables and the run history. Changes nothing, whether the service runs or not. It is by the state of the
-    tables now: what writers add until then makes more runs. The order of those that are due at once: missed objectives
-    first, then what saves most in a day for what it costs.
+    tables now: what writers add until then makes more runs. The order of those that are due at once, and the
+    budget, are those of the service: docs/supervisor.md.
 
     \b
     Examples:
@@ -91,8 +95,16 @@ def _forecast(settings: Settings, tables: Sequence[FoundTable], now: datetime, u
             runs = history.spent(table, uri, job, MAX_RUNS)
             return spent_by(job, (PastRun(seconds, {}, used, achieved) for seconds, used, achieved in runs))
 
-        documents = fleet.tables(tables, _READ)
-        return forecast(tables, documents, fleet.applicable, past, prices.by_store(), prices.currency, now, until)
+        config, by_store = settings.config.budget, prices.by_store()
+        shadow = config is not None and config.shadow
+        charged: list[tuple[float, Amounts]] = []
+        if config is not None and history is not None:
+            charged = charged_runs(history.ledger(now - CHARGED * config.per), by_store)
+        budget = FleetBudget({}, 1.0) if shadow else new_budget(settings, charged)
+        documents, currency = fleet.tables(tables, _READ), prices.currency
+        return forecast(
+            tables, documents, fleet.applicable, past, budget, by_store, currency, now, until, by_age=shadow
+        )
     finally:
         fleet.close()
         if history is not None:
@@ -168,8 +180,11 @@ def _explained(document: Mapping[str, Any]) -> str:
         if worth["saves_daily"]:
             money = money_text(worth["saves_daily"])
             saves = f"about {money} a day by list prices of S3, if the table is read 100 times a day"
-            ratio = f"{worth['ratio']:,.2f} times what it costs, by weight {worth['weight']:g}"
-            parts.append(paragraph(f"It saves {saves}: {ratio}.", indent="  ", hanging="  "))
+            weight = f"by weight {worth['weight']:g}"
+            costs = f"{worth['ratio']:,.2f} times what it costs, {weight}"
+            if "share" in worth:
+                costs = f"for {worth['share']:.2%} of the fleet's budget, {weight}"
+            parts.append(paragraph(f"It saves {saves}: {costs}.", indent="  ", hanging="  "))
         if worth["missed"]:
             parts.append(f"  Objective missed: {worth['missed']['objective']}.")
     return "\n".join(parts)

@@ -35,7 +35,7 @@ from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.pages import Pages
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.status import paused, status_of, table_stamps, tables_status
+from memwal_ops.supervisor.observe.status import budget_status, paused, status_of, table_stamps, tables_status
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -249,6 +249,7 @@ class Service:
             "stopping": self._stop_began is not None,
             "leases": self.scheduler.leases is not None,
             "paused": paused(self.scheduler, FLEET),
+            "budget": budget_status(self.scheduler),
             "state_dir": self._state.path,
             "state_error": self._state.fault() or self._history.fault,
             "config": {

@@ -99,6 +99,53 @@ class BudgetConfig(Model):
     per: Positive = timedelta(days=1)
 
 
+def _count(value: Any) -> Any:
+    """Convert ``2M`` to a number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)", str(value).strip())
+    if isinstance(value, bool) or match is None:
+        raise ValueError("expected a number, for example 500k, 2M or 20000000")
+    return round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])
+
+
+def _money(value: Any) -> Any:
+    """Normalize ``5`` and ``5 USD``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\s*([A-Z]{3}))?", str(value).strip())
+    if isinstance(value, bool) or match is None or not float(match[1]):
+        raise ValueError("expected an amount above 0, for example 5 USD")
+    return match[1] if match[2] is None else f"{match[1]} {match[2]}"
+
+
+Count = Annotated[int, BeforeValidator(_count), Field(gt=0)]
+Money = Annotated[str, BeforeValidator(_money)]
+
+
+class FleetBudgetConfig(Model):
+    """What all runs of the service may use within any ``per``; ``shadow``: it only records what it would have done."""
+
+    cpu: Positive | None = None
+    bytes_written: Size | None = None
+    requests: Count | None = None
+    money: Money | None = None
+    per: Positive = timedelta(days=1)
+    shadow: bool = False
+
+    @model_validator(mode="after")
+    def _any(self) -> FleetBudgetConfig:
+        if not self.limits() and not self.shadow:
+            raise ValueError("give at least one of cpu, bytes_written, requests and money, or shadow: true")
+        return self
+
+    def limits(self) -> dict[str, float]:
+        """Those that are given, by name of an amount; processor time in seconds."""
+        given = {
+            "cpu": None if self.cpu is None else self.cpu.total_seconds(),
+            "bytes_written": self.bytes_written,
+            "requests": self.requests,
+            "money": None if self.money is None else self.money.split()[0],
+        }
+        return {name: float(limit) for name, limit in given.items() if limit is not None}
+
+
 class JobConfig(Model):
     """The keys of a job, for all tables or for one. A missing key is taken from the layer below."""
 
@@ -387,9 +434,19 @@ class Config(Model):
     history: HistoryConfig = HistoryConfig()
     leases: LeasesConfig = LeasesConfig()
     prices: PricesConfig = PricesConfig()
+    budget: FleetBudgetConfig | None = None
     pools: PoolsConfig = PoolsConfig()
     backoff: BackoffConfig = BackoffConfig()
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     notify: NotifyConfig = NotifyConfig()
     defaults: Defaults = Defaults()
     tables: list[TableConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _one_currency(self) -> Config:
+        currency = self.prices.currency
+        if self.budget is not None and self.budget.money is not None:
+            given = self.budget.money.split()[1:]
+            if given not in ([], [currency]):
+                raise ValueError(f"budget.money is in {given[0]}, and prices.currency is {currency}: use one currency")
+        return self

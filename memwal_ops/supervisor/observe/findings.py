@@ -29,7 +29,7 @@ _LATE_WARNING, _LATE_CRITICAL = 3, 10
 _MIN_INTERVAL = 60.0
 _FAILURES_CRITICAL = 3
 _ENDINGS = {"failed": "failed", "died": "died", "hung": "hung"}
-_DEFERRED = frozenset({"window", "budget", "lease", "earlier", "paused"})
+_DEFERRED = frozenset({"window", "budget", "over_budget", "lease", "earlier", "paused"})
 MAX_BLOCKED = 3
 """So many blocked parts of a table are findings of their own."""
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
@@ -343,6 +343,8 @@ WAITS = {
     "lease": "its lease",
     "window": "its window",
     "budget": "its budget",
+    "over_budget": "the fleet's budget",
+    "breaker": "its circuit breaker",
     "earlier": "another job's first run",
     "paused": "the end of its pause",
 }

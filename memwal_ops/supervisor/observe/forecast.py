@@ -5,19 +5,30 @@ By the state of the tables now: what writers add until then is not known. Pure: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+import math
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import expected_cost
-from memwal_ops.core.worth import worth_of
+from memwal_ops.core.figures import Figures
+from memwal_ops.core.fleet_budget import amounts_of
+from memwal_ops.core.job import POOLS
+from memwal_ops.core.turns import Due, Turns
+from memwal_ops.core.worth import expected_amounts, worth_of
+from memwal_ops.supervisor.scheduling.backlogs import triggered_by
+from memwal_ops.supervisor.scheduling.ranking import is_safety
 from memwal_ops.supervisor.scheduling.windows import is_open
+from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 from memwal_ops.text import time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.cost import Cost, Spent
+    from memwal_ops.core.fleet_budget import Amounts, FleetBudget
+    from memwal_ops.core.job import Objective, Pool
     from memwal_ops.core.prices import Prices
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import JobSettings
@@ -60,15 +71,29 @@ class Forecast:
         return {**shared, "at": at, "runs": self.runs, "apply": self.applies, "cost": cost}
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job that runs, at which times, unless the budget defers it."""
+
+    found: Forecast
+    waited: timedelta
+    settings: JobSettings
+    uses: Amounts
+    urgent: bool
+
+
 def forecast(
     tables: Iterable[FoundTable],
     documents: Iterable[Mapping[str, Any]],
     applicable: Mapping[str, frozenset[str] | None],
     past: Callable[[str, str, str], Sequence[Spent]],
+    budget: FleetBudget,
     prices: Mapping[str, Prices],
     currency: str,
     now: datetime,
     until: datetime,
+    *,
+    by_age: bool = False,
 ) -> list[Forecast]:
     """Every enabled job of every table, in the order in which they run; those that do not run are last.
 
@@ -77,13 +102,16 @@ def forecast(
         documents: their fleet status, see :class:`memwal_ops.supervisor.observe.fleet.FleetStatus`.
         applicable: by table, the jobs that apply to it; None: not known.
         past: what the past runs of a table (its name and its URI) and a job spent.
+        budget: of the fleet, with what was used by now.
         prices: by store.
         currency: of the prices.
         now: the time.
         until: the end of the time that was asked for.
+        by_age: the supervisor takes what has waited longest, as its budget is a shadow.
     """
     known = {(table.name, table.uri): table for table in tables}
-    found: list[Forecast] = []
+    running: list[_Job] = []
+    undone: list[Forecast] = []
     for document in documents:
         table = known[document["name"], document["uri"]]
         for name, status in document["jobs"].items():
@@ -95,28 +123,85 @@ def forecast(
                 spent,
                 weight=table.settings.weight,
                 objectives=table.settings.objectives,
+                limits=budget.limits,
             )
             applies = applicable.get(table.name)
             if applies is not None and name not in applies:
                 at, why = None, "it does not apply to this table"
             else:
-                at, why = _first(settings, status, document, worth, now, until)
+                at, why = _first(settings, status, document, table.settings.objectives, now, until)
             cost = expected_cost(spent, settings.job.work_due(figures), prices, currency)
-            found.append(
-                Forecast(table.name, name, at, why, _times(settings, at, now, until), cost, worth, settings.apply)
-            )
-    return sorted(found, key=lambda one: (one.at or datetime.max.replace(tzinfo=now.tzinfo), *_rank(one)))
+            found = Forecast(table.name, name, at, why, _times(settings, at, now, until), cost, worth, settings.apply)
+            if at is None:
+                undone.append(found)
+                continue
+            uses = expected_amounts(settings.job, figures, spent)._replace(money=0.0)
+            uses = uses if cost is None else amounts_of(cost.to_json())
+            waited = timedelta(seconds=float(status["waiting_seconds"]))
+            urgent = is_safety(settings.name, worth, Figures(figures, table.settings.format))
+            running.append(_Job(found, waited, settings, uses, urgent))
+    done = [*_within(budget, running, now, until, by_age=by_age)]
+    undone += (one for one in done if one.at is None)
+    undone.sort(key=lambda one: (one.worth.missed is None, -one.worth.ratio, one.table, one.job))
+    return [*(one for one in done if one.at is not None), *undone]
 
 
-def _rank(one: Forecast) -> tuple[bool, float, str, str]:
-    return one.worth.missed is None, -one.worth.ratio, one.table, one.job
+def _within(
+    budget: FleetBudget, jobs: Iterable[_Job], now: datetime, until: datetime, *, by_age: bool
+) -> Iterator[Forecast]:
+    """The runs in their order, each when the budget allows it; as the supervisor takes them in turns."""
+    waiting: dict[datetime, list[_Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.found.at or now, []).append(job)
+    turns = {pool: Turns() for pool in POOLS}
+    times = sorted(waiting)
+    while times:
+        at = heapq.heappop(times)
+        for job in _in_turn(waiting.pop(at), turns, now, by_age=by_age):
+            found, when, objective = job.found, at.timestamp(), job.found.worth.missed is not None
+            limit = None if job.urgent else budget.refuses(when, objective=objective)
+            if limit is None:
+                budget.add(when, job.uses)
+                yield replace(found, at=at, runs=_times(job.settings, at, now, until))
+                continue
+            frees = math.ceil(budget.frees_at(when, objective=objective))
+            later = max(datetime.fromtimestamp(frees, now.tzinfo), at + timedelta(seconds=1))
+            if later > until:
+                yield replace(found, at=None, runs=0, why=f"{OVER_BUDGET}: {limit} of the fleet is used up until then")
+                continue
+            if later not in waiting:
+                heapq.heappush(times, later)
+            waiting.setdefault(later, []).append(job)
+
+
+def _in_turn(jobs: Sequence[_Job], turns: Mapping[Pool, Turns], now: datetime, *, by_age: bool) -> list[_Job]:
+    """Those that are due at once, in the order of their turns; pools run beside each other."""
+    known = {(job.found.table, job.found.job): job for job in jobs}
+    order: list[tuple[int, _Job]] = []
+    for pool, turn in turns.items():
+        due = [
+            Due(key, _since(job, now), job.found.worth, int(job.urgent))
+            for key, job in known.items()
+            if job.settings.job.pool == pool
+        ]
+        ordered = sorted(due, key=lambda one: one.age) if by_age else turn.in_order(due)
+        order += ((place, known[one.key]) for place, one in enumerate(ordered))
+    return [job for _, job in sorted(order, key=lambda one: (one[0], one[1].found.worth.missed is None))]
+
+
+def _since(job: _Job, now: datetime) -> datetime:
+    """Since when a job is due, as far as a status shows it; one that only reads by an interval later."""
+    due = now - job.waited
+    if job.settings.job.reads_only and job.settings.schedule is not None:
+        due += job.settings.schedule.period(now)
+    return due
 
 
 def _first(
     settings: JobSettings,
     status: Mapping[str, Any],
     document: Mapping[str, Any],
-    worth: Worth,
+    objectives: Mapping[Objective, float],
     now: datetime,
     until: datetime,
 ) -> tuple[datetime | None, str]:
@@ -127,7 +212,7 @@ def _first(
     if status["waiting_for"] == "paused" or status.get("paused"):
         return None, "it is paused"
     nothing = settings.job.debt is not None and settings.has_nothing_to_do(figures)
-    due, why = _due(settings, status, figures, worth, now, nothing=nothing)
+    due, why = _due(settings, status, figures, objectives, now, nothing=nothing)
     if due is None:
         return None, why
     due = max(due, now + timedelta(seconds=float(status["backoff_seconds"] or 0)))
@@ -148,18 +233,15 @@ def _due(
     settings: JobSettings,
     status: Mapping[str, Any],
     figures: Mapping[str, float],
-    worth: Worth,
+    objectives: Mapping[Objective, float],
     now: datetime,
     *,
     nothing: bool,
 ) -> tuple[datetime | None, str]:
     if status["running_seconds"]:
         return now, "it is running"
-    if worth.missed is not None and not nothing:
-        missed = worth.missed
-        return now, f"objective {missed.objective}: {missed.figure:,.0f}, at most {missed.limit:,.0f}"
-    if settings.when is not None and settings.when.is_met(figures):
-        return now, f"when: {settings.when.text}"
+    if (triggered := triggered_by(settings, figures, objectives)) is not None:
+        return now, triggered
     if settings.schedule is None or status["next_due"] is None:
         text = "" if settings.when is None else f", and not yet so: {settings.when.text}"
         return None, f"it has no schedule{text}"

@@ -37,7 +37,7 @@ _LEASE_STATES = ("free", "held", "elsewhere")
 _BOTH = ("succeeded", "failed")
 _OUTCOMES = ("succeeded", "partial", *FAILURES)
 _SKIPS = ("held", "shared", "unchanged", "not_due")
-_DEFERRED = ("window", "budget", "paused")
+_DEFERRED = ("window", "budget", "over_budget", "paused")
 
 
 class Metrics:
@@ -249,6 +249,11 @@ class _StatusCollector(Collector):
         for name in ("workers", "busy", "queued"):
             rows = [((pool,), float(figures[name])) for pool, figures in pools.items()]
             yield self._gauge(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
+        budget = service["budget"]
+        limits = [] if budget is None else [((kind,), amount) for kind, amount in budget["limits"].items()]
+        yield self._gauge("budget_limit", "Limits of the budget of the fleet.", limits, "kind")
+        used = [] if budget is None else [((kind,), amount) for kind, amount in budget["used"].items()]
+        yield self._gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
         polled = [
             ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
         ]

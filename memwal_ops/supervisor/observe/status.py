@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.config.effective import TableSettings
     from memwal_ops.supervisor.observe.status_document import (
+        BudgetStatus,
         JobStatus,
         LeaseStatus,
         PauseStatus,
@@ -97,6 +98,12 @@ def _table(
             for name, entry in sorted(state.entries.items())
         },
     }
+
+
+def budget_status(scheduler: Scheduler) -> BudgetStatus | None:
+    """Return the budget of the fleet; None: none is configured."""
+    with scheduler.lock:
+        return scheduler.ranking.to_json(scheduler.begun(), scheduler.clock.now())
 
 
 def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:

@@ -109,6 +109,22 @@ class PatternFault(TypedDict):
     error: str
 
 
+class BudgetStatus(TypedDict):
+    """The budget of the fleet: limits, what was used within ``per_seconds``, and what runs are expected to use.
+
+    ``used_up``: the limit that defers runs, but not those that restore objectives; None: nothing does. ``frees``: when
+    it defers no more.
+    """
+
+    per_seconds: float
+    shadow: bool
+    limits: dict[str, float]
+    used: dict[str, float]
+    in_flight: dict[str, float]
+    used_up: str | None
+    frees: str | None
+
+
 class ServiceStatus(TypedDict):
     """The service itself."""
 
@@ -121,6 +137,7 @@ class ServiceStatus(TypedDict):
     stopping: bool
     leases: bool
     paused: PauseStatus | None
+    budget: BudgetStatus | None
     state_dir: str
     state_error: str | None
     config: ConfigStatus

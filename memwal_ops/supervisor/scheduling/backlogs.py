@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import Figures, jobs_of
+from memwal_ops.core.worth import missed_objective
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.outcomes import describe_exit
@@ -17,6 +18,7 @@ from memwal_ops.supervisor.workers.protocol import PollRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from memwal_ops.core.job import Objective
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.observe.metrics import Metrics
     from memwal_ops.supervisor.scheduling.clock import Clock
@@ -256,16 +258,16 @@ class BacklogPolling:
         return _is_same(state, version, figures)
 
     def _queue_triggered(self, state: TableState, began: float) -> None:
-        """Queue the jobs whose trigger the figures meet."""
+        """Queue the jobs whose trigger the figures meet, and those that restore an objective."""
         for entry in state.entries.values():
-            when = entry.settings.when
-            if when is None or not when.is_met(state.figures) or self._is_unproductive(entry, state):
+            why = triggered_by(entry.settings, state.figures, entry.table.settings.objectives)
+            if why is None or self._is_unproductive(entry, state):
                 continue
             if began < entry.ended:
                 # Read before its last run ended: the backlog may be gone by now.
                 state.poll_again = True
             else:
-                self._enqueue(*entry.key, f"when: {when.text}")
+                self._enqueue(*entry.key, why)
 
     def _ask_again(self, state: TableState) -> None:
         """Queue a verification that found indexes to answer badly, if the table was written since, for example fixed.
@@ -329,6 +331,16 @@ class BacklogPolling:
             return False
         recent = self._clock.now() - entry.finished < _UNPRODUCTIVE_FOR
         return recent and entry.unproductive_backlog.items() <= _amounts(entry, state.figures).items()
+
+
+def triggered_by(
+    settings: JobSettings, figures: Mapping[str, float], objectives: Mapping[Objective, float]
+) -> str | None:
+    """Why backlog figures make a job due: its trigger, or an objective of its table that it restores; None: neither."""
+    if settings.when is not None and settings.when.is_met(figures):
+        return f"when: {settings.when.text}"
+    missed = missed_objective(settings.job, figures, objectives) if settings.apply else None
+    return None if missed is None or settings.has_nothing_to_do(figures) else str(missed)
 
 
 def _reuse_seconds(state: TableState) -> float:

@@ -1,13 +1,7 @@
-"""Choose which due job runs next: of those that may run, the one that has waited longest.
-
-A job that only reads counts as due by one interval later: what changes tables goes first, until it has waited as long.
-
-With each run a table moves to the end of the queue, so one that is always behind does not starve the others.
-"""
+"""Find which due jobs may run, and what the others wait for."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.supervisor.scheduling.windows import is_open
@@ -15,10 +9,12 @@ from memwal_ops.supervisor.state.tables import LEASING, QUEUED, RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from datetime import datetime
 
     from memwal_ops.supervisor.state.tables import Entry
 
-_NEVER = datetime.min.replace(tzinfo=UTC)
+BREAKER_FAILURES = 10
+"""From so many failures in a row on, a job waits for its circuit breaker."""
 _RUNS_SOON = frozenset({"worker", "earlier"})
 
 
@@ -39,22 +35,18 @@ def must_run_before(other: Entry, entry: Entry, *, always: bool, undecided: bool
     return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in _RUNS_SOON)
 
 
-def choose(
+def may_start(
     entries: Iterable[Entry],
     now: datetime,
     over_budget: Callable[[Entry], bool],
     must_wait: Callable[[Entry], bool],
     is_paused: Callable[[Entry], bool],
-) -> Entry | None:
-    """Return the entry to run next, or None; set ``waiting`` of every queued entry."""
-    best: Entry | None = None
-    for entry in entries:
-        if entry.state != QUEUED:
-            continue
+) -> list[Entry]:
+    """Return the entries that wait for nothing but a worker; set ``waiting`` of every queued entry."""
+    queued = [entry for entry in entries if entry.state == QUEUED]
+    for entry in queued:
         entry.waiting = "paused" if is_paused(entry) else _waits_for(entry, now, over_budget, must_wait)
-        if entry.waiting == "worker" and (best is None or _order(entry) < _order(best)):
-            best = entry
-    return best
+    return [entry for entry in queued if entry.waiting == "worker"]
 
 
 def _waits_for(
@@ -62,16 +54,11 @@ def _waits_for(
 ) -> str:
     """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
     if entry.not_before is not None and now < entry.not_before:
-        return "lease" if entry.other is not None else "backoff"
+        if entry.other is not None:
+            return "lease"
+        return "breaker" if entry.failures >= BREAKER_FAILURES else "backoff"
     if not entry.at_once and not is_open(entry.settings.windows, now, entry.settings.zone):
         return "window"
     if not entry.at_once and over_budget(entry):
         return "budget"
     return "earlier" if must_wait(entry) else "worker"
-
-
-def _order(entry: Entry) -> tuple[bool, datetime, datetime, tuple[str, str]]:
-    due = entry.due or _NEVER
-    if entry.settings.job.reads_only and entry.due is not None and entry.settings.schedule is not None:
-        due += entry.settings.schedule.period(due)
-    return not entry.at_once, due, entry.started or _NEVER, entry.key

@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memwal_ops.core.cost import expected_cost
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.next_run import MAX_RATES, rates_of
@@ -35,7 +34,8 @@ from memwal_ops.supervisor.scheduling.backoff import (
 )
 from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.errands import Errands
-from memwal_ops.supervisor.scheduling.priority import choose, must_run_before
+from memwal_ops.supervisor.scheduling.priority import may_start, must_run_before
+from memwal_ops.supervisor.scheduling.ranking import Ranking
 from memwal_ops.supervisor.scheduling.reconcile import reconcile
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
 from memwal_ops.supervisor.state.outcomes import (
@@ -57,6 +57,7 @@ from memwal_ops.supervisor.workers.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from memwal_ops.core.job import Pool
     from memwal_ops.core.leases import Lease
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.config.effective import JobSettings, Settings
@@ -112,6 +113,8 @@ class Scheduler:
         self._heartbeat = heartbeat
         self.clock = clock or Clock()
         self._recorder = RunRecorder(history, supervisor, self.clock)
+        self.ranking = Ranking(self.tables, self._recorder)
+        self.ranking.configure(settings, self.clock.now())
         self._once = once
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._random = random.Random()  # noqa: S311 - jitter
@@ -194,6 +197,7 @@ class Scheduler:
     def set_settings(self, settings: Settings) -> None:
         """Apply a new configuration; :meth:`set_tables` applies its tables."""
         self.settings = settings
+        self.ranking.configure(settings, self.clock.now())
         self.pools.configure(dict(settings.config.pools))
         self.pools.log_level = settings.config.log_level.upper()
         if self.leases is not None:
@@ -301,7 +305,7 @@ class Scheduler:
             candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in candidates)
             # Evaluated even if no worker is free: it sets what the queued entries wait for, which the status shows.
-            while (entry := self._next_entry(candidates, now)) is not None and self.pools.free(pool) > reserved:
+            while (entry := self._next_entry(pool, candidates, now)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
         self._polling.begin(self.pools.free)
@@ -387,9 +391,9 @@ class Scheduler:
             "backlog": state.figures,
             "version": state.version,
             "token": None if lease is None else lease.token,
-            "cost": self._expected_cost(entry),
             "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
             **({} if entry.asked_by is None else {"asked_by": entry.asked_by}),
+            **self.ranking.begin(entry),
         }
         number = self._recorder.begin(entry, plan, now)
         request = RunRequest(
@@ -406,17 +410,11 @@ class Scheduler:
         worker = self._assign(settings.job.pool, request)
         entry.lease, entry.renewed, entry.renewing = lease, mono, False
         entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
-        entry.run = RunState(number, worker, mono, now, mono, before=self._polling.fingerprint_and_settings(entry))
+        before = self._polling.fingerprint_and_settings(entry)
+        entry.run = RunState(number, worker, mono, now, mono, before=before, plan=plan)
         entry.state, entry.waiting, entry.attempted = RUNNING, None, now
         self._runs[request.id] = entry
         self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
-
-    def _expected_cost(self, entry: Entry) -> dict[str, Any] | None:
-        """What a run costs by its past ones: recorded with it, so that what came can be compared."""
-        prices = self.settings.config.prices
-        work = entry.settings.job.work_due(self.tables[entry.table.name].figures)
-        cost = expected_cost(self._recorder.spent(entry), work, prices.by_store(), prices.currency)
-        return None if cost is None else cost.to_json()
 
     def _assign(self, pool: str, request: Any) -> WorkerProcess:
         known = {worker.pid for worker in self.pools.all()}
@@ -425,8 +423,14 @@ class Scheduler:
             self.metrics.worker_starts.labels(pool).inc()
         return worker
 
-    def _next_entry(self, entries: list[Entry], now: datetime) -> Entry | None:
-        return choose(entries, now, self._recorder.is_over_budget, self._must_wait, self._is_paused)
+    def _next_entry(self, pool: Pool, entries: list[Entry], now: datetime) -> Entry | None:
+        ready = may_start(entries, now, self._recorder.is_over_budget, self._must_wait, self._is_paused)
+        return self.ranking.choose(pool, ready, self.begun(), now)
+
+    def begun(self) -> list[Entry]:
+        """Return the jobs that run, and those that wait for their lease."""
+        leasing = (entry for entry in self.entries() if entry.state == LEASING)
+        return [*self._runs.values(), *leasing]
 
     def _is_paused(self, entry: Entry) -> bool:
         return self.pauses.covering(*entry.key, self.clock.now()) is not None
@@ -495,6 +499,7 @@ class Scheduler:
             self.metrics.runs.labels(*entry.key, outcome).inc()
             sums = Figures(details.get("figures") or {}, entry.table.settings.format, "run")
             self.metrics.count_figures(*entry.key, sums)
+        self.ranking.end(details.get("used"), run.plan, now)
         if (used := details.get("used")) is not None:
             self.metrics.count_usage(entry.table.name, used, money_of(used, self.settings.config.prices.by_store()))
             if outcome == "succeeded":

@@ -5,12 +5,17 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.fleet_budget import amounts_of
 from memwal_ops.core.past_runs import PastRun
+from memwal_ops.core.prices import money_of
 from memwal_ops.errors import JobHungError, LeaseLostError, WorkerDiedError, runbook
+from memwal_ops.supervisor.state.history import BY_HAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from memwal_ops.core.fleet_budget import Amounts
+    from memwal_ops.core.prices import Prices
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.tables import Entry
 
@@ -101,6 +106,28 @@ def last_answers(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def past_runs(runs: Iterable[Mapping[str, Any]]) -> Iterator[PastRun]:
     """Those of the runs of the history that succeeded."""
     return (PastRun(run["seconds"], run["report"] or {}, run["used"]) for run in runs if run["outcome"] == "succeeded")
+
+
+OVER_BUDGET = "over_budget"
+"""What a job waits for while the budget of the fleet is used up."""
+
+
+def is_held(plan: Mapping[str, Any]) -> bool:
+    """Whether a run is one that the budget, which is only a shadow, would not have allowed."""
+    return bool((plan.get("shadow") or {}).get("would") == OVER_BUDGET)
+
+
+def charged_runs(runs: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices]) -> list[tuple[float, Amounts]]:
+    """What the fleet's budget is charged for, of :meth:`History.ledger`: when each run ended, and what it used.
+
+    The oldest first. Runs by hand are not the service's.
+    """
+    charged = [
+        (float(run["finished"]), amounts_of(run["used"], money_of(run["used"], prices)))
+        for run in runs
+        if run["used"] and run["supervisor"] != BY_HAND and not is_held(run["plan"] or {})
+    ]
+    return sorted(charged)
 
 
 def error_fields(error: MemwalOpsError) -> dict[str, Any]:

@@ -14,14 +14,16 @@ from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import HistoryError
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.state.history import LastRuns
-from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
+from memwal_ops.supervisor.state.outcomes import charged_runs, last_answers, past_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from memwal_ops.core.cost import Spent
+    from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.core.next_run import Rate
+    from memwal_ops.core.prices import Prices
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.state.tables import Entry
@@ -124,6 +126,14 @@ class RunRecorder:
         key = (*entry.key, entry.table.uri)
         newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
         self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
+
+    def charged(self, since: datetime, prices: Mapping[str, Prices]) -> list[tuple[float, Amounts]]:
+        """Return what the fleet's budget is charged for since a time, see :func:`charged_runs`."""
+        try:
+            return charged_runs(self._history.ledger(since), prices)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return []
 
     def is_over_budget(self, entry: Entry) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""

@@ -39,6 +39,7 @@ class RunState:
         log: the last lines that its worker logged.
         signalled: when the worker was asked to end it.
         before: the table's fingerprint and the job's settings before it, see :attr:`Entry.unchanged_since`.
+        plan: what was recorded when it began.
     """
 
     number: int | None
@@ -50,6 +51,7 @@ class RunState:
     ended_by: str | None = None
     signalled: float | None = None
     before: tuple[str, JobSettings] | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
     killed: bool = False
     working: bool = False
     cancelled_by: str = ""
@@ -62,11 +64,12 @@ class Entry:
 
     Attributes:
         due: since when it is due (wall clock); None if it is not.
-        why: what made it due: ``schedule``, ``when: ...``, ``retry``, ``answers``, ``request``.
+        why: what made it due: ``schedule``, ``when: ...``, ``objective ...``, ``retry``, ``answers``, ``request``.
         asked_by: who asked for the run that is due or in flight; None: nobody did.
         at_once: it runs before others, in a closed window, and beyond its budget.
         not_before: it does not start before this time (wall clock).
-        waiting: what it waits for: paused, window, backoff, budget, lease, worker, or earlier (an upstream job).
+        waiting: what it waits for: paused, window, backoff, breaker, budget, over_budget (that of the fleet), lease,
+            worker, or earlier (an upstream job).
         lease: the lease that this supervisor holds for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.

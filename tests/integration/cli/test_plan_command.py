@@ -80,3 +80,33 @@ def test_an_unknown_table_is_refused(config: str, capfd: pytest.CaptureFixture[s
     ran = run_here(capfd, "plan", "--config", config, "--explain", "none")
     assert ran.code == 2
     assert "The tables of" in ran.err
+
+
+def test_what_the_budget_does_not_allow_stays_undone(
+    config: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    history = History.open(f"{tmp_path}/history.sqlite")
+    began = datetime.now(UTC) - timedelta(hours=2)
+    number = history.begin(table="x", uri="/x", job="merge", supervisor="s", why="schedule", plan={}, now=began)
+    used = {"store": "s3", "requests": {}, "bytes_read": 0, "bytes_written": 0, "cpu_seconds": 950.0}
+    history.finish(number, began, "succeeded", used=used)
+    history.close()
+    file, text = Path(config), Path(config).read_text()
+    file.write_text(f"budget: {{cpu: 1000s, per: 30d}}\n{text}")
+    found = run_here(capfd, "plan", "--config", config, "--json").document
+    undone = {(one["table"], one["job"]): one["why"] for one in found["undone"]}
+    assert undone["many", "compact"] == "over_budget: cpu of the fleet is used up until then"
+    assert ("kept", "compact") not in undone, "a missed objective may use the rest"
+    told = " ".join(run_here(capfd, "plan", "--config", config).out.split())
+    assert "many compact: over_budget: cpu of the fleet is used up until then." in told
+    file.write_text(f"budget: {{cpu: 1000s, per: 3h}}\n{text}")
+    (later,) = [
+        one
+        for one in run_here(capfd, "plan", "--config", config, "--json").document["runs"]
+        if (one["table"], one["job"]) == ("many", "compact")
+    ]
+    wait = datetime.fromisoformat(later["at"]) - datetime.now(UTC)
+    assert timedelta(minutes=50) < wait < timedelta(minutes=70), "when the run is three hours ago"
+    file.write_text(f"budget: {{cpu: 1000s, per: 30d, shadow: true}}\n{text}")
+    found = run_here(capfd, "plan", "--config", config, "--json").document
+    assert not any("over_budget" in one["why"] for one in found["undone"])

@@ -25,7 +25,7 @@ def metrics(tmp_path: Path) -> Metrics:
     stage.answer("a", outcome="succeeded", figures={"merged_rows": 5.0}, phases={"open": 0.5})
     stage.see("b", generations=3.0, oldest_generation_seconds=1234567.5)
     tables, pools = status_of(stage.scheduler)
-    service = {"ready": True, "config": {"error": None}, "discovery_faults": []}
+    service = {"ready": True, "config": {"error": None}, "discovery_faults": [], "budget": None}
     found = Metrics(lambda: {"service": service, "pools": pools, "tables": tables})  # type: ignore[arg-type,typeddict-item]
     found.init_table("a", ["merge", "gc"])
     found.run_seconds.labels("merge").observe(0.7)

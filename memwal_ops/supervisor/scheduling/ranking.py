@@ -1,0 +1,224 @@
+"""Rank the jobs that are due by what a run is worth, within the budget of the fleet (:class:`Ranking`)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.figures import jobs_of
+from memwal_ops.core.fleet_budget import NOTHING, Amounts, FleetBudget, amounts_of
+from memwal_ops.core.job import POOLS
+from memwal_ops.core.prices import money_of
+from memwal_ops.core.turns import Due, Turns
+from memwal_ops.core.worth import expected_amounts, worth_of
+from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from memwal_ops.core.figures import Figures
+    from memwal_ops.core.job import Pool
+    from memwal_ops.core.worth import Worth
+    from memwal_ops.supervisor.config.effective import Settings
+    from memwal_ops.supervisor.config.model import FleetBudgetConfig
+    from memwal_ops.supervisor.observe.status_document import BudgetStatus
+    from memwal_ops.supervisor.state.recorder import RunRecorder
+    from memwal_ops.supervisor.state.tables import Entry, TableState
+
+CHARGED = 4
+"""So many times ``per`` of the run history are read: what exceeded a limit is charged for longer than once."""
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_RETENTION = "max_bytes_held"
+_ASKED, _SAFETY = 2, 1
+
+
+def new_budget(settings: Settings, charged: Iterable[tuple[float, Amounts]]) -> FleetBudget:
+    """The budget of a configuration.
+
+    Args:
+        settings: the configuration.
+        charged: what earlier runs used, and when they ended, the oldest first.
+    """
+    config = settings.config.budget
+    if config is None:
+        return FleetBudget({}, 1.0)
+    keeps = any(table.objectives for table in settings.tables)
+    budget = FleetBudget(config.limits(), config.per.total_seconds(), keeps=keeps)
+    for finished, used in charged:
+        budget.add(finished, used)
+    return budget
+
+
+def waits_since(entry: Entry) -> tuple[datetime, datetime]:
+    """The place of a job among those that wait.
+
+    One that only reads counts as due by one interval later: what changes tables goes first, until it has waited as
+    long. Of two that are due at once, that goes first which ran longer ago.
+    """
+    due = entry.due or _NEVER
+    if entry.settings.job.reads_only and entry.due is not None and entry.settings.schedule is not None:
+        due += entry.settings.schedule.period(due)
+    return due, entry.started or _NEVER
+
+
+class Ranking:
+    """The order of a supervisor's runs. Only the scheduler's thread calls it.
+
+    Args:
+        tables: the scheduler's, by name.
+        recorder: what past runs spent.
+    """
+
+    def __init__(self, tables: Mapping[str, TableState], recorder: RunRecorder) -> None:
+        """Without a budget, until :meth:`configure`."""
+        self._tables = tables
+        self._recorder = recorder
+        self._config: FleetBudgetConfig | None = None
+        self._budget = FleetBudget({}, 1.0)
+        self._turns = {pool: Turns() for pool in POOLS}
+        self._worths: dict[tuple[str, str], tuple[object, Worth, Amounts]] = {}
+        self._oldest: set[tuple[str, str]] = set()
+        self._shadow: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def configure(self, settings: Settings, now: datetime) -> None:
+        """Apply a configuration: what runs of the last ``per`` used counts, whether this process ran them or not."""
+        self._settings = settings
+        self._config = settings.config.budget
+        self._prices = settings.config.prices.by_store()
+        self._worths.clear()
+        charged = () if self._config is None else self._recorder.charged(now - CHARGED * self._config.per, self._prices)
+        self._budget = new_budget(settings, charged)
+
+    def choose(self, pool: Pool, entries: Sequence[Entry], in_flight: Iterable[Entry], now: datetime) -> Entry | None:
+        """Whose turn it is in a pool; sets what those wait for that the budget does not allow.
+
+        Args:
+            pool: the pool.
+            entries: its jobs that may start.
+            in_flight: those that run, of all pools.
+            now: the time.
+        """
+        if not entries:
+            return None
+        known = {entry.key: entry for entry in entries}
+        due = [self._due(entry) for entry in entries]
+        allowed = self._allowed(due, in_flight, now)
+        turn = self._turns[pool].choose(allowed)
+        if self._config is not None and self._config.shadow:
+            first = min(due, key=lambda one: (one.urgent < _ASKED, *one.age))
+            self._shadow[first.key] = _shadow(first, allowed, turn)
+            return known[first.key]
+        for one in {one.key for one in due} - {one.key for one in allowed}:
+            known[one].waiting = OVER_BUDGET
+        if turn is None:
+            return None
+        self._oldest.discard(turn.key)
+        if turn.age == min(one.age for one in allowed):
+            self._oldest.add(turn.key)
+        return known[turn.key]
+
+    def begin(self, entry: Entry) -> dict[str, Any]:
+        """Count a start; return what is recorded with the run: its expected cost, and what a shadow would have done."""
+        due = self._due(entry)
+        self._turns[entry.settings.job.pool].begin(due, oldest=entry.key in self._oldest)
+        self._oldest.discard(entry.key)
+        shadow = self._shadow.pop(entry.key, None)
+        return {"cost": self._cost(entry), **({} if shadow is None else {"shadow": shadow})}
+
+    def end(self, used: Mapping[str, Any] | None, plan: Mapping[str, Any], now: datetime) -> None:
+        """Charge a run that ended.
+
+        Args:
+            used: what it used; None: that is not known.
+            plan: what :meth:`begin` returned for it.
+            now: the time.
+        """
+        if used and not is_held(plan):
+            self._budget.add(now.timestamp(), amounts_of(used, money_of(used, self._prices)))
+
+    def to_json(self, in_flight: Iterable[Entry], now: datetime) -> BudgetStatus | None:
+        """The document ``budget`` of the service's status; None: none is configured."""
+        if self._config is None:
+            return None
+        at = now.timestamp()
+        expected = self._expected(in_flight)
+        refused = self._budget.refuses(at, expected)
+        frees = self._budget.frees_at(at) if refused is not None else at
+        used = self._budget.used(at)
+        return {
+            "per_seconds": self._config.per.total_seconds(),
+            "shadow": self._config.shadow,
+            "limits": dict(self._budget.limits),
+            "used": {name: round(getattr(used, name), 6) for name in self._budget.limits},
+            "in_flight": {name: round(getattr(expected, name), 6) for name in self._budget.limits},
+            "used_up": refused,
+            "frees": datetime.fromtimestamp(frees, UTC).isoformat(timespec="seconds") if frees > at else None,
+        }
+
+    def _allowed(self, due: Sequence[Due], in_flight: Iterable[Entry], now: datetime) -> list[Due]:
+        if not self._budget.limits:
+            return [*due]
+        at, expected = now.timestamp(), self._expected(in_flight)
+        refused = {one: self._budget.refuses(at, expected, objective=one) for one in (False, True)}
+        return [one for one in due if one.urgent or refused[one.worth.missed is not None] is None]
+
+    def _due(self, entry: Entry) -> Due:
+        worth, _ = self._worth(entry)
+        state = self._tables.get(entry.table.name)
+        safe = state is not None and is_safety(entry.settings.name, worth, state.backlog)
+        return Due(entry.key, waits_since(entry), worth, _ASKED if entry.at_once else _SAFETY if safe else 0)
+
+    def _worth(self, entry: Entry) -> tuple[Worth, Amounts]:
+        """What the next run is worth and uses; computed once for each poll of the table, and run of the job."""
+        state = self._tables.get(entry.table.name)
+        stamp = (None if state is None else state.result_at, entry.ended, id(entry.settings))
+        known = self._worths.get(entry.key)
+        if known is None or known[0] != stamp:
+            figures = {} if state is None else state.figures
+            past = self._recorder.spent(entry)
+            settings = entry.table.settings
+            worth = worth_of(
+                entry.settings.job,
+                figures,
+                past,
+                weight=settings.weight,
+                objectives=settings.objectives,
+                limits=self._budget.limits,
+            )
+            cost = self._cost(entry)
+            uses = amounts_of(cost) if cost else expected_amounts(entry.settings.job, figures, past)._replace(money=0.0)
+            known = self._worths[entry.key] = (stamp, worth, uses)
+        return known[1], known[2]
+
+    def _expected(self, in_flight: Iterable[Entry]) -> Amounts:
+        total = NOTHING
+        for entry in in_flight:
+            total = total.plus(self._worth(entry)[1])
+        return total
+
+    def _cost(self, entry: Entry) -> dict[str, Any] | None:
+        """What a run costs by its past ones: recorded with it, so that what came can be compared."""
+        state = self._tables.get(entry.table.name)
+        work = None if state is None else entry.settings.job.work_due(state.figures)
+        currency = self._settings.config.prices.currency
+        cost = expected_cost(self._recorder.spent(entry), work, self._prices, currency)
+        return None if cost is None else cost.to_json()
+
+
+def _shadow(first: Due, allowed: Sequence[Due], turn: Due | None) -> dict[str, Any]:
+    """What the policy would have done in place of starting ``first``."""
+    if first.key not in {one.key for one in allowed}:
+        return {"would": OVER_BUDGET}
+    if turn is None or turn.key == first.key:
+        return {"would": "run"}
+    return {"would": "run_other", "table": turn.key[0], "job": turn.key[1]}
+
+
+def is_safety(job: str, worth: Worth, backlog: Figures) -> bool:
+    """Whether a job is delayed neither by others nor by the budget.
+
+    A part of its table is blocked, and it reports the cause; or the table holds more bytes than it may.
+    """
+    blocked = backlog.amount("blocked") and job in jobs_of("backlog")
+    return bool(blocked) or (worth.missed is not None and worth.missed.objective == _RETENTION)
