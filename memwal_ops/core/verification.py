@@ -12,7 +12,7 @@ from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.text import counted, counted_as, paragraph, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.answers import IndexAnswers
 
@@ -30,7 +30,9 @@ class AnswersOptions(VerifyOptions):
     """Options of a verification that can ask indexes."""
 
     answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
-    answers_only: bool = flag(help="Ask each index, and check nothing else, unless --deep is given, too.")
+    answers_only: bool = flag(
+        help="Ask each index, and of the rest check only that objects exist, unless --deep is given."
+    )
     index: tuple[str, ...] = texts(metavar="NAME", help="Ask only this index; may be repeated.")
     samples: int = count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
     seed: int | None = count(
@@ -107,6 +109,13 @@ def finding_of(
 ) -> Finding:
     """A finding whose evidence, remedy and page are those of an error."""
     return Finding(severity, check, place, str(error), consequence, error.remedy, runbook(error.exit_code) or "")
+
+
+def missing_object(table: Any) -> Iterator[Finding]:
+    """An object that the newest revision needs and that is missing or cut: what is checked where only answers are."""
+    if (path := table.format.missing_of(table, table.revision)) is not None:
+        error = TableCorruptError("It is missing or cut, and the newest revision needs it.")
+        yield finding_of(error, "missing_object", path, "Reads of the newest revision fail.")
 
 
 def with_findings(answers: IndexAnswers, found: Iterable[Finding]) -> IndexAnswers:
@@ -222,7 +231,8 @@ class VerifyReport:
     def _what_was_read(self) -> str:
         numbers = {name: number for name, number in self.checked.items() if isinstance(number, int)}
         if not numbers:
-            return "only indexes were asked" if self.answers else "there is no index to ask"
+            asked = "only indexes were asked" if self.answers else "there is no index to ask"
+            return f"{asked}; of the rest only the existence of objects was checked"
         shown = {name: number for name, number in numbers.items() if number} or numbers
         read = ", ".join(counted_as(number, name) for name, number in shown.items())
         return f"{read} {'was' if [*shown.values()] == [1] else 'were'} {_READ[self.rows_read]}"

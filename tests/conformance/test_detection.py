@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from tests.conformance.formats import FormatUnderTest, TableUnderTest, opened
 from tests.support.run_cli import contents
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_table_is_of_one_format(kind: FormatUnderTest, made: TableUnderTest) -> None:
@@ -84,3 +81,24 @@ def test_code_for_lance_alone_refuses_other_formats(kind: FormatUnderTest, made:
         return
     with pytest.raises(NotALanceTableError, match=f"of the format {kind.name}"):
         open_lance_table(made.uri)
+
+
+def test_a_missing_object_is_never_called_healthy(kind: FormatUnderTest, made: TableUnderTest) -> None:
+    """Not by a run that asks indexes alone either, as the supervisor's daily one does."""
+    run_job(made.uri, "merge", kind.options_of(opened(made), "merge"))
+    needed = 0
+    for path in [path for path in Path(made.uri).rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        path.unlink()
+        try:
+            table = opened(made)
+            if table.format.missing_of(table, table.revision) is not None:
+                needed += 1
+                assert run_job(made.uri, "verify", answers_only=True).decision == "findings", path
+        except MemwalOpsError:
+            pass  # refused to open
+        finally:
+            path.write_bytes(content)
+        if needed == 3:
+            break
+    assert needed or kind.name not in {"lance", "zeppelin"}

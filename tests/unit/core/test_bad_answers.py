@@ -60,9 +60,9 @@ def test_a_report_counts_in_the_singular_and_in_the_plural() -> None:
     assert "; 1 region, 1 fragment were checked;" in text({"regions": 1, "fragments": 1})
     assert "; 2 fragments were checked;" in text({"fragments": 2})
     assert "; 0 fragments were checked;" in text({"fragments": 0})
-    assert text({}).endswith("there is no index to ask.")
+    assert text({}).endswith("there is no index to ask; of the rest only the existence of objects was checked.")
     one = IndexAnswers(index="n", type="BTree", queries=1, rows_compared=1)
-    assert text({}, (one,)).endswith("only indexes were asked.")
+    assert text({}, (one,)).endswith("only indexes were asked; of the rest only the existence of objects was checked.")
     assert one.describe() == "n (BTree): 1 query, 0 wrong; 1 row compared"
 
 

@@ -18,6 +18,7 @@ from memwal_ops.core.verification import (
     Severity,
     VerifyReport,
     finding_of,
+    missing_object,
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
@@ -79,7 +80,7 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
     if run.checks_all:
         run.check()
     elif run.export is None:
-        run.ask()
+        run.check_answers()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
     return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed)
 
@@ -170,6 +171,12 @@ class _Verification:
                 self._add("keys", lambda: check_base_keys(table))
             self._add("row ids", lambda: check_row_ids(table))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
+
+    def check_answers(self) -> None:
+        """Ask the indexes, unless rows cannot be read."""
+        self._add("base table", lambda: missing_object(self.table))
+        if not self.findings.counts:
+            self.ask()
 
     def ask(self) -> None:
         """Ask the indexes."""

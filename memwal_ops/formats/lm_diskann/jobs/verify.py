@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.verification import AnswersPlan, Finding, Findings, Severity, VerifyReport, with_findings
+from memwal_ops.core.verification import (
+    AnswersPlan,
+    Finding,
+    Findings,
+    Severity,
+    VerifyReport,
+    finding_of,
+    with_findings,
+)
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import deep
 from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
@@ -60,6 +68,10 @@ def verified(table: Table, options: VerifyOptions, context: RunContext) -> Verif
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
     found, checked = Verified(Findings(options.max_findings)), dict[str, Any]()
+    if not options.checks_all:
+        found.findings.extend(
+            finding_of(one, one.reason, "the folder", "Readers or jobs stop.") for one in table.faults
+        )
     if not options.checks_all and _size(table) > options.max_bytes:  # without the lock, for which others wait
         return VerifyReport(table.revision, found.findings, checked, answers=[_above(table)], seed=seed)
     lock = WriterLock(table.location.uri, options.wait.total_seconds())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.verification import AnswersPlan, Findings, VerifyReport, finding_of
+from memwal_ops.core.verification import AnswersPlan, Findings, VerifyReport, finding_of, missing_object
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.zeppelin.answers import check_answers, plan_answers
 from memwal_ops.formats.zeppelin.verification import Checked, check_namespace
@@ -35,7 +35,9 @@ def verified(table: Namespace, options: VerifyOptions, context: RunContext | Non
         read = Checked()
         findings.extend(check_namespace(table, options, context, read))
         checked = vars(read)
-    if not options.asks:
+    else:
+        findings.extend(missing_object(table))
+    if not options.asks or findings.counts["missing_object"]:
         return VerifyReport(table.revision, findings, checked)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []

@@ -14,6 +14,7 @@ from memwal_ops.core.verification import (
     Severity,
     VerifyReport,
     finding_of,
+    missing_object,
 )
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers
@@ -46,10 +47,12 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
     checked: dict[str, int] = {}
     if not isinstance(options, AnswersOptions) or options.checks_all:
         checked = _check(table, options, findings)
+    else:
+        findings.extend(missing_object(table))
     rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
     answers: list[IndexAnswers] = []
     seed = None
-    if isinstance(options, AnswersOptions) and options.asks:
+    if isinstance(options, AnswersOptions) and options.asks and not findings.counts["missing_object"]:
         seed = options.seed_at(table.version)
         answers, wrong = check_answers(table, options, context or RunContext(), seed)
         findings.extend(wrong)
