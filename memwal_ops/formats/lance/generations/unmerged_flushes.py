@@ -55,6 +55,8 @@ class UnmergedFlushes:
             StorageError: the store failed.
         """
         regions = read_backlog(table).regions
+        if not regions:
+            return {}
         first = {version: _first_unmerged(regions, retention.progress(version)) for version in protected}
         newest = first[table.version] = _first_unmerged(regions, table.index.merged_generations)
         self._read(table, {ref for refs in first.values() for ref in refs}, frozenset(newest))

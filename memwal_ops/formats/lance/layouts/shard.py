@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.lance.files.arrow_streams import read_stream
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH
@@ -50,7 +51,7 @@ class ShardLayout(Layout):
     def entry_table(self, store: Store, path: str) -> pa.Table:
         """The Arrow stream."""
         try:
-            return pa.ipc.open_stream(store.get(path)).read_all()
+            return read_stream(store.get(path))
         except pa.ArrowException as error:
             raise InvalidFormatError(f"WAL entry {path} is not an Arrow stream: {error}") from error
 

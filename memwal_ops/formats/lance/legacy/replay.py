@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.arrow_streams import ALIGNED
 from memwal_ops.formats.lance.files.lance_files import lance_rows
 from memwal_ops.formats.lance.wire.names import parse_bit_reversed
 
@@ -60,7 +61,7 @@ def read_files(store: Store, entries: U64Segment) -> Iterator[pa.Table]:
     for entry_id in entries:
         if entry_id not in paths:
             raise ObjectNotFoundError(f"WAL entry {entry_id} has no file at {store.root}.")
-        yield _rows(store.get(paths[entry_id]), paths[entry_id])
+        yield entry_rows(store.get(paths[entry_id]), paths[entry_id])
 
 
 def entry_of(path: str) -> int | None:
@@ -90,12 +91,13 @@ def wal_reader(name: str | None) -> WalReader:
     return cast("WalReader", found)
 
 
-def _rows(data: bytes, path: str) -> pa.Table:
+def entry_rows(data: bytes, path: str) -> pa.Table:
+    """The rows in a file of a log. Raises ``InvalidFormatError`` if it cannot be read."""
     if path.endswith(".lance"):
         return lance_rows(data, f"WAL entry {path}").replace_schema_metadata(None)
     try:
         opened = pa.ipc.open_file if data.startswith(_FILE_MAGIC) else pa.ipc.open_stream
-        with opened(pa.py_buffer(data)) as reader:
+        with opened(pa.py_buffer(data), options=ALIGNED) as reader:
             return reader.read_all().replace_schema_metadata(None)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidFormatError(f"WAL entry {path} is no readable Arrow file: {error}") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import ObjectNotFoundError, WalCorruptError
+from memwal_ops.formats.lance.files.arrow_streams import read_stream
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, wal_entry_path
 from memwal_ops.formats.lance.log.region_files import WalEntry
@@ -55,7 +56,7 @@ def _read(table: Table, manifest: RegionManifest, number: int) -> WalEntry:
     path = wal_entry_path(manifest.region_id, number, table.layout_of(manifest.region_id))
     try:
         data = table.store.get(path)
-        rows = pa.ipc.open_stream(data).read_all()
+        rows = read_stream(data)
     except ObjectNotFoundError as error:
         raise WalCorruptError(f"WAL entry {path} is missing, although it is after the last flush.") from error
     except pa.ArrowException as error:

@@ -5,6 +5,7 @@ Lance's own delete stores the expression, with the values in it, in the version 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import lance
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
-def delete_living(table: Table, target: Target, note: CommitNote, context: RunContext) -> tuple[Table, int]:
+Commit = Callable[["Table", lance.LanceOperation.Delete, "CommitNote"], object]
+"""Publishes the next version with the deletion. Raises ``CommitLostError`` if another commit was first."""
+
+
+def delete_living(
+    table: Table, target: Target, note: CommitNote, context: RunContext, commit: Commit
+) -> tuple[Table, int]:
     """Delete the rows that match and are not deleted; return the newest version, and how many rows.
 
     Raises:
@@ -40,7 +47,7 @@ def delete_living(table: Table, target: Target, note: CommitNote, context: RunCo
             return table, 0
         context.checkpoint()
         try:
-            _publish(table, addresses, note)
+            _publish(table, addresses, note, commit)
         except (CommitLostError, ObjectNotFoundError) as error:
             if isinstance(error, ObjectNotFoundError) and table.newest().version == table.version:
                 raise
@@ -50,31 +57,32 @@ def delete_living(table: Table, target: Target, note: CommitNote, context: RunCo
             return retry.landed(table), int(addresses.size)
 
 
-def touch(table: Table, note: CommitNote) -> Table:
+def touch(table: Table, note: CommitNote, commit: Commit) -> Table:
     """Publish a version without any change: the newest one has the expression of a deletion in it."""
     retry = CommitRetry()
     while True:
         try:
-            _commit(table, lance.LanceOperation.Delete([], [], ""), note)
+            commit(table, lance.LanceOperation.Delete([], [], ""), note)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return retry.landed(table)
 
 
-def _publish(table: Table, addresses: np.ndarray, note: CommitNote) -> None:
+def _publish(table: Table, addresses: np.ndarray, note: CommitNote, commit: Commit) -> None:
     updated, removed = delete_superseded(Base(table.location, table.dataset), addresses.astype(np.uint64))
     written = [path for fragment in updated if (path := deletion_path(fragment)) is not None]
     table.guard.register(written)
     try:
-        _commit(table, lance.LanceOperation.Delete(updated, removed, ""), note)
+        commit(table, lance.LanceOperation.Delete(updated, removed, ""), note)
     except BaseException as error:
         if not may_be_named(error):
             table.discard(written)
         raise
 
 
-def _commit(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+def commit_delete(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+    """Publish a deletion: exactly the next version where there is a log."""
     if table.memwal is None:
         commit_deletion(table, operation, note)
     else:

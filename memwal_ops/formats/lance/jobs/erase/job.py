@@ -18,7 +18,7 @@ from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.erase.deleting import delete_living, touch
+from memwal_ops.formats.lance.jobs.erase.deleting import commit_delete, delete_living, touch
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
 from memwal_ops.formats.lance.jobs.expire import job as expire
@@ -32,6 +32,8 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import lance
+
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
     from memwal_ops.formats.lance.jobs.erase.found import Survey
@@ -43,8 +45,7 @@ __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
 @names_damage
 def plan(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
     """Report what holds such rows, without changes."""
-    context = context or RunContext()
-    return run_erasure(table, options, partial(_begin, table, options, context, applied=False), applied=False)
+    return run_erasure(table, options, partial(begin, TableErasure, table, options, context), applied=False)
 
 
 @names_damage
@@ -55,21 +56,30 @@ def apply(table: Table, options: EraseOptions, context: RunContext | None = None
         CommitConflictError: too many commit conflicts in a row.
         MemwalOpsError: as the jobs of which it is made; what was done stays, and the next run continues.
     """
-    context = context or RunContext()
-    return run_erasure(table, options, partial(_begin, table, options, context, applied=True), applied=True)
+    begun = partial(begin, TableErasure, table, options, context, changes=True)
+    return run_erasure(table, options, begun, applied=True)
 
 
-def _begin(table: Table, options: EraseOptions, context: RunContext, *, applied: bool) -> TableErasure:
+def begin(
+    kind: type[TableErasure],
+    table: Table,
+    options: EraseOptions,
+    context: RunContext | None,
+    *,
+    changes: bool = False,
+) -> TableErasure:
+    """Check a table and the options, and begin an erasure of a kind, which may change the table or not."""
     now = datetime.now(UTC)
-    expressions = [options.where, options.ttl.expression(now)]
-    targets = [Target(expressions[0], options.cut(now)), *(Target(one, None) for one in expressions[1:] if one)]
+    too_old = options.ttl.expression(now)
+    targets = [Target(options.where, options.cut(now)), *([] if too_old is None else [Target(too_old, None)])]
     for target in targets:
         target.check(table.dataset, table.location.uri)
     check_rewritable(table)
-    if applied:
+    if changes:
         probe_conditional_writes(table.store)
         now = store_time(table.store)
-    return TableErasure(table, targets, Surveyor(targets, table.store, options, now), options=options, context=context)
+    surveyor = kind.surveyor_of(targets, table.store, options, now)
+    return kind(table.newest(), targets, surveyor, options=options, context=context or RunContext())
 
 
 @dataclass
@@ -85,12 +95,18 @@ class TableErasure(Erasure):
     targets: Sequence[Target]
     surveyor: Surveyor
     _left: Survey | None = field(default=None, init=False)
+    surveyor_of: ClassVar[type[Surveyor]] = Surveyor
     not_seen: ClassVar[tuple[str, ...]] = (
         *NOT_SEEN,
         "files outside of the table to which external blobs refer",
         "shallow clones of this table elsewhere",
         "averages in vector indexes: centroids and codebooks, which are kept where there is a log",
     )
+
+    @property
+    def has_log(self) -> bool:
+        """Whether rows may be in a log."""
+        return self.table.memwal is not None
 
     @property
     def before(self) -> datetime | None:
@@ -114,18 +130,18 @@ class TableErasure(Erasure):
 
     def erase(self) -> Survey:
         """Do every step that something needs; return what is left."""
-        if self.table.memwal is not None:
+        if self.has_log:
             self._merge()
         self._delete()
         found = self._newest()
         if found.stained:
             self._rewrite(found)
             found = self._newest()
-        if found.indexes or self.table.memwal is not None:
+        if found.indexes or self.has_log:
             self._rebuild(found)
             found = self._newest()
         if found.newest_mentions:
-            self.table = touch(self.table, CommitNote.new("erase"))
+            self.table = touch(self.table, CommitNote.new("erase"), self.commit)
         found = self.survey()
         self.surveyor.segments.record()
         if found.versions or any(one.kind == "leftover" for one in found.holders):
@@ -136,6 +152,10 @@ class TableErasure(Erasure):
         if found.log is not None:
             self.count("log_entries_emptied", found.log.empty_posts())
         return self.survey()
+
+    def commit(self, table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+        """Publish a deletion. Raises ``CommitLostError`` if another commit was first."""
+        commit_delete(table, operation, note)
 
     def _newest(self) -> Survey:
         self.context.checkpoint()
@@ -152,7 +172,7 @@ class TableErasure(Erasure):
     def _delete(self) -> None:
         self.context.step("delete")
         for target in self.targets:
-            self.table, rows = delete_living(self.table, target, CommitNote.new("erase"), self.context)
+            self.table, rows = delete_living(self.table, target, CommitNote.new("erase"), self.context, self.commit)
             self.count("rows_deleted", rows)
 
     def _rewrite(self, found: Survey) -> None:

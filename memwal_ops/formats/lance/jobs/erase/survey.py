@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import lance
 
     from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.formats.lance.jobs.erase.found import AnyLog
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -84,11 +85,11 @@ class Surveyor:
         found.living = sum(
             len(batch) for target in self.targets for batch in target.living(table.dataset, table.location.uri)
         )
-        for version, shown in self._others(table):
+        for version, shown in self.others(table):
             if (why := self._why(table, version, shown)) is not None:
                 found.versions[version] = why
-        if table.regions.region_ids:
-            found.log = LogSurvey(table, self.target, self.gc_options, self.now, self.merged).read()
+        found.log = self._log(table)
+        if found.log is not None:
             reading = {one: self._retention.reading(*one) for one in found.log.numbers}
             found.versions |= {
                 version: why
@@ -102,6 +103,12 @@ class Surveyor:
         found.holders += self._branches(table)
         found.holders += self._objects(table, found)
         return found
+
+    def _log(self, table: Table) -> AnyLog | None:
+        """What of the log holds such rows; None: there is no log."""
+        if not table.regions.region_ids:
+            return None
+        return LogSurvey(table, self.target, self.gc_options, self.now, self.merged).read()
 
     def _is_old(self, version: int) -> bool:
         return self.target.before is None or self._retention.written(version) < self.target.before
@@ -129,7 +136,7 @@ class Surveyor:
         opened = cache(partial(open_dataset, location, version=int(shown.manifest.version)))
         return self.target.stained([*shown.manifest.fragments], opened)
 
-    def _others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
+    def others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
         """The versions but the newest; None for one that is gone or cannot be read."""
         versions = [one for one in self._retention.versions if one != table.version]
         yield from concurrently(partial(_read, table), versions, threads=_CONCURRENT_READS)
@@ -224,7 +231,7 @@ class Surveyor:
         needed = Needed()
         needed.read(table)
         kept = set(references(table.manifest).all)
-        for version, shown in self._others(table):
+        for version, shown in self.others(table):
             if version not in found.versions and shown is not None:
                 kept |= references(shown).all
         in_log = {} if found.log is None else {meta.path: why for meta, why in found.log.objects}

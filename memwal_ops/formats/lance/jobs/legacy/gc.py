@@ -27,8 +27,10 @@ from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import mem_wals_of
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables
 from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
+from memwal_ops.formats.lance.options import LegacyOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.newest_files import require_complete
@@ -36,6 +38,7 @@ from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.records import decode_record, encode_record
 
@@ -108,7 +111,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
             if entry is not None and is_legacy(entry):
                 for one in decode_mem_wals(entry.index_details.value):
                     if one.state is not State.MERGED:
-                        found.setdefault(_log_path(table, one.wal_location), path)
+                        found.setdefault(log_path(table, one.wal_location), path)
     return found
 
 
@@ -128,10 +131,21 @@ def _records(table: Table) -> dict[str, MemWal]:
     return found
 
 
-def _log_path(table: Table, location: str) -> str:
+def log_path(table: Table, location: str) -> str:
     """A log's path relative to the table's root if it is below it; else unchanged."""
     relative = location.removeprefix(f"{table.location.uri}/").removeprefix(f"file://{table.location.uri}/")
     return posixpath.normpath(relative) if "://" not in relative else relative.rstrip("/")
+
+
+def trimmed(table: Table) -> Iterable[MemWal]:
+    """MemWALs that earlier runs trimmed, and whose logs may still be there."""
+    return _records(table).values()
+
+
+def exists_outside(table: Table, place: str) -> bool:
+    """Whether something is at a location outside of the table. Raises ``MemwalOpsError`` if that is not known."""
+    store = open_store(MemTables(table, LegacyOptions()).located(place))
+    return next(iter(store.list()), None) is not None
 
 
 class _Logs(Collector[LanceCandidate]):
@@ -200,16 +214,16 @@ class _Logs(Collector[LanceCandidate]):
         listed = {one.id for one in self._listed()}
         trimmed = {one.id: one for one in self.view.trimmed.values() if one.id not in listed}
         for one in [*trimmed.values(), *self._listed()]:
-            place = _log_path(self.view.table, one.wal_location)
-            if one.state is not State.MERGED or not _is_below(place):
+            place = log_path(self.view.table, one.wal_location)
+            if one.state is not State.MERGED or not is_below(place):
                 continue
             gates = self._gates(one, place, is_trimmed=one.id in trimmed)
             for meta in self.store.list(place):
                 yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=one.id.generation)
 
     def _log_files(self, one: MemWal) -> Iterator[ObjectMeta]:
-        place = _log_path(self.view.table, one.wal_location)
-        return self.store.list(place) if _is_below(place) else iter(())
+        place = log_path(self.view.table, one.wal_location)
+        return self.store.list(place) if is_below(place) else iter(())
 
     def _listed(self) -> tuple[MemWal, ...]:
         return () if self.view.table.memwal is not None else mem_wals_of(self.view.table)
@@ -222,7 +236,7 @@ class _Logs(Collector[LanceCandidate]):
             gates.append(Gate(met=True, text="trimmed: the index does not list it any more"))
         else:
             planned = self._note is None and one in self.view.trimmable()
-            gates.append(Gate(met=planned, text=self._why_listed(one)))
+            gates.append(Gate(met=planned or self._is_last(one), text=self._why_listed(one)))
         user = self.view.unmerged_in.get(place)
         gates.append(
             Gate(met=True, text="no version that may be opened lists it as unmerged")
@@ -236,16 +250,21 @@ class _Logs(Collector[LanceCandidate]):
         return tuple(gates)
 
     def _places(self, one: MemWal) -> Iterator[str]:
-        yield _log_path(self.view.table, one.wal_location)
+        yield log_path(self.view.table, one.wal_location)
         if one.state is not State.MERGED:
-            yield _log_path(self.view.table, one.mem_table_location)
+            yield log_path(self.view.table, one.mem_table_location)
+
+    def _is_last(self, one: MemWal) -> bool:
+        """Whether only its place in the index stays: nothing reads its log any more."""
+        trimmable = is_trimmable(one, covered_version(self.view.table.manifest.indexes))
+        return trimmable and not self.view.emptied and one not in self.view.trimmable()
 
     def _why_listed(self, one: MemWal) -> str:
         covered = covered_version(self.view.table.manifest.indexes)
         if one in self.view.trimmable():
             return "the index lists it, and --apply trims it first"
         if is_trimmable(one, covered):
-            return "the index lists it: its last MemWAL stays, which marks the index as a legacy one"
+            return "the index lists it as its last MemWAL, which marks it as a legacy one; nothing reads its log"
         merged = one.last_updated_dataset_version
         return (
             f"the index lists it: an index of the table has seen version {covered} only, and it was merged in {merged}"
@@ -254,13 +273,13 @@ class _Logs(Collector[LanceCandidate]):
     def _finished(self) -> Iterator[LanceCandidate]:
         listed = {one.id for one in self._listed()}
         for path, one in self.view.trimmed.items():
-            place = _log_path(self.view.table, one.wal_location)
-            gone = _is_below(place) and next(iter(self.store.list(place)), None) is None
+            place = log_path(self.view.table, one.wal_location)
+            gone = is_below(place) and next(iter(self.store.list(place)), None) is None
             if path not in self._recorded:
                 if self._note is not None and gone and one.id not in listed:
                     self.view.table.discard([path])  # this run's own
                 continue
-            where = place if _is_below(place) else f"{place}, where gc deletes nothing: remove it yourself"
+            where = place if is_below(place) else f"{place}, where gc deletes nothing: remove it yourself"
             gates = (
                 Gate(met=one.id not in listed, text="trimmed" if one.id not in listed else "the index lists it"),
                 Gate(met=gone, text="its log is gone" if gone else f"its log is at {where}"),
@@ -270,7 +289,7 @@ class _Logs(Collector[LanceCandidate]):
                 yield LanceCandidate(_RECORD, path, meta.size, 1, gates, generation=one.id.generation)
 
 
-def _is_below(place: str) -> bool:
+def is_below(place: str) -> bool:
     """Whether the path is below the table and in none of Lance's folders: gc deletes logs only there."""
     first = place.split("/", 1)[0]
     return "://" not in place and not place.startswith("/") and first not in _NOT_LOGS | {"", ".", ".."}

@@ -1,0 +1,13 @@
+"""Read Arrow streams of logs, with values where Lance expects them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+"""A stream is padded to 8 bytes; Lance panics at decimals that are not at a multiple of 16."""
+
+
+def read_stream(data: bytes) -> pa.Table:
+    """The rows of a stream. Raises ``pa.ArrowException`` if it is none."""
+    return pa.ipc.open_stream(data, options=ALIGNED).read_all()
