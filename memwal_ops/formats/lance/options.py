@@ -23,6 +23,7 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
+from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
@@ -282,6 +283,29 @@ class CompactOptions(Options):
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""
         _refuse_master(self.master, self.engine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(AnswersOptions):
+    """Options of verify."""
+
+    engine: str = _engine("--deep and --answers read rows")
+    master: str | None = _master()
+    spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether there is anything to do for Spark."""
+        return self.deep or self.asks
+
+    def validate(self) -> None:
+        """Refuse Spark where nothing runs on it."""
+        super().validate()
+        _refuse_master(self.master, self.engine)
+        if self.engine == "spark" and not self.reads_rows:
+            raise OptionError(
+                "{engine} spark reads rows, and without {deep} or {answers} none are read.", "engine", "deep", "answers"
+            )
 
 
 @dataclass(frozen=True)

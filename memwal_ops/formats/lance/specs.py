@@ -8,7 +8,6 @@ from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
-from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.formats.lance.options import (
     AdoptOptions,
     CatchupOptions,
@@ -21,6 +20,7 @@ from memwal_ops.formats.lance.options import (
     MergeOptions,
     MigrateOptions,
     SnapshotOptions,
+    VerifyOptions,
     WhyOptions,
 )
 
@@ -415,9 +415,8 @@ Exit code 0 also if a region is blocked: inspect reports it, and does not fail."
 VERIFY = verify_job(
     summary="Check the objects of a table; changes nothing.",
     help="""Check the table at URI: files of the newest version, older versions, region manifests, generations, logs,
-the MemWAL index, leases and holds; with --deep also rows and keys. With --answers (and --deep), each index is asked for
-rows of every fragment, and compared with a scan (docs/index-answers.md); --dry-run prints what that costs. Changes
-nothing. Each finding names the object, the consequence and the remedy.
+the MemWAL index, leases and holds. With --answers (and --deep), each index is asked for rows of every fragment, and
+compared with a scan (docs/index-answers.md). Each finding names the object, the consequence and the remedy.
 
 \b
 Examples:
@@ -426,7 +425,7 @@ Examples:
   memwal-ops verify orders.lance --answers --index by_vector
 
 Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks/README.md.""",
-    options=AnswersOptions,
+    options=VerifyOptions,
     load=f"{_JOBS}.verify",
     load_by_layout={"legacy": f"{_JOBS}.legacy.verify"},
     after=frozenset({"merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain"}),

@@ -10,21 +10,22 @@ import lance
 import numpy as np
 import pyarrow as pa
 from lance.indices import IndexConfig
-from lance.query import MinHashQuery
 
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.answers.asked_index import ROWS
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.answers.sample import Queries, Query
 
     Addresses = NDArray[np.uint64]
@@ -40,8 +41,10 @@ _BUILD_ONLY = frozenset({"document_granularity"})
 
 @dataclass
 class _Difference:
-    """What was found wrong so far; flat memory."""
+    """What was found wrong so far; flat memory. ``failed``: how the index failed to answer; empty: it did not."""
 
+    failed: str = ""
+    rows: int = 0
     wrong: set[int] = field(default_factory=set)
     missing: int = 0
     extra: int = 0
@@ -58,20 +61,50 @@ class _Difference:
         self.extra += more.size
         if lacking.size or more.size:
             self.wrong.add(number)
-        self.missed += lacking[: _SHOWN - len(self.missed)].tolist() if len(self.missed) < _SHOWN else []
-        self.added += more[: _SHOWN - len(self.added)].tolist() if len(self.added) < _SHOWN else []
+        self._show(lacking.tolist(), more.tolist())
+
+    def add(self, other: _Difference) -> None:
+        """Add what was found wrong in other fragments."""
+        self.failed = self.failed or other.failed
+        self.rows += other.rows
+        self.wrong |= other.wrong
+        self.missing += other.missing
+        self.extra += other.extra
+        self._show(other.missed, other.added)
+
+    def _show(self, missed: Sequence[int], added: Sequence[int]) -> None:
+        self.missed += missed[: max(0, _SHOWN - len(self.missed))]
+        self.added += added[: max(0, _SHOWN - len(self.added))]
 
 
-def ask(
-    pinned: Pinned, index: AskedIndex, drawn: Queries, checkpoint: Callable[[], object] = lambda: None
-) -> IndexAnswers:
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Compares the answers of an index for some fragments; may be sent to another process."""
+
+    index: AskedIndex
+    queries: Sequence[Query]
+
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
+        """The difference of these fragments."""
+        difference = _Difference(rows=sum(pinned.fragments[one].count_rows() for one in group))
+        answers = text_answers if self.index.type in BY_MEMORY else scanned_answers
+        truth = answers(pinned, self.index, self.queries, group)
+        try:
+            for number, query in enumerate(self.queries):
+                difference.compare(number, truth[number], answer_of(pinned, self.index, query, group))
+        except _IndexError as error:
+            difference.failed = str(error)
+        return difference
+
+
+def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> IndexAnswers:
     """Compare the answers of a scalar or text index with those of a scan.
 
     Args:
         pinned: the version.
         index: one of its indexes.
         drawn: the queries.
-        checkpoint: called between reads; it may raise.
+        reader: reads the rows.
 
     Raises:
         StorageError: rows of the table cannot be read without the index.
@@ -87,20 +120,15 @@ def ask(
         return IndexAnswers(**base, queries=len(drawn.queries), wrong=len(drawn.queries), error=str(error))
     if not queries:
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
-    difference, failed = _Difference(), ""
-    rows = 0
-    text = index.type in BY_MEMORY
-    try:
-        for group in pinned.chunks([*drawn.fragments], _TEXT_ROWS if text else 1 << 21):
-            checkpoint()
-            rows += sum(pinned.live[one] for one in group)
-            truth = text_answers(pinned, index, queries, group) if text else scanned_answers(pinned, queries, group)
-            for number, query in enumerate(queries):
-                difference.compare(number, truth[number], answer_of(pinned, index, query, group))
-        _look_up(pinned, index, drawn, queries, difference, checkpoint)
-    except _IndexError as failure:
-        failed = str(failure)
-    wrong = max(len(difference.wrong), 1 if failed else 0)
+    difference = _Difference()
+    most = _TEXT_ROWS if index.type in BY_MEMORY else ROWS
+    for found in reader.each(pinned, drawn.fragments, _Comparison(index, queries), most):
+        difference.add(found)
+        if difference.failed:
+            break
+    if not difference.failed:
+        _look_up(pinned, index, drawn, queries, difference, reader)
+    wrong = max(len(difference.wrong), 1 if difference.failed else 0)
     return IndexAnswers(
         **base,
         queries=len(queries),
@@ -109,9 +137,9 @@ def ask(
         extra=difference.extra,
         examples_missing=examples(difference.missed),
         examples_extra=examples(difference.added),
-        rows_compared=rows,
+        rows_compared=difference.rows,
         bytes_at_most=drawn.bytes_at_most,
-        error=failed,
+        error=difference.failed,
     )
 
 
@@ -127,7 +155,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
     Raises:
         StorageError: it fails to plan the query.
     """
-    if query.text is not None:
+    if query.words is not None:
         return sum(one.type == index.type and one.column == index.column for one in pinned.indexes.values()) == 1
     with lance_errors("plan a query of", pinned.uri):
         plan = _scanner(pinned, query).explain_plan(verbose=True)
@@ -136,7 +164,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
 
 def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
     """Whether pylance plans these queries at least without an index."""
-    conditions = {f"q{number}": one.condition for number, one in enumerate(queries) if one.text is None}
+    conditions = {f"q{number}": one.condition for number, one in enumerate(queries) if one.words is None}
     try:
         with lance_errors("plan a query of", pinned.uri):
             pinned.dataset.scanner(columns=conditions, use_scalar_index=False).explain_plan()
@@ -151,7 +179,9 @@ def answer_of(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequen
     return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
 
 
-def scanned_answers(pinned: Pinned, queries: Sequence[Query], fragments: Sequence[int]) -> Mapping[int, Addresses]:
+def scanned_answers(
+    pinned: Pinned, _: AskedIndex, queries: Sequence[Query], fragments: Sequence[int]
+) -> Mapping[int, Addresses]:
     """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
     answers: dict[int, Addresses] = {}
     for start in range(0, len(queries), _TOGETHER):
@@ -217,7 +247,7 @@ def _look_up(
     drawn: Queries,
     queries: Sequence[Query],
     difference: _Difference,
-    checkpoint: Callable[[], object],
+    reader: Reader,
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
     if not drawn.others or drawn.rows is None:
@@ -229,16 +259,19 @@ def _look_up(
     rows = drawn.rows.filter(pa.array(outside))
     answers = _answers_of_texts if index.type in BY_MEMORY else _answers_of_rows
     truth = answers(pinned, index, queries, rows)
-    for number, query in enumerate(queries):
-        checkpoint()
-        expected = truth[number]
-        if not expected.size:
-            continue
-        there = np.zeros(expected.size, bool)
-        touched = np.unique(fragments_of(expected)).tolist()
-        for batch in _asked(pinned, index, query, touched):
-            there |= np.isin(expected, batch.column(ROW_ADDRESS).to_numpy())
-        difference.compare(number, expected, expected[there])
+    try:
+        for number, query in enumerate(queries):
+            reader.checkpoint()
+            expected = truth[number]
+            if not expected.size:
+                continue
+            there = np.zeros(expected.size, bool)
+            touched = np.unique(fragments_of(expected)).tolist()
+            for batch in _asked(pinned, index, query, touched):
+                there |= np.isin(expected, batch.column(ROW_ADDRESS).to_numpy())
+            difference.compare(number, expected, expected[there])
+    except _IndexError as error:
+        difference.failed = str(error)
 
 
 def _answers_of_rows(
@@ -263,9 +296,9 @@ def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[
 
 def _asking(query: Query) -> dict[str, Any]:
     """Arguments of pylance's scanner."""
-    if query.text is None:
+    if query.words is None:
         return {"filter": query.condition}
-    similar = isinstance(query.text, MinHashQuery)
+    similar = query.what == "similar"
     return {"nearest": query.text, "limit": _ANY_NUMBER} if similar else {"full_text_query": query.text}
 
 

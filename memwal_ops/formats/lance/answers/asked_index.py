@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import lance
 
-_ROWS = 1 << 21
+ROWS = 1 << 21
 _KEY = b"lance-schema:unenforced-primary-key"
 _NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
 
@@ -158,7 +158,7 @@ class Pinned:
         """Rows of a fragment, deleted ones included."""
         return max(int(self.fragments[fragment].physical_rows), self.live[fragment])
 
-    def chunks(self, fragments: list[int], max_rows: int = _ROWS) -> list[list[int]]:
+    def chunks(self, fragments: list[int], max_rows: int = ROWS) -> list[list[int]]:
         """The fragments in groups with a bounded number of rows; a larger fragment is a group of its own."""
         groups: list[list[int]] = []
         rows = max_rows

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.verification import AnswersOptions
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.answers.coverage import Coverage
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.table import Table
 
@@ -51,9 +52,16 @@ _SHOWN = 5
 
 
 def check_answers(
-    table: Table, options: AnswersOptions, context: RunContext, seed: int
+    table: Table, options: AnswersOptions, context: RunContext, seed: int, reader: Reader
 ) -> tuple[list[IndexAnswers], list[Finding]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
+
+    Args:
+        table: at that version.
+        options: what is asked.
+        context: of the run.
+        seed: draws the same queries again.
+        reader: reads the rows that answers are compared with.
 
     Raises:
         InvalidUsageError: there is no index of a name that was given.
@@ -71,7 +79,7 @@ def check_answers(
             results.append(not_described(table, name))
             continue
         share = left // (len(names) - number)
-        answers, held = _check(table, pinned, index, options.samples, seed, share, context)
+        answers, held = _check(table, pinned, index, options.samples, seed, share, reader)
         left = max(0, left - answers.bytes_at_most)
         if options.show_values:
             answers = replace(answers, values=_shown(pinned, index, answers))
@@ -101,7 +109,7 @@ def not_described(table: Table, name: str) -> IndexAnswers:
 
 
 def _check(
-    table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, context: RunContext
+    table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, reader: Reader
 ) -> tuple[IndexAnswers, Coverage | None]:
     """Ask one index, then for rows that its files lack."""
     base = base_indexes(table)[index.name]
@@ -114,24 +122,24 @@ def _check(
         return answers, None
     drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)
     if index.is_vector:
-        answers = measure(pinned, index, drawn, context.checkpoint)
-        answers = _with_codes(table, pinned, answers, drawn, max_bytes - held.bytes_at_most, context)
+        answers = measure(pinned, index, drawn, reader)
+        answers = _with_codes(table, pinned, answers, drawn, max_bytes - held.bytes_at_most, reader)
     else:
-        answers = ask(pinned, index, drawn, context.checkpoint)
+        answers = ask(pinned, index, drawn, reader)
         if held.rows and index.type == "Inverted" and not answers.error:
             answers, held = ask_for_rows(pinned, index, answers, held, seed)
     return replace(answers, bytes_at_most=answers.bytes_at_most + held.bytes_at_most), held
 
 
 def _with_codes(
-    table: Table, pinned: Pinned, answers: IndexAnswers, drawn: Queries, max_bytes: int, context: RunContext
+    table: Table, pinned: Pinned, answers: IndexAnswers, drawn: Queries, max_bytes: int, reader: Reader
 ) -> IndexAnswers:
     """Compare the recall of an index with the metric dot with that of its codes."""
     index = pinned.indexes[answers.index]
     if answers.error or answers.skipped or metric_of(pinned, index) != "dot":
         return answers
     base = base_indexes(table)[index.name]
-    recalls = recall_of_codes(table, pinned, index, base, drawn, max_bytes, context.checkpoint)
+    recalls = recall_of_codes(table, pinned, index, base, drawn, max_bytes, reader)
     if recalls is None:
         return answers
     read = answers.bytes_at_most + drawn.bytes_at_most + index.size

@@ -8,6 +8,7 @@ recall is compared with that of the trained codebook itself: rows are encoded he
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +19,12 @@ from memwal_ops.formats.lance.answers.vector import K, Nearest, batches, matrix_
 from memwal_ops.formats.lance.indexes.codebook import index_folder, read_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
@@ -37,7 +39,7 @@ def recall_of_codes(
     base: BaseIndex,
     drawn: Queries,
     max_bytes: int,
-    checkpoint: Callable[[], object],
+    reader: Reader,
 ) -> tuple[Interval, Interval] | None:
     """The recall of a search of all partitions without refinement, and that of comparing rows by their codes.
 
@@ -64,16 +66,32 @@ def recall_of_codes(
     if not len(asked):
         return None
     exact, coded = Nearest.of(len(asked)), Nearest.of(len(asked))
-    codebook = model.codebook.astype(np.float64)
-    for addresses, rows in batches(pinned, index, drawn.fragments):
-        checkpoint()
-        usable = usable_rows(rows, "dot")
-        whole = rows[usable].astype(np.float64)
-        exact.add(1 - asked @ whole.T, addresses[usable])
-        coded.add(1 - asked @ _decoded(whole, codebook).T, addresses[usable])
+    work = _Search(index, asked, model.codebook.astype(np.float64))
+    for near, by_codes in reader.each(pinned, drawn.fragments, work):
+        exact.add(near.distances, near.addresses)
+        coded.add(by_codes.distances, by_codes.addresses)
     found = search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
     truth = [own[np.isfinite(distances)] for own, distances in zip(exact.addresses, exact.distances, strict=True)]
     return _share(truth, [one.addresses for one in found], drawn.seed), _share(truth, [*coded.addresses], drawn.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Finds the nearest rows of some fragments, by their vectors and by their codes; may be sent to another process."""
+
+    index: AskedIndex
+    asked: NDArray[np.float64]
+    codebook: NDArray[np.float64]
+
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[Nearest, Nearest]:
+        """Those of these fragments."""
+        exact, coded = Nearest.of(len(self.asked)), Nearest.of(len(self.asked))
+        for addresses, rows in batches(pinned, self.index, group):
+            usable = usable_rows(rows, "dot")
+            whole = rows[usable].astype(np.float64)
+            exact.add(1 - self.asked @ whole.T, addresses[usable])
+            coded.add(1 - self.asked @ _decoded(whole, self.codebook).T, addresses[usable])
+        return exact, coded
 
 
 def _decoded(rows: NDArray[np.float64], codebook: NDArray[np.float64]) -> NDArray[np.float64]:

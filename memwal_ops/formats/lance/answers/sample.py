@@ -18,6 +18,8 @@ from memwal_ops.formats.lance.answers.spatial import spatial_conditions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lance.query import FullTextQuery
+
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
 
 SAMPLES = 64
@@ -39,11 +41,23 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query: an SQL condition, or a full-text query, or one for similar texts."""
+    """One query: an SQL condition, or words to look for in a column. It can be pickled; pylance's own cannot."""
 
     what: str
     condition: str = ""
-    text: Any = None
+    words: str | None = None
+    column: str = ""
+
+    @property
+    def text(self) -> FullTextQuery | MinHashQuery:
+        """The query for words, as pylance takes it."""
+        assert self.words is not None  # noqa: S101 - the caller asked
+        if self.what == "similar":
+            return MinHashQuery(self.words, self.column)
+        if self.what == "phrase":
+            return PhraseQuery(self.words, self.column)
+        every = FullTextOperator.AND if self.what == "words" else FullTextOperator.OR
+        return MatchQuery(self.words, self.column, operator=every)
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.
     elif index.type == "MinHashLsh":
         texts = sorted({one for one in values.to_pylist() if one})
         chosen = sorted(random.permutation(len(texts))[:samples].tolist())
-        yield from (Query("similar", text=MinHashQuery(texts[one], index.column)) for one in chosen)
+        yield from (Query("similar", words=texts[one], column=index.column) for one in chosen)
     elif index.type == "RTree":
         yield from (Query(*one) for one in spatial_conditions(column, index.fields[-1], values, samples))
     elif index.type in _ORDERED | _EQUAL:
@@ -256,16 +270,16 @@ def text_queries(
     for at in random.permutation(len(words))[:samples].tolist():
         document = words[at]
         asked.add(document[int(random.integers(0, len(document)))])
-    yield from (Query("word", text=MatchQuery(one, index.column)) for one in sorted(asked))
+    yield from (Query("word", words=one, column=index.column) for one in sorted(asked))
     for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
         some = sorted(set(random.choice(words[at], size=3).tolist()))
-        yield Query("words", text=MatchQuery(" ".join(some), index.column, operator=FullTextOperator.AND))
+        yield Query("words", words=" ".join(some), column=index.column)
     if index.details.get("with_position"):
         for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
             if len(words[at]) > 1:
                 start = int(random.integers(0, len(words[at]) - 1))
-                yield Query("phrase", text=PhraseQuery(" ".join(words[at][start : start + 2]), index.column))
-    yield Query("absent", text=MatchQuery(_NO_WORD, index.column))
+                yield Query("phrase", words=" ".join(words[at][start : start + 2]), column=index.column)
+    yield Query("absent", words=_NO_WORD, column=index.column)
 
 
 def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int) -> Iterator[Query]:

@@ -25,11 +25,12 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses, fragments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.answers.sample import Queries
 
 K = 10
@@ -71,9 +72,7 @@ class Found:
     vectors: NDArray[Any]
 
 
-def measure(
-    pinned: Pinned, index: AskedIndex, drawn: Queries, checkpoint: Callable[[], object] = lambda: None
-) -> IndexAnswers:
+def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> IndexAnswers:
     """Measure one vector index; arguments as :func:`memwal_ops.formats.lance.answers.ask.ask`.
 
     Raises:
@@ -97,7 +96,7 @@ def measure(
         if not len(asked):
             return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
         here, there = asked[inside[usable]], own[inside[usable]]
-        truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, checkpoint)
+        truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, reader)
         found = search(pinned, index, asked, drawn.fragments)
         again = [] if metric == "dot" or not len(here) else search(pinned, index, here, drawn.fragments, REFINE)
     except SearchError as error:
@@ -182,19 +181,41 @@ def _exact(
     asked: NDArray[Any],
     fragments: Sequence[int],
     metric: str,
-    checkpoint: Callable[[], object],
+    reader: Reader,
 ) -> tuple[Nearest, int]:
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
     nearest = Nearest.of(len(asked))
     rows = 0
-    for addresses, vectors in batches(pinned, index, fragments):
-        checkpoint()
-        rows += len(addresses)
-        nearest.add(distances_of(asked, vectors, metric), addresses)
+    for found in reader.each(pinned, fragments, _Search(index, asked, metric)):
+        rows += found.rows
+        nearest.add(found.nearest.distances, found.nearest.addresses)
     order = np.argsort(nearest.distances, axis=1, kind="stable")
     nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
     nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
     return nearest, rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Exact:
+    nearest: Nearest
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Finds the nearest rows of some fragments; may be sent to another process."""
+
+    index: AskedIndex
+    asked: NDArray[Any]
+    metric: str
+
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Exact:
+        """Those of these fragments, and how many rows they have."""
+        nearest, rows = Nearest.of(len(self.asked)), 0
+        for addresses, vectors in batches(pinned, self.index, group):
+            rows += len(addresses)
+            nearest.add(distances_of(self.asked, vectors, self.metric), addresses)
+        return _Exact(nearest, rows)
 
 
 def batches(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.published import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.publication import lost
 from memwal_ops.formats.lance.files.datasets import open_dataset
@@ -39,7 +40,7 @@ def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
     missing = sorted({*columns} - {*table.dataset.schema.names})
     if missing or len({*columns}) < len(columns):
         raise InvalidUsageError(f"{uri} has no column {', '.join(missing)}." if missing else "A column is named twice.")
-    for fault in check_keys(table, columns):
+    for fault in check_keys(table, columns, Reader()):
         raise DuplicateKeysError(
             f"{', '.join(columns)} cannot be the primary key of {uri}: {fault.evidence}",
             remedy="Remove these rows, or choose other columns.",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lance.checks.key_files import check_key_files
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.names import region_folder
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
@@ -27,56 +26,45 @@ _TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
 _REGION = "_region"
 
 
-def check_base_keys(table: Table) -> Iterator[Finding]:
-    """Check that no key is NULL or a duplicate. Memory: the key columns of the base table."""
-    yield from check_keys(table, table.primary_key)
+def check_base_keys(table: Table, reader: Reader) -> Iterator[Finding]:
+    """Check that no key is NULL or a duplicate."""
+    yield from check_keys(table, table.primary_key, reader)
 
 
-def check_keys(table: Table, columns: Sequence[str]) -> Iterator[Finding]:
+def check_keys(table: Table, columns: Sequence[str], reader: Reader) -> Iterator[Finding]:
     """:func:`check_base_keys` with other columns as the key."""
-    with lance_errors("read the keys of", table.location.uri):
-        keys = table.dataset.to_table(columns=list(columns))
-    nulls = sum(column.null_count for column in keys.columns)
-    if nulls:
+    found = reader.repeated_keys(table, columns)
+    if found.marked:
         yield Finding(
-            Severity.ERROR, "null_keys", "the base table", f"{nulls:,} key values are NULL.",
+            Severity.ERROR, "null_keys", "the base table", f"{found.marked:,} key values are NULL.",
             "No merge can update or delete these rows.", "Give them keys, or delete them.", _PAGE,
         )  # fmt: skip
-    counts = keys.group_by(list(columns)).aggregate([([], "count_all")])
-    twice = counts.filter(pa.compute.greater(counts["count_all"], 1))
-    if twice.num_rows:
-        rows = pa.compute.sum(twice["count_all"]).as_py()
+    if found.values:
         yield Finding(
             Severity.ERROR, "duplicate_keys", "the base table",
-            f"{twice.num_rows:,} keys are in it more than once ({rows:,} rows).",
+            f"{found.values:,} keys are in it more than once ({found.rows:,} rows).",
             "Readers get them twice; a merge replaces all of them by one.",
             "Delete the duplicates by row id.", _PAGE,
         )  # fmt: skip
 
 
-def check_row_ids(table: Table) -> Iterator[Finding]:
-    """In a table with stable row ids, no two rows have the same id, and none has one at or above the next id.
-
-    Memory: 8 bytes for each row.
-    """
+def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
+    """In a table with stable row ids, no two rows have the same id, and none has one at or above the next id."""
     if not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS:
         return
-    with lance_errors("read the row ids of", table.location.uri):
-        ids = table.dataset.to_table(columns=[], with_row_id=True)["_rowid"].to_numpy()
-    ordered = np.sort(ids)
-    twice = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
-    if twice:
+    found = reader.repeated_row_ids(table)
+    if twice := found.rows - found.values:
         yield Finding(
             Severity.ERROR, "row_ids", "the base table",
             f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
             "Indexes and readers that look rows up by id get the wrong ones.",
             "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip
-    above = int(np.count_nonzero(ids >= table.manifest.manifest.next_row_id))
-    if above:
+    if found.marked:
         yield Finding(
             Severity.ERROR, "row_ids", "the newest version",
-            f"{above:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be assigned.",
+            f"{found.marked:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be "
+            "assigned.",
             "Rows that are appended get the same ids.",
             "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundE
 from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.pooled import compare_searches
+from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError
 from memwal_ops.formats.lance.commit.trial_version import opened_with
@@ -199,7 +200,7 @@ def _of_scalar(
     drawn = _draw(after, asked, table.version, budget, few=few)
     if few and not small:
         drawn = replace(drawn, queries=tuple(one for one in drawn.queries if one.what not in _WHOLE))
-    answers = ask(after, asked, drawn, context.checkpoint)
+    answers = ask(after, asked, drawn, Reader(context.checkpoint))
     if answers.skipped:
         return Comparison(skipped=answers.skipped)
     compared = Comparison(answers.queries, answers.wrong, bytes_at_most=answers.bytes_at_most)
@@ -227,7 +228,7 @@ def _wrong_before(
         asked = before.indexes.get(index.name)
         if asked is None:
             return 0, False
-        answers = ask(before, asked, _of_before(drawn, before, after), context.checkpoint)
+        answers = ask(before, asked, _of_before(drawn, before, after), Reader(context.checkpoint))
     return answers.wrong, bool(answers.error)
 
 

@@ -16,11 +16,10 @@ from memwal_ops.core.verification import (
     Findings,
     RowsRead,
     Severity,
-    VerifyReport,
     finding_of,
     missing_object,
 )
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
 from memwal_ops.formats.lance.answers.cost import or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
@@ -40,6 +39,7 @@ from memwal_ops.formats.lance.checks.regions import (
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs.verify_engine import LanceVerifyReport, reader_of
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
 from memwal_ops.storage.api import LinkError
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions
+    from memwal_ops.core.verification import VerifyOptions, VerifyReport
+    from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
@@ -75,14 +76,19 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
 
     Raises:
         StorageError: the store failed.
+        SparkUnavailableError, SparkJobFailedError: it was to read rows on Spark.
     """
-    run = _Verification(table, options, context or RunContext())
-    if run.checks_all:
-        run.check()
-    elif run.export is None:
-        run.check_answers()
+    context = context or RunContext()
+    with reader_of(table, options, context) as (reader, engine):
+        run = _Verification(table, options, context, reader)
+        if run.checks_all:
+            run.check()
+        elif run.export is None:
+            run.check_answers()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
-    return VerifyReport(table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed)
+    return LanceVerifyReport(
+        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed, engine, reader.stages
+    )
 
 
 plan = apply = or_plan(verified)
@@ -97,7 +103,8 @@ class _Region:
 
 
 class _Verification:
-    def __init__(self, table: Table, options: VerifyOptions, context: RunContext) -> None:
+    def __init__(self, table: Table, options: VerifyOptions, context: RunContext, reader: Reader) -> None:
+        self.reader = reader
         self.table, self.options, self.context = table, options, context
         self.findings = Findings(options.max_findings)
         self.checks_all = not isinstance(options, AnswersOptions) or options.checks_all
@@ -168,8 +175,8 @@ class _Verification:
             ))  # fmt: skip
         if self.reads_rows:
             if table.primary_key:
-                self._add("keys", lambda: check_base_keys(table))
-            self._add("row ids", lambda: check_row_ids(table))
+                self._add("keys", lambda: check_base_keys(table, self.reader))
+            self._add("row ids", lambda: check_row_ids(table, self.reader))
             self._add("rows of generations", lambda: check_generation_rows(table, opened))
 
     def check_answers(self) -> None:
@@ -185,7 +192,7 @@ class _Verification:
     def _answers(self) -> list[Finding]:
         assert self.asked is not None  # noqa: S101 - the caller checked
         self.seed = self.asked.seed_at(self.table.version)
-        self.answers, found = check_answers(self.table, self.asked, self.context, self.seed)
+        self.answers, found = check_answers(self.table, self.asked, self.context, self.seed, self.reader)
         return found
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:
@@ -203,6 +210,8 @@ class _Verification:
             pass  # it is in ``skipped``
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
+        except (SparkUnavailableError, SparkJobFailedError):
+            raise  # it is no fault of the table
         except MemwalOpsError as error:
             if named and isinstance(error, InvalidUsageError):
                 raise

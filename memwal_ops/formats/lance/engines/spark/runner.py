@@ -7,7 +7,7 @@ attempts wrote is in no version: it is logged, and deleted by ``expire`` once it
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -96,17 +96,24 @@ class TaskRunner:
             SparkJobFailedError: Spark failed.
             StopRequested, LeaseLostError: the run is to stop; the stage was cancelled.
         """
+        with self.staged(table, stage) as (spark, counters, figures):
+            results = run_parts(spark.sparkContext, _task(work, counters), tasks)
+        return results, figures
+
+    @contextmanager
+    def staged(self, table: Table, stage: Stage) -> Iterator[tuple[SparkSession, Counters, dict[str, float]]]:
+        """A stage of other than :meth:`run`'s tasks; its figures are there once it has ended. Raises the same."""
         began = datetime.now(UTC)
         spark = self._session()
+        figures: dict[str, float] = {}
         with quiet(), between_stages():
             check_executors(spark)
-            context = spark.sparkContext
-            counters = Counters.of(context)
+            counters = Counters.of(spark.sparkContext)
             show = self._shown(stage.activity)
-            stages = Stages(context, table.location.uri, counters, show, self._context.checkpoint)
+            stages = Stages(spark.sparkContext, table.location.uri, counters, show, self._context.checkpoint)
             try:
                 with stages.stage(stage.name, stage.doing):
-                    results = run_parts(context, _task(work, counters), tasks)
+                    yield spark, counters, figures
             except BaseException:
                 stages.settle()
                 log_leftovers(table, began)
@@ -114,8 +121,8 @@ class TaskRunner:
         self._context.add_phase_seconds(stage.name, stages.seconds[stage.name])
         if stages.metrics["lost_attempts"] or "incomplete" in stages.metrics:
             log_leftovers(table, began)
-        figures = {name: round(stages.metrics[name], 6) for name in _FIGURES}
-        return results, {"seconds": stages.seconds[stage.name], **figures}
+        figures["seconds"] = stages.seconds[stage.name]
+        figures |= {name: round(stages.metrics[name], 6) for name in _FIGURES}
 
     def _session(self) -> SparkSession:
         if self._spark is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.check import why_low
+from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.answers.sample import sample_queries
 from memwal_ops.formats.lance.answers.vector import measure
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
@@ -39,4 +40,4 @@ def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
     if asked is None:
         return ""
     drawn = sample_queries(pinned, asked, seed=table.version)
-    return next(why_low(measure(pinned, asked, drawn, context.checkpoint)), "")
+    return next(why_low(measure(pinned, asked, drawn, Reader(context.checkpoint))), "")

@@ -12,7 +12,6 @@ from memwal_ops.core.verification import (
     Findings,
     RowsRead,
     Severity,
-    VerifyReport,
     finding_of,
     missing_object,
 )
@@ -20,6 +19,7 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers
 from memwal_ops.formats.lance.answers.cost import or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
+from memwal_ops.formats.lance.jobs.verify_engine import LanceVerifyReport, reader_of
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
 from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions
+    from memwal_ops.core.verification import VerifyOptions, VerifyReport
     from memwal_ops.formats.lance.table import Table
 
 _STOPS = "Merges of the region stop there."
@@ -52,11 +52,13 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
     rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
     answers: list[IndexAnswers] = []
     seed = None
-    if isinstance(options, AnswersOptions) and options.asks and not findings.counts["missing_object"]:
-        seed = options.seed_at(table.version)
-        answers, wrong = check_answers(table, options, context or RunContext(), seed)
-        findings.extend(wrong)
-    return VerifyReport(table.version, findings, checked, rows_read=rows_read, answers=answers, seed=seed)
+    context = context or RunContext()
+    with reader_of(table, options, context) as (reader, engine):
+        if isinstance(options, AnswersOptions) and options.asks and not findings.counts["missing_object"]:
+            seed = options.seed_at(table.version)
+            answers, wrong = check_answers(table, options, context, seed, reader)
+            findings.extend(wrong)
+    return LanceVerifyReport(table.version, findings, checked, (), rows_read, answers, seed, engine, reader.stages)
 
 
 plan = apply = or_plan(verified)
