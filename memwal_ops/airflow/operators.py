@@ -67,7 +67,13 @@ class MemWalJobOperator(BaseOperator):
         bound_allocators()
         storage = read_storage(self.storage_conn_id, self.storage_options)
         outcome = run_job(
-            self.job, self.uri, self._job_options(), branch=self.branch, apply=self._acts(), storage=storage
+            self.job,
+            self.uri,
+            self._job_options(),
+            branch=self.branch,
+            apply=self._acts(),
+            storage=storage,
+            trace=getattr(context.get("ti"), "context_carrier", None),
         )
         if outcome.trace is not None:
             self.log.error(outcome.trace)

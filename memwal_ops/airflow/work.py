@@ -11,6 +11,7 @@ from memwal_ops.airflow import failures
 from memwal_ops.core.registry import open_table
 from memwal_ops.core.run import applicable, plugin_errors
 from memwal_ops.core.run import run_job as run
+from memwal_ops.core.tracing import parent
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -41,6 +42,7 @@ def run_job(
     apply: bool | None,
     storage: Mapping[str, str],
     branch: str | None = None,
+    trace: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a registered job on a table. Raises nothing: the outcome has the failure.
 
@@ -51,11 +53,13 @@ def run_job(
         apply: act, or plan only; None: a job that deletes plans only, any other acts.
         storage: storage options, secrets included.
         branch: a branch of the table.
+        trace: the trace of the task, as W3C carries it.
     """
     try:
         table = open_table(uri, storage, branch=branch, job=name)
         spec = applicable(table, name)
-        report = run(table, name, options, apply=apply)
+        with parent(trace):
+            report = run(table, name, options, apply=apply)
         with plugin_errors(spec):
             # Exactly what --json prints: XCom stores only what JSON can represent.
             document = json.loads(json.dumps(report.to_json()))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from memwal_ops.core import tracing
 from memwal_ops.core.guard import CommitGuard, Unguarded
 from memwal_ops.core.leases import record_by_hand
 from memwal_ops.core.past_runs import no_past_runs
@@ -147,6 +148,7 @@ class RunContext:
         """Time the block as a phase."""
         started = time.monotonic()
         try:
-            yield
+            with tracing.phase(name):
+                yield
         finally:
             self.add_phase_seconds(name, time.monotonic() - started)

@@ -13,6 +13,7 @@ from memwal_ops.core.options import OptionError, Options, describe
 from memwal_ops.core.protocols import ExplainsJobs
 from memwal_ops.core.published import recording
 from memwal_ops.core.registry import open_table, package_of
+from memwal_ops.core.tracing import performed
 from memwal_ops.errors import InvalidUsageError, JobPluginError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
@@ -83,6 +84,14 @@ def perform(spec: JobSpec, table: Table, options: Options, context: RunContext, 
         JobPluginError: the job is of another package and raised an error of another kind.
         MemwalOpsError: the job was refused or failed, by kind; what it had published stays.
     """
+    of = spec.name, table.location, table.format.name, context.figures, context.revisions
+    with performed(*of, act=act) as reported:
+        report = _perform(spec, table, options, context, act=act)
+        reported(report)
+        return report
+
+
+def _perform(spec: JobSpec, table: Table, options: Options, context: RunContext, *, act: bool) -> Report:
     with plugin_errors(spec):
         if not act:
             return spec.job.plan(table, options, context)

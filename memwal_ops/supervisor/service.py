@@ -33,6 +33,7 @@ from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
 from memwal_ops.supervisor.observe.findings import service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
+from memwal_ops.supervisor.observe.otlp import push
 from memwal_ops.supervisor.observe.pages import Pages
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.status import budget_status, paused, status_of, table_stamps, tables_status
@@ -149,6 +150,7 @@ class Service:
             self._history.close()
             self._state.close()
             raise
+        self._pushed = push(self._metrics.registry)
 
     @property
     def http_port(self) -> int | None:
@@ -523,6 +525,8 @@ class Service:
         if self._once and self._stop_began is None:
             self._notifications.step(wait=False)
         self._notifications.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        if self._pushed is not None and not at_once:
+            self._pushed.close()
         self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._http is not None:
             self._http.close()

@@ -23,6 +23,7 @@ import structlog
 
 from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
+from memwal_ops.core import tracing
 from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
@@ -137,8 +138,11 @@ class Worker:
 
     def _run(self, request: Mapping[str, Any]) -> Result:
         measurement, started = Measurement(), time.monotonic()
-        table = open_table(request["uri"], request["storage_options"])
-        result = self._run_on(table, request, started)
+        # A service may itself be a part of some trace; its runs are not.
+        with tracing.parent({}), tracing.run_span(request["job"], request["uri"]):
+            with tracing.phase("open"):
+                table = open_table(request["uri"], request["storage_options"])
+            result = self._run_on(table, request, started)
         return replace(result, used={**measurement.used(table.location), **(result.used or {})})
 
     def _run_on(self, table: Table, request: Mapping[str, Any], started: float) -> Result:
@@ -367,6 +371,7 @@ def main() -> None:
     structlog.configure(processors=[*processors[:-1], worker.record, processors[-1]])
     worker.work()
     terminate_children()
+    tracing.flush()
     sys.stderr.flush()
     os._exit(0)  # the thread that reads stdin cannot be ended, and Python's own exit waits for it
 

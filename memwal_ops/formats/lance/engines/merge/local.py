@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from memwal_ops.core import tracing
 from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.collapse import collapse
 from memwal_ops.formats.lance.engines.merge.locate import locate
@@ -85,6 +86,7 @@ def _run(
 def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     try:
-        yield
+        with tracing.phase(name):
+            yield
     finally:
         phases[name] = round(time.monotonic() - started, 6)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core import tracing
 from memwal_ops.formats.lance.engines.merge.api import StageProgress
 from memwal_ops.formats.lance.engines.spark.faults import raised_again
 
@@ -80,7 +81,7 @@ class Stages:
             before = {key: self.context.getLocalProperty(key) for key in _PROPERTIES}
             self.context.setJobGroup(group, f"memwal-ops: {doing} ({self.table})", interruptOnCancel=False)
         try:
-            with raised_again(name), self._observed(name, group):
+            with tracing.phase(name), raised_again(name), self._observed(name, group):
                 yield
         except BaseException:
             self.failed_group = group
