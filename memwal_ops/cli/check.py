@@ -13,7 +13,7 @@ from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.options import BRANCH, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.bad_answers import bad_answers
+from memwal_ops.core.bad_answers import ASKED_BY, bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
@@ -31,6 +31,7 @@ from memwal_ops.supervisor.observe.findings import (
     job_findings,
     last_run_fault,
     level_of,
+    partial_fault,
     writer_findings,
 )
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
@@ -242,7 +243,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield CRITICAL, f"{table['name']}: {counted_as(blocked, backlog.noun_of('blocked'))} blocked"
     elif fault is not None:
         yield fault[0], f"{table['name']}: {fault[1]}"
-    for bad in bad_answers(table.get("answers", ())):
+    bad_indexes = bad_answers(table.get("answers", ()))
+    for bad in bad_indexes:
         yield CRITICAL if bad.wrong else WARNING, f"{table['name']}: {bad.describe()}"
     for one in writer_findings(table):
         yield WARNING, f"{table['name']}: {one['what']}"
@@ -250,3 +252,6 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
     for job, state in table["jobs"].items():
         yield from job_findings(f"{table['name']}/{job}", state)
+        if state["last_outcome"] == "partial" and job != name and not (job == ASKED_BY and bad_indexes):
+            level, what = partial_fault(job)
+            yield level, f"{table['name']}: {what}"

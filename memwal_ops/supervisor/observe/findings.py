@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from memwal_ops.core.bad_answers import ASKED_BY, bad_answers
 from memwal_ops.core.bad_answers import PAGE as ANSWERS_PAGE
-from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import backlog_of, jobs_of
-from memwal_ops.errors import runbook
+from memwal_ops.errors import TableCorruptError, runbook
 from memwal_ops.text import counted, counted_as, time_text
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
     idle = (state.get("next_run") or {}).get("why") is not None  # no run is recorded while nothing is due
     if late >= _LATE_WARNING and state["state"] != "running" and not idle:
         yield CRITICAL if late >= _LATE_CRITICAL else WARNING, f"{name} has not succeeded for {since:.0f} s"
+
+
+def partial_fault(job: str) -> tuple[int, str]:
+    """Return the fault of a job whose last run was partial: level and text."""
+    return (CRITICAL, f"{job} found damage") if job == ASKED_BY else (WARNING, f"{job} left a part undone")
 
 
 def last_run_fault(job: str, outcome: str | None, backlog: Figures) -> tuple[int, str] | None:
@@ -236,7 +241,7 @@ class _Failure:
 
     def finding(self, table: Mapping[str, Any], file: str) -> Finding:
         ask = _ask_history(file, table, self.jobs[0], " --failed")
-        what = self.what if len(self.jobs) == 1 else f"{_listed(self.jobs)} failed several times in a row"
+        what = self.what if len(self.jobs) == 1 else f"{_listed(self.jobs)} failed"
         if self.error is None:
             return finding(self.level, f"{what}.", ask, _JOB_FAILING, self.jobs)
         reason, message = self.error["reason"], self.error["message"]
@@ -252,14 +257,20 @@ def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
         if job["last_outcome"] == "partial":
             error = errors.last_error(table["name"], name)
             if error is not None:
-                found[name] = _Failure([name], WARNING, f"{name} left a part undone", error, undone=True)
+                level, what = partial_fault(name)
+                found[name] = _Failure([name], _level_by_error(error, level), what, error, undone=True)
         elif job["consecutive_failures"]:
             error = errors.last_error(table["uri"], name)
             level, what = next(job_findings(name, job))
             one = found.setdefault(("", name) if error is None else error["reason"], _Failure([], level, what, error))
             one.jobs.append(name)
-            one.level = max(one.level, level)
+            one.level = _level_by_error(error, max(one.level, level))
     return [*found.values()]
+
+
+def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
+    """Return the level of a failure: that of a damaged table is critical at once."""
+    return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
 def _unreadable(error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_AFTER = timedelta(hours=1)
 _UNPRODUCTIVE_FOR = timedelta(minutes=10)
+# A verification, which is daily, looks at an unchanged table once a week.
+_SKIPS_OF_READERS = 6
 # A store that does not respond must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0
 _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
@@ -292,6 +294,7 @@ class BacklogPolling:
                 continue  # something may have been written in between: the next poll decides
             del state.scheduled[name]
             if entry is not None and why is not None:
+                entry.skips += 1
                 self._metrics.skipped.labels(*entry.key, why).inc()
                 entry.started = entry.finished = entry.succeeded = now
             elif entry is not None:
@@ -310,7 +313,12 @@ class BacklogPolling:
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
     def _is_unchanged(self, entry: Entry) -> bool:
-        """Whether nothing was written to the table, and no setting changed, since before the job's last run."""
+        """Whether nothing was written to the table, and no setting changed, since before the job's last run.
+
+        Files may be lost without a write: a job that only reads looks again after some skipped runs.
+        """
+        if entry.settings.job.reads_only and entry.skips >= _SKIPS_OF_READERS:
+            return False
         return entry.unchanged_since is not None and entry.unchanged_since == self.fingerprint_and_settings(entry)
 
     def _aged(self, state: TableState) -> dict[str, float]:

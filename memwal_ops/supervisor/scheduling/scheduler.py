@@ -515,6 +515,7 @@ class Scheduler:
             self._polling.record_run(entry, details.get("figures") or {}, remaining if published else {})
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0)
         entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
+        entry.skips = 0
         self._log_end(entry, outcome, round(mono - run.began, 3), log_fields(details))
         if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
             timeout = self.settings.config.heartbeat.timeout.total_seconds()

@@ -46,9 +46,8 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
             "error": result["message"],
             "remedy": result["remedy"],
         }
-        failed = _failed_part(result["report"] or {}) if outcome == "partial" else None
-        if failed is not None:
-            details |= {"reason": str(failed["reason"]), "error": str(failed.get("detail"))}
+        if outcome == "partial":
+            details |= _failed_part(result["report"] or {}) or _damage(result["report"] or {}) or {}
     ledger = {name: result.get(name) for name in _LEDGER_COLUMNS}
     return outcome, details | {name: result[name] for name in _RESULT_COLUMNS} | ledger
 
@@ -58,11 +57,27 @@ def _cancelled(entry: Entry) -> dict[str, Any]:
     return {"reason": "cancelled", "error": f"{by} cancelled the run; what it published stays.", "remedy": None}
 
 
-def _failed_part(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the first ``error`` in the lists of a report, of an index for example; None: no entry has one."""
+def _failed_part(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of the first ``error`` in the lists of a report, of an index for example; None: none."""
     lists = [entries for entries in report.values() if isinstance(entries, list)]
     errors = (entry.get("error") for entries in lists for entry in entries if isinstance(entry, dict))
-    return next((error for error in errors if isinstance(error, dict) and error.get("reason")), None)
+    found = next((error for error in errors if isinstance(error, dict) and error.get("reason")), None)
+    return None if found is None else {"reason": str(found["reason"]), "error": str(found.get("detail"))}
+
+
+def _damage(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of the worst finding of a verification; None: no error, or none but wrong answers of indexes.
+
+    Those are shown by :func:`answers_of`.
+    """
+    listed, asked = report.get("findings"), report.get("answers")
+    answers = [one for index in asked or () for one in index.get("findings") or ()] if isinstance(asked, list) else []
+    shown = {(one["check"], one["evidence"]) for one in answers}
+    errors = [one for one in listed or () if isinstance(one, dict) and one.get("severity") == "error"]
+    found = next((one for one in errors if (one["check"], one["evidence"]) not in shown), None)
+    if found is None:
+        return None
+    return {"reason": found["check"], "error": f"{found['place']}: {found['evidence']}", "remedy": found["remedy"]}
 
 
 def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:

@@ -80,6 +80,7 @@ class Entry:
             trigger fires again when the backlog has changed, or after some time.
         unchanged_since: the table's fingerprint before the last run, and the settings of the run, if it succeeded and
             published nothing: with both unchanged, another run would find nothing to do.
+        skips: how many scheduled runs in a row were not necessary.
         removed: its job or table is no longer configured; the run in flight finishes.
         answers: how well indexes answered, by the last run that asked them.
         logged: why a part was blocked, as it was last logged; None: nothing was.
@@ -113,6 +114,7 @@ class Entry:
     unproductive_backlog: dict[str, float] | None = None
     logged: dict[str, Any] | None = None
     unchanged_since: tuple[str, JobSettings] | None = None
+    skips: int = 0
     removed: bool = False
     answers: Sequence[Mapping[str, Any]] = ()
     rates: tuple[Rate, ...] = ()

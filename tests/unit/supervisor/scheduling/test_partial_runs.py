@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from memwal_ops.cli.check import table_faults
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
 from memwal_ops.supervisor.state.outcomes import classify_result
 from tests.support.fleet import job, table
@@ -57,3 +58,37 @@ def test_the_findings_name_it_once() -> None:
     assert found["what"] == "catchup left a part undone: dot_product_index. Index v is IVF_PQ. Train it anew."
     assert found["runbook"] == "runbooks/errors/18-indexes_behind.md"
     assert "history" in found["do"]
+
+
+def verification(*, answers: bool) -> dict[str, Any]:
+    wrong = {"check": "index_misses_rows", "evidence": "Rows are missing.", "remedy": "Rebuild it."}
+    lost = {"check": "base_file", "place": "data/x.lance", "evidence": "It is missing.", "remedy": "Restore it."}
+    found = [{**wrong, "place": "v", "severity": "error"}, *([] if answers else [{**lost, "severity": "error"}])]
+    return {"decision": "findings", "findings": found, "answers": [{"index": "v", "findings": [wrong]}]}
+
+
+def test_damage_that_a_verification_found_is_its_reason() -> None:
+    """But not wrong answers of indexes, of which there are findings already."""
+    details = classified(verification(answers=False))
+    assert (details["reason"], details["remedy"]) == ("base_file", "Restore it.")
+    assert details["error"] == "data/x.lance: It is missing."
+    assert classified(verification(answers=True))["reason"] is None
+
+
+class _Damage(_Errors):
+    def last_error(self, table: str, job: str) -> dict[str, Any] | None:
+        lost = {"reason": "base_file", "message": "data/x.lance: It is missing.", "remedy": "Restore it."}
+        return {**lost, "exit_code": 9} if job == "verify" else None
+
+
+def test_a_table_that_a_verification_found_damaged_is_critical() -> None:
+    document = {**table("orders"), "error": None, "blocked": []}
+    document["jobs"]["verify"] = job(last_outcome="partial")
+    [found] = findings_of(document, _Damage(), DEFAULT_LIMITS, "f.yaml")
+    assert (found["level"], found["do"]) == ("critical", "Restore it.")
+    assert found["what"] == "verify found damage: base_file. data/x.lance: It is missing."
+    assert found["runbook"] == "runbooks/errors/09-table_corrupt.md"
+    assert [*table_faults(document)] == [(2, "orders: verify found damage")]
+    bad = {"index": "v", "type": "BTree", "findings": [{"check": "index_misses_rows", "evidence": "Rows are missing."}]}
+    [(level, what)] = table_faults({**document, "answers": [bad]})
+    assert (level, "answers wrongly" in what) == (2, True), "once, by the index"

@@ -52,6 +52,20 @@ def test_it_is_skipped_for_as_long_as_nothing_is_written(tmp_path: Path) -> None
     assert table.skipped == 13
 
 
+def test_a_job_that_only_reads_looks_again_after_six(tmp_path: Path) -> None:
+    """A file may be lost without a write."""
+    table = Scheduled(tmp_path)
+    entry = table.stage.scheduler.tables["a"].entries["merge"]
+    entry.settings = replace(entry.settings, job=replace(entry.settings.job, reads_only=True))
+    table.merge()
+    for _ in range(6):
+        assert table.due() == []
+    assert table.due() == [("a", "merge")]
+    table.stage.answer("a", decision="nothing_to_merge")
+    table.run(4 * POLL)
+    assert table.due() == []
+
+
 @pytest.mark.parametrize("what", ["published", "failed", "partial", "written_before", "written_during"])
 def test_after_another_end_it_runs(tmp_path: Path, what: str) -> None:
     table = Scheduled(tmp_path)
