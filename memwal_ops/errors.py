@@ -444,7 +444,7 @@ class JobHungError(MemwalOpsError):
 
 
 class AlreadyRunningError(MemwalOpsError):
-    """Another supervisor on this machine uses the same state folder."""
+    """Another supervisor uses the same state folder, or the same name in the fleet."""
 
     exit_code = 55
     reason = "already_running"

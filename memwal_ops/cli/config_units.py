@@ -111,8 +111,9 @@ def cron(file: str, user: str | None, mailto: str, output: str | None, *, force:
 def kubernetes(file: str, image: str | None, output: str | None, *, cronjob: bool, force: bool) -> int:
     """Print the manifests that run the configuration FILE: it becomes a ConfigMap, secrets stay in a Secret.
 
-    The limit of memory is that of all pools. Refused is what would not work in a pod: an address that its probes cannot
-    reach, another state_dir than the volume, and secrets in plain text.
+    The limit of memory is that of all pools. With fleet: in FILE, it is a StatefulSet of three members. Refused is what
+    would not work in a pod: an address that its probes cannot reach, another state_dir than the volume, and secrets in
+    plain text.
 
     \b
     Examples:
@@ -281,6 +282,11 @@ def _check_pod(settings: Settings, *, served: bool) -> None:
             f"The probes of the pod ask port {_PORT}.",
             remedy=f"Write http: {{enabled: true, port: {_PORT}}}, or use --cronjob.",
         )
+    name = settings.sources.get("fleet.name")
+    if served and name is not None and not name.variables:
+        raise InvalidUsageError(
+            "fleet.name is the same for all pods.", remedy="Leave it out: each member has the name of its pod."
+        )
     if config.state_dir not in {None, _IN_POD}:
         raise InvalidUsageError(
             f"state_dir is {config.state_dir}; the volume of the pod is {_IN_POD}.",
@@ -306,6 +312,10 @@ def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
         once = _template("configs/kubernetes/cronjob.yaml")
         rest = rest[: rest.index("apiVersion: apps/v1")] + once[once.index("apiVersion:") :]
     config = settings.config
+    if config.fleet is not None and not cronjob:
+        fleet = _template("configs/kubernetes/fleet.yaml")
+        without = rest[: rest.index("# The history of runs")] + rest[rest.index("apiVersion: v1\nkind: Service\n") :]
+        rest = f"{without}---\n{fleet[fleet.index('apiVersion:') :]}"
     grace = int(config.stop_grace.total_seconds()) + _AFTER_GRACE
     rest = _replaced(rest, r"terminationGracePeriodSeconds: \d+", f"terminationGracePeriodSeconds: {grace}")
     rest = _replaced(rest, r"image: \S+", f"image: {image}")

@@ -31,6 +31,8 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     """
     tables = document["tables"]
     parts = [_head(document)]
+    if document["service"] is not None and document["service"].get("fleet") is not None:
+        parts.append(_fleet(document["service"]["fleet"]))
     if in_full:
         parts.append("\n".join(paragraph(_place(table)) for table in tables))
     logged = [table for table in tables if _has_log(table)]
@@ -57,6 +59,7 @@ _HEADINGS = ("table", "state", "waiting", "rows", "oldest", "blocked", "last mer
 _LEFT = ("table", "state", "last merge", "merge due")
 _JOB_HEADINGS = ("table", "job", "state", "last run", "last success", "failures", "next due")
 _JOB_LEFT = ("table", "job", "state", "last run", "last success", "next due")
+_MEMBER_HEADINGS = ("member of the fleet", "state", "tables", "last heartbeat", "runs as")
 _LEASE_HEADINGS = ("lease on", "job", "held by", "until (UTC)")
 
 
@@ -74,6 +77,21 @@ def _head(document: Mapping[str, Any]) -> str:
     if document["history_error"] is not None:
         lines.append(f"{document['history_error']} The times of runs are known from leases only.")
     return "\n".join(paragraph(line) for line in lines)
+
+
+def _fleet(fleet: Mapping[str, Any]) -> str:
+    """The members of the fleet, each with its share of the tables."""
+    rows = [
+        [
+            f"{one['name']} (this one)" if one["name"] == fleet["name"] else one["name"],
+            fleet["state"] if one["name"] == fleet["name"] else "living" if one["living"] else "dead",
+            "?" if one["tables"] is None else f"{one['tables']:,} of {one['known_tables']:,}",
+            f"{time_text(one['seconds_since_heartbeat'])} ago",
+            one["holder"] or "?",
+        ]
+        for one in fleet["members"]
+    ]
+    return grid(_MEMBER_HEADINGS, rows, words=_MEMBER_HEADINGS)
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from memwal_ops.supervisor.http.audit import Audit
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tls import Certificate
 from memwal_ops.supervisor.http.tokens import token_file_of
+from memwal_ops.supervisor.membership.member import Member
 from memwal_ops.supervisor.notify.changes import Found
 from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
 from memwal_ops.supervisor.observe.findings import service_findings
@@ -50,11 +52,12 @@ from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.supervisor.config.effective import Settings
+    from memwal_ops.supervisor.config.effective import Settings, TableSettings
     from memwal_ops.supervisor.config.model import NotifyConfig
     from memwal_ops.supervisor.observe.status_document import ServiceStatus, StatusDocument, TableStatus
+    from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _STEP_SECONDS = 0.5
@@ -70,12 +73,17 @@ _SAMPLES = timedelta(seconds=20)
 _FIRST_HISTORY_SECONDS, _HISTORY_WAIT_SECONDS = 3.0, 0.05
 _TERMINATED = 128 + signal.SIGTERM
 # Settings that take effect at a restart only.
-_RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace")
+_RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace", "fleet")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Service:
     """One supervisor in this process."""
+
+    # All tables of the configuration; of a fleet, the scheduler has this member's share of them.
+    _found: Sequence[FoundTable] = ()
+    # Why this supervisor cannot be a member of its fleet.
+    _refusal: MemwalOpsError | None = None
 
     def __init__(self, settings: Settings, *, once: bool = False) -> None:
         """Lock the state folder and open the history; run nothing yet.
@@ -134,6 +142,7 @@ class Service:
             once=once,
             pauses=pauses,
         )
+        self._member = self._make_member(settings)
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
         self._spending = Spending(self._history, lambda: self.scheduler.settings.config.prices)
         self._pages = self._make_pages(settings)
@@ -168,7 +177,11 @@ class Service:
         return self.scheduler.leased_elsewhere
 
     def run(self) -> int:
-        """Run until a signal stops the service; return the exit code."""
+        """Run until a signal stops the service; return the exit code.
+
+        Raises:
+            AlreadyRunningError: another member of the fleet has this one's name.
+        """
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         began = time.monotonic()
         try:
@@ -177,6 +190,8 @@ class Service:
                 named = [entry for entry in self.scheduler.settings.tables if entry.pattern is None]
                 self._apply_discovery(discover(entry for entry in named if entry.format is not None))
             self._discover()
+            if self._member is not None:
+                self._member.start()
             self._timers.start()
             config = self.scheduler.settings.config
             self._configure_notifications(config.notify)
@@ -190,6 +205,8 @@ class Service:
                 if not self._ready and time.monotonic() - began > _DISCOVERY_SECONDS:
                     self._log.warning("discovery_not_finished", seconds=_DISCOVERY_SECONDS)
                     self._become_ready()
+            if self._refusal is not None:
+                raise self._refusal
             return 0
         finally:
             self._close()
@@ -232,6 +249,8 @@ class Service:
             return False, "stopping"
         if not self._ready:
             return False, "starting"
+        if self._member is not None and self._member.joining:
+            return False, "joining the fleet"
         return (True, "ready") if self._timers.running else (False, "the timers are not running")
 
     def status(self) -> StatusDocument:
@@ -260,6 +279,7 @@ class Service:
                 "error": self._config_error,
             },
             "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
+            "fleet": None if self._member is None else self._member.status(),
         }
 
     # -- signals
@@ -290,8 +310,19 @@ class Service:
         self._notify_systemd()
 
     def _begin_stopping(self, number: signal.Signals) -> None:
-        self._log.info("stopping", signal=number.name, in_flight=self.scheduler.in_flight)
+        self._stop(number.name)
+
+    def _refused(self, error: MemwalOpsError) -> None:
+        """Stop, as this supervisor cannot be a member of the fleet; runs in flight finish their step."""
+        self._refusal = error
+        if self._stop_began is None:
+            self._stop(error.reason)
+
+    def _stop(self, why: str) -> None:
+        self._log.info("stopping", signal=why, in_flight=self.scheduler.in_flight)
         self._stop_began = time.monotonic()
+        if self._member is not None:
+            self._member.leave()
         self._notifier.stopping()
         self._timers.stop()
         with self.scheduler.lock:
@@ -378,15 +409,27 @@ class Service:
         if broken:
             # If a pattern cannot be expanded now, the tables that it matched before stay.
             names = {table.name for table in tables}
-            known = (state.table for state in self.scheduler.tables.values())
             tables += [
                 table
-                for table in known
+                for table in self._found
                 if {table.settings.pattern, table.settings.uri} & broken and table.name not in names
             ]
             for fault in discovery.faults:
                 self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
-        self.scheduler.set_tables(tables)
+        self._found = tables
+        self._set_share()
+
+    def _set_share(self) -> None:
+        mine = self._found
+        if self._member is not None:
+            mine = self._member.share(mine, _digest(self.scheduler.settings.tables))
+        self.scheduler.set_tables(mine)
+
+    def _apply_share(self) -> None:
+        """Maintain the tables that are this member's now."""
+        if self._stop_began is None:
+            self._set_share()
+            self._timers.sync()
 
     def _prune(self) -> None:
         limits = self.scheduler.settings.config.history
@@ -425,6 +468,17 @@ class Service:
             tokens=tokens,
             audit=Audit(self._state.path),
             certificate=certificate,
+        )
+
+    def _make_member(self, settings: Settings) -> Member | None:
+        if settings.config.fleet is None or self._once:
+            return None
+        return Member(
+            settings.config.fleet,
+            self._holder,
+            alive=lambda: self.alive()[0],
+            on_change=lambda: self._post(self._apply_share),
+            on_refusal=lambda error: self._post(lambda: self._refused(error)),
         )
 
     def _make_pages(self, settings: Settings) -> Pages:
@@ -509,6 +563,8 @@ class Service:
         """End what is in flight, release leases, and close everything."""
         self._timers.stop()
         self.scheduler.stopping = True
+        if self._member is not None:
+            self._member.leave()
         at_once = self._stop_began == float("-inf")
         pools = self.scheduler.pools
         if at_once:
@@ -528,6 +584,8 @@ class Service:
         if self._pushed is not None and not at_once:
             self._pushed.close()
         self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        if self._member is not None:
+            self._member.wait(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._http is not None:
             self._http.close()
         if self._once:
@@ -575,6 +633,12 @@ class _Tables:
             yield
         except HistoryError as error:
             get_logger(__name__).error("history_not_read", error=str(error))
+
+
+def _digest(entries: Iterable[TableSettings]) -> str:
+    """Return a digest of the tables that a configuration names; members of a fleet compare it."""
+    named = sorted((one.uri or "", one.pattern or "", one.include, one.exclude, one.branches or ()) for one in entries)
+    return blake2b(repr(named).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _wake_up() -> None:

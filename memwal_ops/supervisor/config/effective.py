@@ -221,6 +221,8 @@ def _leaves(name: str, value: Any) -> dict[str, Any]:
         return {f"{name}.{key}": one for key, one in _of_target(value).items()}
     if name == "notify.targets":
         return {key: leaf for one in value for key, leaf in _leaves(f"{name}.{one.name}", one).items()}
+    if isinstance(value, dict):
+        return {f"{name}.{key}": one for key, one in value.items()}
     fields = getattr(type(value), "model_fields", None)
     if fields is None:
         return {name: _plain(value)}

@@ -6,6 +6,7 @@ Durations are ``timedelta``, sizes are bytes.
 from __future__ import annotations
 
 import re
+import socket
 from datetime import timedelta
 from typing import Annotated, Any, Literal, get_args
 
@@ -327,6 +328,19 @@ class LeasesConfig(Model):
     ttl: Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(seconds=3))] = timedelta(minutes=5)
 
 
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64].lstrip(".") or "member"
+
+
+class FleetConfig(Model):
+    """The fleet that this supervisor is a member of: it maintains its share of the tables."""
+
+    uri: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")] = Field(default_factory=_host_name)
+    heartbeat: Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(seconds=1))] = timedelta(seconds=15)
+    storage_options: Options = Field(default_factory=dict)
+
+
 class PoolConfig(Model):
     """The worker processes of one pool."""
 
@@ -433,6 +447,7 @@ class Config(Model):
     http: HttpConfig = HttpConfig()
     history: HistoryConfig = HistoryConfig()
     leases: LeasesConfig = LeasesConfig()
+    fleet: FleetConfig | None = None
     prices: PricesConfig = PricesConfig()
     budget: FleetBudgetConfig | None = None
     pools: PoolsConfig = PoolsConfig()

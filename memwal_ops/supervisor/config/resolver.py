@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.supervisor.config.model import Config, HttpConfig, NamespaceConfig, ScheduleConfig, TableConfig
+    from memwal_ops.supervisor.config.model import (
+        Config,
+        FleetConfig,
+        HttpConfig,
+        NamespaceConfig,
+        ScheduleConfig,
+        TableConfig,
+    )
 
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
 _IDLE_FACTOR, _MAX_IDLE_POLL = 10, timedelta(minutes=10)
@@ -62,6 +70,7 @@ class Resolver:
         self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
         self._warn_of_strangers(self._config.http)
         self._check_targets()
+        config = self._config.model_copy(update={"fleet": self._fleet()})
         names = [self._name(entry) for entry in self._config.tables]
         tables = tuple(self._table(number, name) for number, name in enumerate(names))
         for number, name in enumerate(names):
@@ -77,7 +86,7 @@ class Resolver:
             key: self._source(tuple(key.split(".")), "fleet")
             for key in {place_text(place) for place in self._document.lines if place}
         }
-        return Settings(self._document.path, self._config, tables, sources, tuple(self._warnings))
+        return Settings(self._document.path, config, tables, sources, tuple(self._warnings))
 
     def _table(self, number: int, name: str) -> TableSettings:
         entry, defaults = self._config.tables[number], self._config.defaults
@@ -347,13 +356,7 @@ class Resolver:
             return
         if key == "uri" and format_with_catalog(uri) is not None:
             return
-        scheme = uri.split("://", 1)[0] if "://" in uri else ""
-        if scheme and scheme not in _SCHEMES:
-            fix = suggest(scheme, _SCHEMES, "Use an absolute path or one of {}.")
-            self._problem((*place, key), f"The URI scheme {scheme!r} is not known.", fix)
-        elif not scheme and not uri.startswith(("/", "~")):
-            fix = "Write the absolute path: a service has no working directory of its own."
-            self._problem((*place, key), f"{uri!r} is not an absolute path.", fix)
+        self._check_folder((*place, key), uri)
         uri = split_query(uri)[0]
         if key == "database" and _WILD.search(uri) is not None:
             self._problem((*place, key), f"{uri!r} has a wildcard.", "Give one folder, or a pattern of tables.")
@@ -364,6 +367,15 @@ class Resolver:
         if key == "pattern" and "**" in uri:
             self._problem((*place, key), "'**' is not supported.", "Give one * for each level of folders.")
 
+    def _check_folder(self, place: Place, uri: str) -> None:
+        scheme = uri.split("://", 1)[0] if "://" in uri else ""
+        if scheme and scheme not in _SCHEMES:
+            fix = suggest(scheme, _SCHEMES, "Use an absolute path or one of {}.")
+            self._problem(place, f"The URI scheme {scheme!r} is not known.", fix)
+        elif not scheme and not uri.startswith(("/", "~")):
+            fix = "Write the absolute path: a service has no working directory of its own."
+            self._problem(place, f"{uri!r} is not an absolute path.", fix)
+
     def _check_duplicates(self) -> None:
         seen: set[str] = set()
         for number, entry in enumerate(self._config.tables):
@@ -371,6 +383,30 @@ class Resolver:
             if text in seen:
                 self._problem(("tables", number), f"{text} is in the file more than once.", "Keep one of them.")
             seen.add(text)
+
+    def _fleet(self) -> FleetConfig | None:
+        """Return the fleet with its storage options, which are merged over those of all tables."""
+        fleet, place = self._config.fleet, ("fleet",)
+        if fleet is None:
+            return None
+        self._check_secrets((*place, "storage_options"), fleet.storage_options)
+        options = {**self._config.defaults.storage_options, **fleet.storage_options}
+        remember_options(options)
+        if is_catalog(fleet.uri) or _WILD.search(split_query(fleet.uri)[0]) is not None:
+            self._problem((*place, "uri"), f"{fleet.uri!r} is not a folder.", "Give a folder for the members' records.")
+        else:
+            self._check_folder((*place, "uri"), fleet.uri)
+        if not self._config.leases.enabled:
+            fix = "Remove leases.enabled: members that take a table over at the same time share its jobs by leases."
+            self._problem(("leases", "enabled"), "A fleet needs leases.", fix)
+        for number, entry in enumerate(self._config.tables):
+            glob = split_query(entry.glob or "")[0].rstrip("/").split("/")
+            parts = fleet.uri.rstrip("/").split("/")
+            if len(parts) == len(glob) and all(map(fnmatchcase, parts, glob)):
+                line = self._document.line(("tables", number))
+                fix = f"Give another folder; the pattern of tables in line {line} matches it."
+                self._problem((*place, "uri"), f"{fleet.uri} would be taken for a table.", fix)
+        return fleet.model_copy(update={"storage_options": options})
 
     def _check_targets(self) -> None:
         """Register the secrets of notifications, and warn of those in plain text."""

@@ -36,6 +36,7 @@ _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked
 _UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
 # A writer that is alive flushes sooner, and one that restarts replays the log first.
 _LEFT_BEHIND = 3600.0
+_FLEET = "runbooks/split-membership.md"
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
@@ -151,6 +152,25 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
         full = any(word in lost.lower() for word in ("disk is full", "no space left"))
         page = "runbooks/disk-full.md" if full else "runbooks/errors/56-history.md"
         yield finding(WARNING, what, "Free space." if full else "Make the state folder writable.", page)
+    fleet = None if service is None else service.get("fleet")
+    if fleet is not None:
+        yield from _fleet_findings(fleet)
+
+
+def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings about a fleet: its store, members that died, members with other tables."""
+    if fleet["error"] is not None:
+        own = next(one for one in fleet["members"] if one["name"] == fleet["name"])
+        what = f"The store of the fleet cannot be used; this member keeps its {own['tables']} tables. {fleet['error']}"
+        yield finding(WARNING, what, f"Make {fleet['uri']} readable and writable for each member.", _FLEET)
+    for one in fleet["members"]:
+        if not one["living"]:
+            what = f"The member {one['name']} ended without leaving; the others have its tables."
+            yield finding(WARNING, what, "Start it again, or find out why it ended.", _FLEET)
+        elif not one["same_tables"]:
+            what = f"The configuration of the member {one['name']} names other tables than this one's."
+            do = "Give each member the same tables: one that its member does not know is maintained by none."
+            yield finding(WARNING, what, do, _FLEET)
 
 
 def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, file: str) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.job import MetricSpec
-    from memwal_ops.supervisor.observe.status_document import StatusDocument
+    from memwal_ops.supervisor.observe.status_document import FleetStatus, StatusDocument
 
 PREFIX = "memwal_ops"
 _BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
@@ -284,10 +284,22 @@ class _StatusCollector(Collector):
         elsewhere = [(key, float(of["lease"]["elsewhere_seconds"])) for key, of in jobs]
         text = "Seconds since another supervisor's lease first prevented a due run."
         yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
+        yield from self._fleet_gauges(service.get("fleet"))
         skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
         yield self._gauge(
             "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
         )
+
+    def _fleet_gauges(self, fleet: FleetStatus | None) -> Iterator[Family]:
+        reached = [] if fleet is None else [((), float(fleet["error"] is None))]
+        yield self._gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
+        members = [] if fleet is None else [((one["name"],), one) for one in fleet["members"]]
+        living = [(name, float(one["living"])) for name, one in members]
+        yield self._gauge("fleet_member_up", "1 if this member sees that member live.", living, "member")
+        tables = [(name, float(one["tables"])) for name, one in members if one["tables"] is not None]
+        yield self._gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
+        ages = [(name, one["seconds_since_heartbeat"]) for name, one in members]
+        yield self._gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
 
     @staticmethod
     def _gauge(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:

@@ -125,8 +125,37 @@ class BudgetStatus(TypedDict):
     frees: str | None
 
 
+class MemberStatus(TypedDict):
+    """A member of the fleet, by its last record; what is None could not be read.
+
+    ``tables``: those that it maintains, of ``known_tables``. ``same_tables``: its configuration names the tables that
+    this member's does.
+    """
+
+    name: str
+    holder: str | None
+    version: str | None
+    started: str | None
+    living: bool
+    tables: int | None
+    known_tables: int | None
+    same_tables: bool
+    seconds_since_heartbeat: float
+
+
+class FleetStatus(TypedDict):
+    """The fleet as this member sees it: ``state`` is joining, joined or unreachable; ``error``: why the last."""
+
+    uri: str
+    name: str
+    state: str
+    error: str | None
+    heartbeat_seconds: float
+    members: list[MemberStatus]
+
+
 class ServiceStatus(TypedDict):
-    """The service itself."""
+    """The service itself; ``fleet`` is None unless it is a member of one."""
 
     version: str
     pid: int
@@ -142,6 +171,7 @@ class ServiceStatus(TypedDict):
     state_error: str | None
     config: ConfigStatus
     discovery_faults: list[PatternFault]
+    fleet: FleetStatus | None
 
 
 class StatusDocument(TypedDict):

@@ -125,24 +125,31 @@ def test_the_line_of_cron_runs_what_is_due(tmp_path: Path, capfd: pytest.Capture
     assert json.loads(done.stdout)["exit_code"] != 0
 
 
-@pytest.mark.parametrize("more", [(), ("--cronjob",)], ids=["deployment", "cronjob"])
-def test_the_manifests(more: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "CronJob"])
+def test_the_manifests(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Valid by the schemas of Kubernetes, and the pod's configuration is the file."""
     file, out = tmp_path / "memwal.yaml", tmp_path / "out.yaml"
     assert run_here(capfd, "config", "init", "--output", str(file)).code == 0
     text = file.read_text().replace("uri: /data/", "uri: s3://bucket/").replace("http:\n", "stop_grace: 2m\nhttp:\n")
+    if kind == "StatefulSet":
+        text += "fleet: {uri: s3://bucket/ops/}\n"
     file.write_text(text)
+    more = ("--cronjob",) if kind == "CronJob" else ()
     assert printed(capfd, "kubernetes", str(file), *KUBERNETES_OPTIONS, *more, "--output", str(out))
     documents = [*yaml.safe_load_all(out.read_text())]
     validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate: pip install .[dev]")
     for document in documents:
         validator.validate(document, validator.latest_version(), strict=True)
     kinds = {document["kind"]: document for document in documents}
-    last = {"CronJob"} if more else {"Deployment", "Service"}
-    assert kinds.keys() == {"ConfigMap", "ServiceAccount", "PersistentVolumeClaim"} | last
+    rest = {
+        "Deployment": {"PersistentVolumeClaim", "Service"},
+        "StatefulSet": {"PodDisruptionBudget", "Service"},
+        "CronJob": {"PersistentVolumeClaim"},
+    }
+    assert kinds.keys() == {"ConfigMap", "ServiceAccount", kind} | rest[kind]
     inside = kinds["ConfigMap"]["data"]["config.yaml"]
     assert yaml.safe_load(inside) == yaml.safe_load(text)
-    job = kinds["CronJob"]["spec"]["jobTemplate"] if more else kinds["Deployment"]
+    job = kinds[kind]["spec"]["jobTemplate"] if more else kinds[kind]
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert (container["image"], pod["terminationGracePeriodSeconds"]) == ("reg.test/memwal:1", 150)
@@ -159,6 +166,7 @@ def test_the_manifests(more: tuple[str, ...], tmp_path: Path, capfd: pytest.Capt
         ({}, "http.host"),
         ({"http": {"host": "0.0.0.0", "port": 80}}, "9464"),
         ({"http": {"host": "0.0.0.0"}, "state_dir": "/x"}, "state_dir"),
+        ({"http": {"host": "0.0.0.0"}, "fleet": {"uri": "s3://bucket/ops/", "name": "a"}}, "fleet.name"),
         (
             {"http": {"host": "0.0.0.0"}, "defaults": {"storage_options": {"aws_secret_access_key": "hunter22"}}},
             "aws_secret_access_key",

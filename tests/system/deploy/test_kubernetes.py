@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from memwal_ops.places import default_config_path
-from memwal_ops.supervisor.config.model import HttpConfig
+from memwal_ops.supervisor.config.model import Config, HttpConfig
 from tests.support.run_cli import run_here
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def config() -> dict[str, Any]:
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "Deployment", of("Deployment")["spec"]["template"]
+    yield "StatefulSet", of("StatefulSet")["spec"]["template"]
     yield "CronJob", of("CronJob")["spec"]["jobTemplate"]["spec"]["template"]
 
 
@@ -66,7 +67,8 @@ def test_a_pod_has_what_it_names(kind: str, template: dict[str, Any], capfd: pyt
     spec = template["spec"]
     [container] = spec["containers"]
     mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-    assert mounts.keys() == {one["name"] for one in spec["volumes"]}
+    claimed = of("StatefulSet")["spec"]["volumeClaimTemplates"] if kind == "StatefulSet" else []
+    assert mounts.keys() == {one["name"] for one in spec["volumes"]} | {one["metadata"]["name"] for one in claimed}
     for volume in spec["volumes"]:
         if "configMap" in volume:
             assert volume["configMap"]["name"] == of("ConfigMap")["metadata"]["name"]
@@ -123,6 +125,21 @@ def test_ports_probes_and_labels_meet() -> None:
     assert f'"{endpoint["path"]}"' in served
     assert endpoint["honorLabels"], "see configs/prometheus/prometheus.yaml"
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "memwal-ops", "the alert MemwalOpsDown looks for it"
+
+
+def test_the_fleet_is_three_of_the_supervisor() -> None:
+    """Its pods are those of the Deployment, but for a volume of their own; the keys that it asks for are valid."""
+    one, fleet = of("Deployment")["spec"], of("StatefulSet")["spec"]
+    assert fleet["replicas"] == 3
+    volumes = fleet["template"]["spec"].pop("volumes")
+    assert volumes == [each for each in one["template"]["spec"].pop("volumes") if each["name"] != "state"]
+    assert fleet["template"] == one["template"]
+    assert fleet["serviceName"] == of("Service")["metadata"]["name"]
+    assert of("PodDisruptionBudget")["spec"]["selector"] == fleet["selector"] == one["selector"]
+    asked = re.search(r"^# {5}fleet:\n(?:# {7}.*\n)+", (FOLDER / "fleet.yaml").read_text(), re.MULTILINE)
+    assert asked is not None
+    document = {**config(), **yaml.safe_load(asked[0].replace("#     ", ""))}
+    assert Config.model_validate(document).fleet is not None
 
 
 def test_the_images_are_the_same_release() -> None:

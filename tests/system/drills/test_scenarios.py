@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
@@ -120,6 +122,36 @@ def test_stuck_lease(tmp_path: Path) -> None:
         assert "merge: succeeded, merged" in ran
         assert " released " in listed
     assert_same(read_base(table.uri), table.expected())
+
+
+def test_split_membership(tmp_path: Path) -> None:
+    table, ops, lost = small(tmp_path), tmp_path / "ops", tmp_path / "lost"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    fleet = f"fleet: {{uri: {ops}, name: a, heartbeat: 1s}}"
+    config = Path(configure(tmp_path, table, "merge: {schedule: 1h}", leases=fleet))
+    config.write_text(config.read_text().replace("port: 1}", f"port: {port}}}"))
+    with (
+        service(config) as running,
+        Page("split-membership.md", {"URI": table.uri, "CONFIG": str(config), "FLEET": str(ops)}) as page,
+    ):
+
+        def seen() -> dict[str, Any]:
+            return running.get("/api/v1/status")["service"]["fleet"]  # type: ignore[no-any-return]
+
+        until(lambda: seen()["state"] == "joined" and running.runs(job="merge"))
+        ops.rename(lost)
+        ops.touch()
+        until(lambda: seen()["error"])
+        (status,) = page.run("Look")
+        assert "The store of the fleet cannot be used; this member keeps its 1 tables." in status
+        write(table, [1, 200])  # and it still works on them
+        ops.unlink()
+        lost.rename(ops)
+        until(lambda: seen()["state"] == "joined")
+        _, status = page.run("Do")
+        assert "a (this one)" in status
+        assert "1 of 1" in status
 
 
 def test_writer_fenced(tmp_path: Path) -> None:

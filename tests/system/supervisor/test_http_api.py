@@ -47,7 +47,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         service = {
             "version": "1", "pid": 1, "instance": "i", "holder": "h", "started": "2026", "ready": True,
             "stopping": False, "leases": True, "paused": None, "state_dir": "/s", "state_error": None,
-            "config": {"file": "/c", "loaded": "2026", "error": None}, "discovery_faults": [],
+            "config": {"file": "/c", "loaded": "2026", "error": None},
+            "discovery_faults": [], "budget": None, "fleet": None,
         }  # fmt: skip
         return {"service": service, "pools": pools, "tables": tables}
 

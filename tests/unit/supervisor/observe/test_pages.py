@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from memwal_ops.cli.status_text import describe
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.viewer import Viewer
@@ -19,6 +20,15 @@ from tests.support.fleet import JOBS, FakeHistory, FakeLedger, FakeTables, fleet
 class NoLedger(FakeLedger):
     def ledger(self, since: datetime, table: str | None = None) -> list[dict[str, Any]]:
         return []
+
+
+NOTHING = {
+    "service_error": None, "history_error": None, "tables": [], "findings": [],
+    "summary": {
+        "tables": 0, "ok": 0, "warning": 0, "critical": 0, "oldest_table": None, "unreadable": 0, "generations": 0,
+        "rows": 0,
+    },
+}  # fmt: skip
 
 
 def names_in_order(page: str) -> list[str]:
@@ -33,6 +43,29 @@ def test_the_worst_tables_come_first_with_what_is_wrong() -> None:
     assert "17 ok</span>" in page
     assert "is blocked at generation 7: generation_missing" in page
     assert "gc failed 4 times in a row, last with storage_credentials" in page
+
+
+def member(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name, "holder": f"ops@{name}", "version": "0", "started": "2026-01-01T00:00:00+00:00", "living": True,
+        "tables": 7, "known_tables": 20, "same_tables": True, "seconds_since_heartbeat": 3.2, **changes,
+    }  # fmt: skip
+
+
+def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
+    members = [member("a"), member("b", living=False), member("c", same_tables=False), member("d", tables=None)]
+    shown = {"uri": "s3://b/ops/", "name": "a", "state": "unreachable", "error": "Refused.", "members": members}
+    page = pages_of(status(fleet(20), fleet=shown)).tables().body.decode()
+    assert "This service is the member a of the fleet at s3://b/ops/" in page
+    assert page.count('data-l="last heartbeat" class="number">3 s ago') == 4
+    assert "cannot be used; this member keeps its 7 tables. Refused." in page
+    assert "The member b ended without leaving" in page
+    assert "The configuration of the member c names other tables" in page
+    assert "The member a " not in page
+    assert 'href="/runbooks/split-membership.md"' in page
+    text = describe({**NOTHING, "service": status([], fleet=shown)["service"]}, in_full=False)
+    assert re.search(r"^a \(this one\) +unreachable +7 of 20 +3 s ago +ops@a$", text, re.MULTILINE), text
+    assert re.search(r"^b +dead ", text, re.MULTILINE)
 
 
 def test_a_table_says_what_to_type() -> None:

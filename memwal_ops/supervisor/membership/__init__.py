@@ -1,0 +1,1 @@
+"""Divide the tables of a configuration among several supervisors."""
