@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memwal_ops.core.cost import Spent
-    from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.observe.forecast import Forecast
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
+    from memwal_ops.supervisor.state.outcomes import Charged
 
 _SHOWN = 40
 _READ = timedelta(seconds=60)
@@ -97,7 +97,7 @@ def _forecast(settings: Settings, tables: Sequence[FoundTable], now: datetime, u
 
         config, by_store = settings.config.budget, prices.by_store()
         shadow = config is not None and config.shadow
-        charged: list[tuple[float, Amounts]] = []
+        charged: list[Charged] = []
         if config is not None and history is not None:
             charged = charged_runs(history.ledger(now - CHARGED * config.per), by_store)
         budget = FleetBudget({}, 1.0) if shadow else new_budget(settings, charged)

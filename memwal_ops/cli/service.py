@@ -78,7 +78,7 @@ def run(table: str | None, job: str | None, **given: Any) -> int:
 
 @_action(
     "retry", "End a backoff: try again now.",
-    "End the backoff of what failed: it is tried again as soon as a worker is free.",
+    "End the backoff of what failed, and the circuit breaker of what achieved nothing: it is tried again at once.",
     "retry", "retry --table orders --job merge",
 )  # fmt: skip
 def retry(table: str | None, job: str | None, **given: Any) -> int:

@@ -182,6 +182,7 @@ class JobSpec:
         work: the metric of how much a run has to do, in the unit of :func:`memwal_ops.core.outlook.rows_done`; None:
             that of its debt, or there is none.
         saves: what a run saves, for the order of due jobs.
+        has_dates: what it does must be done by a date: no budget defers it.
         objectives: by objective of a table, the backlog metric that a run lowers.
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
@@ -217,6 +218,7 @@ class JobSpec:
     debt: DebtSpec | None = None
     work: str | None = None
     saves: tuple[Saving, ...] = ()
+    has_dates: bool = False
     objectives: Mapping[Objective, str] = field(default_factory=dict)
     named_options: Mapping[str, Any] = field(default_factory=dict)
     unnamed_options: Mapping[str, Any] = field(default_factory=dict)
@@ -237,6 +239,10 @@ class JobSpec:
     def for_layout(self, layout: str) -> JobSpec:
         """The spec with the code for tables of a layout."""
         return replace(self, load=self.load_by_layout[layout]) if layout in self.load_by_layout else self
+
+    def debts(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """What a run can save, by kind, by backlog figures."""
+        return {one.kind: figures[one.metric] for one in self.saves if figures.get(one.metric)}
 
     def work_due(self, figures: Mapping[str, float]) -> float | None:
         """How much a run would have to do, by backlog figures; None: they do not show it."""

@@ -10,16 +10,19 @@ the credit covers its cost, which it then pays: only what was due before a job c
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwal_ops.core.worth import Worth
 
+    Allows = Callable[["Due", bool], bool]
+
 SHARE = 8
+BY_AGE, BY_WORTH = True, False
+"""Why it is the turn of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,48 +54,60 @@ class Due:
         return self.since, self.key
 
 
+def _all(_: Due, __: bool) -> bool:  # noqa: FBT001 - see Turns.choose
+    return True
+
+
 class Turns:
     """The turns of one pool."""
 
-    def __init__(self, credit: float = 0.0) -> None:
-        """``credit``: what the job that has waited longest may cost by now."""
-        self._credit = credit
+    def __init__(self) -> None:
+        """Nobody has waited yet."""
+        self._credit = 0.0
 
-    def choose(self, due: Iterable[Due]) -> Due | None:
-        """Whose turn it is; None: nothing is due."""
+    def choose(self, due: Iterable[Due], allows: Allows = _all) -> Due | None:
+        """Whose turn it is; None: nothing is due, or allowed.
+
+        Args:
+            due: what is due.
+            allows: whether something may start, by age or by worth.
+        """
         due = [*due]
-        if not due:
-            return None
         if urgent := [one for one in due if one.urgent]:
             return min(urgent, key=lambda one: (-one.urgent, *one.age))
-        oldest = min(due, key=lambda one: one.age)
-        return oldest if self._credit >= oldest.worth.effort else min(due, key=lambda one: one.rank)
+        oldest = min(due, key=lambda one: one.age, default=None)
+        if oldest is not None and self._owes(oldest) and allows(oldest, BY_AGE):
+            return oldest
+        return min((one for one in due if allows(one, BY_WORTH)), key=lambda one: one.rank, default=None)
 
     def begin(self, one: Due, *, oldest: bool) -> None:
         """Count a start; ``oldest``: of all that was due, this had waited longest."""
         costs = one.worth.effort
         self._credit = max(0.0, self._credit + costs / SHARE - (costs if oldest else 0.0))
 
-    def in_order(self, due: Iterable[Due]) -> Iterator[Due]:
-        """All of them, in the order of their turns if nothing else becomes due."""
+    def in_order(self, due: Iterable[Due], allows: Allows = _all) -> Iterator[Due]:
+        """All that may start, in the order of their turns if nothing else becomes due; see :meth:`choose`."""
         due = [*due]
-        urgent = sorted((one for one in due if one.urgent), key=lambda one: (-one.urgent, *one.age))
         rest = [one for one in due if not one.urgent]
-        by_age = [(one.age, number) for number, one in enumerate(rest)]
-        by_rank = [(one.rank, number) for number, one in enumerate(rest)]
-        heapq.heapify(by_age)
-        heapq.heapify(by_rank)
-        for one in urgent:
+        by_age = sorted(rest, key=lambda one: one.age, reverse=True)
+        by_rank = sorted(rest, key=lambda one: one.rank, reverse=True)
+        for one in sorted((one for one in due if one.urgent), key=lambda one: (-one.urgent, *one.age)):
             self.begin(one, oldest=False)
             yield one
-        taken: set[int] = set()
-        while len(taken) < len(rest):
-            while by_age[0][1] in taken:
-                heapq.heappop(by_age)
-            while by_rank[0][1] in taken:
-                heapq.heappop(by_rank)
-            oldest = by_age[0][1]
-            number = oldest if self._credit >= rest[oldest].worth.effort else by_rank[0][1]
-            self.begin(rest[number], oldest=number == oldest)
-            taken.add(number)
-            yield rest[number]
+        taken: set[tuple[str, str]] = set()
+        while by_age and by_rank:
+            if by_age[-1].key in taken:
+                by_age.pop()
+            elif by_rank[-1].key in taken:
+                by_rank.pop()
+            else:
+                oldest = by_age[-1]
+                mine = self._owes(oldest) and allows(oldest, BY_AGE)
+                one = oldest if mine else by_rank.pop()
+                if mine or allows(one, BY_WORTH):
+                    self.begin(one, oldest=one is oldest)
+                    taken.add(one.key)
+                    yield one
+
+    def _owes(self, oldest: Due) -> bool:
+        return self._credit >= oldest.worth.effort

@@ -23,6 +23,8 @@ READS = 100.0
 """So often a day a table is taken to be read as a whole."""
 _MONTH = 30.0
 _GIB = 1 << 30
+# By kind of a saving, what a run achieves of it.
+_ACHIEVED = {"fragments": ("fragments",), "rows": ("rows_merged", "rows_indexed"), "bytes": ("bytes_freed",)}
 # What makes a scan dearer, in GET requests: a fragment is two, and a request reads so many rows that no index covers or
 # that wait in a log.
 _GETS_OF_A_FRAGMENT, _ROWS_OF_A_GET = 2.0, 50_000.0
@@ -137,8 +139,19 @@ def _saved(kind: str, amount: float) -> float:
 
 
 def _yield(past: Sequence[Spent]) -> float:
-    """The share of past runs that achieved anything: what a run really saved goes into the next ranking."""
-    return (1 + sum(bool(run.achieved) for run in past)) / (1 + len(past))
+    """The part of what was due that past runs achieved: what a run really saved goes into the next ranking."""
+    return (1 + sum(_achieved(run) for run in past)) / (1 + len(past))
+
+
+def _achieved(run: Spent) -> float:
+    """The part of the debt that a run achieved; where that was not recorded, whether it achieved anything."""
+    debts = run.used.get("debt") or {}
+    parts = [
+        sum(max(0.0, run.achieved.get(name, 0.0)) for name in _ACHIEVED[kind]) / debt
+        for kind, debt in debts.items()
+        if debt and kind in _ACHIEVED
+    ]
+    return min(1.0, max(parts)) if parts else float(bool(run.achieved))
 
 
 def expected_amounts(spec: JobSpec, figures: Mapping[str, float], past: Sequence[Spent]) -> Amounts:

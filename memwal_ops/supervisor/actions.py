@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import package_of
+from memwal_ops.supervisor.scheduling.breaker import is_open
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
@@ -54,7 +55,7 @@ class Actions:
         return self._scheduler.ask(lambda: self._run(self._entry(table, job), by))
 
     def retry(self, table: str | None, job: str | None, by: str) -> dict[str, Any]:
-        """End the backoff of a job, of all jobs on a table, or of all jobs."""
+        """End the backoff, and close the circuit breaker, of a job, of all jobs on a table, or of all jobs."""
         return self._scheduler.ask(lambda: self._retry(self._entries(table, job), by))
 
     def cancel(self, table: str, job: str, by: str) -> dict[str, Any]:
@@ -147,17 +148,22 @@ class Actions:
 
     def _retry(self, entries: Iterable[Entry], by: str) -> dict[str, Any]:
         self._check_not_stopping()
-        now = self._scheduler.clock.now()
+        now, longest = self._scheduler.clock.now(), self._scheduler.settings.config.backoff.longest
+        entries = [*entries]
         waiting = [
             entry
             for entry in entries
             if entry.state == QUEUED and entry.failures and entry.not_before is not None and entry.not_before > now
         ]
-        if not waiting:
-            raise ActionConflictError("Nothing here waits in backoff.")
+        stopped = [entry for entry in entries if is_open(entry, longest, now)]
+        if not waiting and not stopped:
+            raise ActionConflictError("Nothing here waits in backoff, and no circuit breaker is open.")
         for entry in waiting:
             entry.not_before, entry.asked_by = None, by
-        return {"retried": [_target(entry) for entry in waiting]}
+        for entry in stopped:
+            entry.fruitless, entry.fruitless_at, entry.unproductive_backlog = 0, None, None
+            self._scheduler.poll(entry.table.name)
+        return {"retried": [_target(entry) for entry in [*waiting, *stopped]]}
 
     def _cancel(self, entry: Entry, by: str) -> dict[str, Any]:
         if entry.run is None:

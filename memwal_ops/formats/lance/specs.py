@@ -322,6 +322,7 @@ some deletions failed; 28 the table may have been replaced since the plan; other
 )
 ERASE = JobSpec(
     name="erase",
+    has_dates=True,
     summary="Delete rows for good, and prove that they are gone.",
     help="""Erase rows of the table at URI: delete them, and remove all that still holds rows which were deleted.
 

@@ -92,6 +92,11 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
     if failures:
         level = CRITICAL if failures >= _FAILURES_CRITICAL else WARNING
         yield level, f"{name} failed {counted(failures, 'time')} in a row"
+    breaker = state.get("breaker")
+    if breaker is not None and breaker["reason"] == "saves_nothing":
+        until = f"{breaker['until'][:16].replace('T', ' ')} UTC"
+        runs = counted(breaker["runs"], "run")
+        yield WARNING, f"the last {runs} of {name} by trigger achieved nothing: its triggers are ignored until {until}"
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A job that another supervisor runs, or that is deferred by a window or budget, is not late.
     late = since / max(every, _MIN_INTERVAL) if every and state["waiting_for"] not in _DEFERRED else 0.0

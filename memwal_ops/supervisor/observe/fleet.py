@@ -24,6 +24,7 @@ from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableErro
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.observe.status import expected_seconds, job_status
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
+from memwal_ops.supervisor.scheduling.breaker import breaker_status
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
@@ -84,6 +85,7 @@ class FleetStatus:
         """Open the history, if there is one."""
         tables = [] if status is None else status["tables"]
         self._service_tables = {(table["name"], table["uri"]): table for table in tables}
+        self._longest = settings.config.backoff.longest
         self._instance = _instance(state_dir(settings.config))
         self._formats: dict[str, str | None] = {}
         self.applicable: dict[str, frozenset[str] | None] = {}
@@ -162,6 +164,7 @@ class FleetStatus:
                 ours = lease.holder.instance == self._instance
                 entry.lease, entry.other = (lease, None) if ours else (None, lease)
         status = job_status(entry, now, 0.0, figures=figures)
+        status["breaker"] = breaker_status(entry, self._longest, now)
         if known is None:
             return status
         since = known["lease"]["elsewhere_seconds"]

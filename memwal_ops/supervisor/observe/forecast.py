@@ -138,7 +138,7 @@ def forecast(
             uses = expected_amounts(settings.job, figures, spent)._replace(money=0.0)
             uses = uses if cost is None else amounts_of(cost.to_json())
             waited = timedelta(seconds=float(status["waiting_seconds"]))
-            urgent = is_safety(settings.name, worth, Figures(figures, table.settings.format))
+            urgent = is_safety(settings.job, worth, Figures(figures, table.settings.format))
             running.append(_Job(found, waited, settings, uses, urgent))
     done = [*_within(budget, running, now, until, by_age=by_age)]
     undone += (one for one in done if one.at is None)
@@ -157,36 +157,49 @@ def _within(
     times = sorted(waiting)
     while times:
         at = heapq.heappop(times)
-        for job in _in_turn(waiting.pop(at), turns, now, by_age=by_age):
-            found, when, objective = job.found, at.timestamp(), job.found.worth.missed is not None
-            limit = None if job.urgent else budget.refuses(when, objective=objective)
-            if limit is None:
-                budget.add(when, job.uses)
-                yield replace(found, at=at, runs=_times(job.settings, at, now, until))
-                continue
-            frees = math.ceil(budget.frees_at(when, objective=objective))
+        jobs = waiting.pop(at)
+        for job in _in_turn(jobs, turns, budget, at, by_age=by_age):
+            jobs.remove(job)
+            yield replace(job.found, at=at, runs=_times(job.settings, at, now, until))
+        for job in jobs:
+            objective = job.found.worth.missed is not None
+            limit = budget.refuses(at.timestamp(), own=job.uses, objective=objective)
+            frees = math.ceil(budget.frees_at(at.timestamp(), job.uses, objective=objective))
             later = max(datetime.fromtimestamp(frees, now.tzinfo), at + timedelta(seconds=1))
             if later > until:
-                yield replace(found, at=None, runs=0, why=f"{OVER_BUDGET}: {limit} of the fleet is used up until then")
+                yield replace(job.found, at=None, runs=0, why=f"{OVER_BUDGET}: {limit} is used up until then")
                 continue
             if later not in waiting:
                 heapq.heappush(times, later)
             waiting.setdefault(later, []).append(job)
 
 
-def _in_turn(jobs: Sequence[_Job], turns: Mapping[Pool, Turns], now: datetime, *, by_age: bool) -> list[_Job]:
-    """Those that are due at once, in the order of their turns; pools run beside each other."""
+def _in_turn(
+    jobs: Sequence[_Job], turns: Mapping[Pool, Turns], budget: FleetBudget, at: datetime, *, by_age: bool
+) -> Iterator[_Job]:
+    """Those that are due at once and start, in the order of their turns; pools run beside each other."""
     known = {(job.found.table, job.found.job): job for job in jobs}
-    order: list[tuple[int, _Job]] = []
-    for pool, turn in turns.items():
+    when = at.timestamp()
+
+    def allows(one: Due, turn: bool) -> bool:  # noqa: FBT001 - see Turns.choose
+        own, objective = None if turn else known[one.key].uses, one.worth.missed is not None
+        return budget.refuses(when, own=own, objective=objective) is None
+
+    def starts(pool: Pool) -> Iterator[_Job]:
         due = [
-            Due(key, _since(job, now), job.found.worth, int(job.urgent))
+            Due(key, _since(job, at), job.found.worth, int(job.urgent))
             for key, job in known.items()
             if job.settings.job.pool == pool
         ]
-        ordered = sorted(due, key=lambda one: one.age) if by_age else turn.in_order(due)
-        order += ((place, known[one.key]) for place, one in enumerate(ordered))
-    return [job for _, job in sorted(order, key=lambda one: (one[0], one[1].found.worth.missed is None))]
+        for one in sorted(due, key=lambda one: one.age) if by_age else turns[pool].in_order(due, allows):
+            budget.add(when, known[one.key].uses, objective=one.worth.missed is not None)
+            yield known[one.key]
+
+    pools = [starts(pool) for pool in turns]
+    while pools:
+        started = [(pool, job) for pool in pools if (job := next(pool, None)) is not None]
+        pools = [pool for pool, _ in started]
+        yield from (job for _, job in started)
 
 
 def _since(job: _Job, now: datetime) -> datetime:
@@ -240,8 +253,13 @@ def _due(
 ) -> tuple[datetime | None, str]:
     if status["running_seconds"]:
         return now, "it is running"
-    if (triggered := triggered_by(settings, figures, objectives)) is not None:
+    stopped = (status.get("breaker") or {}).get("reason") == "saves_nothing"
+    if (triggered := triggered_by(settings, figures, objectives)) is not None and not stopped:
         return now, triggered
+    if triggered is not None:
+        note = f"its circuit breaker is open until {status['breaker']['until']}: its last runs achieved nothing"
+        if settings.schedule is None or status["next_due"] is None:
+            return None, note
     if settings.schedule is None or status["next_due"] is None:
         text = "" if settings.when is None else f", and not yet so: {settings.when.text}"
         return None, f"it has no schedule{text}"

@@ -275,6 +275,9 @@ class _StatusCollector(Collector):
             ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
         ):
             yield self._gauge(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
+        stopped = [(key, float(of["breaker"] is not None)) for key, of in jobs]
+        text = "1 if the circuit breaker of the job is open: it keeps failing, or achieves nothing."
+        yield self._gauge("breaker_open", text, stopped, "table", "job")
         deferred = [(key, float(of["waiting_for"] in _DEFERRED)) for key, of in jobs]
         text = "1 if the job is due, and deferred by a closed window, a spent budget or a pause."
         yield self._gauge("deferred", text, deferred, "table", "job")

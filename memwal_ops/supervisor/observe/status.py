@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.next_run import next_run
+from memwal_ops.supervisor.scheduling.breaker import breaker_status
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def _table(
         "jobs": {
             name: {
                 **job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key)),
+                "breaker": breaker_status(entry, scheduler.settings.config.backoff.longest, now),
                 "applies": state.applies is None or name in state.applies,
             }
             for name, entry in sorted(state.entries.items())
@@ -159,6 +161,7 @@ def job_status(
         "next_run": None
         if (costs := next_run(entry.settings.job, figures or {}, entry.rates)) is None
         else costs.to_json(),
+        "breaker": None,
         "paused": pause,
         "pid": None if run is None else run.worker.pid,
         "lease": _lease(entry, now),

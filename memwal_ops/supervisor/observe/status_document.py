@@ -31,6 +31,14 @@ class PauseStatus(TypedDict):
     since: str
 
 
+class BreakerStatus(TypedDict):
+    """An open circuit breaker: ``reason`` is failures or saves_nothing (triggers are ignored), after so many runs."""
+
+    reason: str
+    runs: int
+    until: str
+
+
 class JobStatus(TypedDict):
     """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
 
@@ -58,6 +66,7 @@ class JobStatus(TypedDict):
     running_seconds: float
     backoff_seconds: float
     next_run: dict[str, Any] | None
+    breaker: BreakerStatus | None
     paused: PauseStatus | None
     pid: int | None
     lease: LeaseStatus

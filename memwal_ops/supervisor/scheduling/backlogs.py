@@ -49,6 +49,7 @@ class BacklogPolling:
         assign: sends a request to a worker of a pool.
         enqueue: queues a job of a table, with the reason.
         ran_elsewhere: takes the last run of a failing job by its lease, which may be of another process.
+        is_stopped: whether the triggers of a job are ignored.
         once: a poll is not repeated.
     """
 
@@ -62,6 +63,7 @@ class BacklogPolling:
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
         ran_elsewhere: Callable[[Entry, Mapping[str, str]], None],
+        is_stopped: Callable[[Entry], bool],
         once: bool,
     ) -> None:
         """Poll nothing yet."""
@@ -72,6 +74,7 @@ class BacklogPolling:
         self._assign = assign
         self._enqueue = enqueue
         self._ran_elsewhere = ran_elsewhere
+        self._is_stopped = is_stopped
         self._once = once
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
         self._log = get_logger(__name__)
@@ -263,7 +266,7 @@ class BacklogPolling:
         """Queue the jobs whose trigger the figures meet, and those that restore an objective."""
         for entry in state.entries.values():
             why = triggered_by(entry.settings, state.figures, entry.table.settings.objectives)
-            if why is None or self._is_unproductive(entry, state):
+            if why is None or self._is_unproductive(entry, state) or self._is_stopped(entry):
                 continue
             if began < entry.ended:
                 # Read before its last run ended: the backlog may be gone by now.

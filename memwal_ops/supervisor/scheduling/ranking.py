@@ -10,19 +10,20 @@ from memwal_ops.core.figures import jobs_of
 from memwal_ops.core.fleet_budget import NOTHING, Amounts, FleetBudget, amounts_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.prices import money_of
-from memwal_ops.core.turns import Due, Turns
+from memwal_ops.core.turns import BY_WORTH, Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from memwal_ops.core.figures import Figures
-    from memwal_ops.core.job import Pool
+    from memwal_ops.core.job import JobSpec, Pool
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.config.model import FleetBudgetConfig
     from memwal_ops.supervisor.observe.status_document import BudgetStatus
+    from memwal_ops.supervisor.state.outcomes import Charged
     from memwal_ops.supervisor.state.recorder import RunRecorder
     from memwal_ops.supervisor.state.tables import Entry, TableState
 
@@ -33,20 +34,20 @@ _RETENTION = "max_bytes_held"
 _ASKED, _SAFETY = 2, 1
 
 
-def new_budget(settings: Settings, charged: Iterable[tuple[float, Amounts]]) -> FleetBudget:
+def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
     """The budget of a configuration.
 
     Args:
         settings: the configuration.
-        charged: what earlier runs used, and when they ended, the oldest first.
+        charged: what earlier runs used, see :func:`memwal_ops.supervisor.state.outcomes.charged_runs`.
     """
     config = settings.config.budget
     if config is None:
         return FleetBudget({}, 1.0)
     keeps = any(table.objectives for table in settings.tables)
     budget = FleetBudget(config.limits(), config.per.total_seconds(), keeps=keeps)
-    for finished, used in charged:
-        budget.add(finished, used)
+    for finished, used, objective in charged:
+        budget.add(finished, used, objective=objective)
     return budget
 
 
@@ -103,18 +104,19 @@ class Ranking:
             return None
         known = {entry.key: entry for entry in entries}
         due = [self._due(entry) for entry in entries]
-        allowed = self._allowed(due, in_flight, now)
-        turn = self._turns[pool].choose(allowed)
+        allows = self._allows(in_flight, now)
+        turn = self._turns[pool].choose(due, allows)
         if self._config is not None and self._config.shadow:
             first = min(due, key=lambda one: (one.urgent < _ASKED, *one.age))
-            self._shadow[first.key] = _shadow(first, allowed, turn)
+            self._shadow[first.key] = _shadow(first, turn, allowed=bool(first.urgent) or allows(first, BY_WORTH))
             return known[first.key]
-        for one in {one.key for one in due} - {one.key for one in allowed}:
-            known[one].waiting = OVER_BUDGET
+        for one in due:
+            if one is not turn and not one.urgent and not allows(one, BY_WORTH):
+                known[one.key].waiting = OVER_BUDGET
         if turn is None:
             return None
         self._oldest.discard(turn.key)
-        if turn.age == min(one.age for one in allowed):
+        if turn.age == min(one.age for one in due):
             self._oldest.add(turn.key)
         return known[turn.key]
 
@@ -123,8 +125,9 @@ class Ranking:
         due = self._due(entry)
         self._turns[entry.settings.job.pool].begin(due, oldest=entry.key in self._oldest)
         self._oldest.discard(entry.key)
-        shadow = self._shadow.pop(entry.key, None)
-        return {"cost": self._cost(entry), **({} if shadow is None else {"shadow": shadow})}
+        shadow, missed = self._shadow.pop(entry.key, None), due.worth.missed
+        objective = {} if missed is None else {"objective": missed.to_json()}
+        return {"cost": self._cost(entry), **objective, **({} if shadow is None else {"shadow": shadow})}
 
     def end(self, used: Mapping[str, Any] | None, plan: Mapping[str, Any], now: datetime) -> None:
         """Charge a run that ended.
@@ -135,7 +138,8 @@ class Ranking:
             now: the time.
         """
         if used and not is_held(plan):
-            self._budget.add(now.timestamp(), amounts_of(used, money_of(used, self._prices)))
+            uses = amounts_of(used, money_of(used, self._prices))
+            self._budget.add(now.timestamp(), uses, objective="objective" in plan)
 
     def to_json(self, in_flight: Iterable[Entry], now: datetime) -> BudgetStatus | None:
         """The document ``budget`` of the service's status; None: none is configured."""
@@ -143,7 +147,7 @@ class Ranking:
             return None
         at = now.timestamp()
         expected = self._expected(in_flight)
-        refused = self._budget.refuses(at, expected)
+        refused = self._budget.refuses(at, expected, NOTHING)
         frees = self._budget.frees_at(at) if refused is not None else at
         used = self._budget.used(at)
         return {
@@ -156,17 +160,20 @@ class Ranking:
             "frees": datetime.fromtimestamp(frees, UTC).isoformat(timespec="seconds") if frees > at else None,
         }
 
-    def _allowed(self, due: Sequence[Due], in_flight: Iterable[Entry], now: datetime) -> list[Due]:
-        if not self._budget.limits:
-            return [*due]
+    def _allows(self, in_flight: Iterable[Entry], now: datetime) -> Callable[[Due, bool], bool]:
+        """Whether the budget lets a job start, given whether it is its turn as it has waited longest."""
         at, expected = now.timestamp(), self._expected(in_flight)
-        refused = {one: self._budget.refuses(at, expected, objective=one) for one in (False, True)}
-        return [one for one in due if one.urgent or refused[one.worth.missed is not None] is None]
+
+        def allows(one: Due, turn: bool) -> bool:  # noqa: FBT001 - see Turns.choose
+            own = None if turn else self._worths[one.key][2]
+            return self._budget.refuses(at, expected, own, objective=one.worth.missed is not None) is None
+
+        return allows
 
     def _due(self, entry: Entry) -> Due:
         worth, _ = self._worth(entry)
         state = self._tables.get(entry.table.name)
-        safe = state is not None and is_safety(entry.settings.name, worth, state.backlog)
+        safe = state is not None and is_safety(entry.settings.job, worth, state.backlog)
         return Due(entry.key, waits_since(entry), worth, _ASKED if entry.at_once else _SAFETY if safe else 0)
 
     def _worth(self, entry: Entry) -> tuple[Worth, Amounts]:
@@ -206,19 +213,20 @@ class Ranking:
         return None if cost is None else cost.to_json()
 
 
-def _shadow(first: Due, allowed: Sequence[Due], turn: Due | None) -> dict[str, Any]:
-    """What the policy would have done in place of starting ``first``."""
-    if first.key not in {one.key for one in allowed}:
-        return {"would": OVER_BUDGET}
-    if turn is None or turn.key == first.key:
+def _shadow(first: Due, turn: Due | None, *, allowed: bool) -> dict[str, Any]:
+    """What the policy would have done in place of starting ``first``, which has waited longest."""
+    if turn is not None and turn.key == first.key:
         return {"would": "run"}
+    if not allowed or turn is None:
+        return {"would": OVER_BUDGET}
     return {"would": "run_other", "table": turn.key[0], "job": turn.key[1]}
 
 
-def is_safety(job: str, worth: Worth, backlog: Figures) -> bool:
+def is_safety(job: JobSpec, worth: Worth, backlog: Figures) -> bool:
     """Whether a job is delayed neither by others nor by the budget.
 
-    A part of its table is blocked, and it reports the cause; or the table holds more bytes than it may.
+    What it does has a date; a part of its table is blocked, and it reports the cause; or the table holds more bytes
+    than it may.
     """
-    blocked = backlog.amount("blocked") and job in jobs_of("backlog")
-    return bool(blocked) or (worth.missed is not None and worth.missed.objective == _RETENTION)
+    blocked = backlog.amount("blocked") and job.name in jobs_of("backlog")
+    return job.has_dates or bool(blocked) or (worth.missed is not None and worth.missed.objective == _RETENTION)

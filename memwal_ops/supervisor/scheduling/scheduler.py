@@ -32,6 +32,7 @@ from memwal_ops.supervisor.scheduling.backoff import (
     resume,
     wait_after,
 )
+from memwal_ops.supervisor.scheduling.breaker import count_run, is_open
 from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.errands import Errands
 from memwal_ops.supervisor.scheduling.priority import may_start, must_run_before
@@ -128,6 +129,7 @@ class Scheduler:
             assign=self._assign,
             enqueue=self.enqueue,
             ran_elsewhere=self._ran_elsewhere,
+            is_stopped=lambda entry: is_open(entry, self.settings.config.backoff.longest, self.clock.now()),
             once=once,
         )
         self.errands = Errands(lambda: next(self._numbers), self._assign, self.clock.monotonic)
@@ -488,6 +490,9 @@ class Scheduler:
         run, entry.run = entry.run, None
         assert run is not None  # noqa: S101 - it is in flight
         self._runs = {number: running for number, running in self._runs.items() if running is not entry}
+        debt = entry.settings.job.debts(run.plan.get("backlog") or {})
+        if details.get("used") and debt:
+            details = {**details, "used": {**details["used"], "debt": debt}}
         self._recorder.finish(entry, run.number, now, outcome, {**details, "log": [*run.log]})
         if entry.settings.job.reads_only:
             answers = answers_of(details.get("report"), now.isoformat(timespec="milliseconds"))
@@ -511,6 +516,7 @@ class Scheduler:
             if outcome != "lost":
                 self._release(entry, lease, outcome if outcome in {*COMPLETED, *FAILURES} else None)
         published = bool(details.get("versions"))
+        count_run(entry, outcome, details.get("achieved"), now, published=published)
         if outcome in {*COMPLETED, *FAILURES}:
             self._polling.record_run(entry, details.get("figures") or {}, remaining if published else {})
         self._update_entry(entry, outcome, now, run.started, details.get("exit_code") or 0)

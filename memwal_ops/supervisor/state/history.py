@@ -74,7 +74,8 @@ class LastRuns:
 
     ``started`` is that of the last run that ended by itself: one that was stopped, killed or lost its lease does not
     count. ``attempted`` is that of the last run, however it ended; ``interrupted``: that was stopped or killed.
-    ``failed``: when the last of the consecutive ``failures`` ended.
+    ``failed``: when the last of the consecutive ``failures`` ended. ``fruitless``: so many of the last runs by trigger
+    achieved nothing; ``fruitless_at``: when the last of them ended.
     """
 
     first_seen: datetime
@@ -86,6 +87,8 @@ class LastRuns:
     attempted: datetime | None = None
     interrupted: bool = False
     failed: datetime | None = None
+    fruitless: int = 0
+    fruitless_at: datetime | None = None
 
     def clamped(self, now: datetime) -> LastRuns:
         """Return the same with no time later than ``now``: times written with a wrong clock must not delay a job."""
@@ -97,6 +100,7 @@ class LastRuns:
             succeeded=_not_after(self.succeeded, now),
             attempted=_not_after(self.attempted, now),
             failed=_not_after(self.failed, now),
+            fruitless_at=_not_after(self.fruitless_at, now),
         )
 
 
@@ -268,8 +272,10 @@ class History:
 
     def last(self, table: str, uri: str, job: str, now: datetime) -> LastRuns:
         """Return the last runs of a job on a table; those of another table that had its name do not count."""
+        achieved = "achieved" if "achieved" in self._known_columns else "NULL AS achieved"
         rows = self._read(
-            'SELECT started, finished, outcome FROM runs WHERE "table"=? AND uri=? AND job=? AND outcome != ? '
+            f"SELECT started, finished, outcome, why, versions, {achieved} FROM runs "  # noqa: S608 - our own names
+            'WHERE "table"=? AND uri=? AND job=? AND outcome != ? '
             "AND supervisor != ? ORDER BY started DESC, id DESC LIMIT 50",
             (table, uri, job, "running", BY_HAND),
         )
@@ -298,6 +304,7 @@ class History:
             attempted=_when(rows[0]["started"]) if rows else None,
             interrupted=bool(rows) and rows[0]["outcome"] in RESUMED,
             failed=_when(failed),
+            **_fruitless(rows),
         )
 
     def seconds_since(self, table: str, job: str, since: datetime) -> float:
@@ -452,6 +459,22 @@ class History:
                     return cursor.fetchall()
             except sqlite3.Error as error:
                 raise HistoryError(f"The history {self.path} cannot be read: {error}.") from error
+
+
+def is_triggered(why: str) -> bool:
+    """Whether a run is by a trigger or an objective."""
+    return why.startswith(("when: ", "objective "))
+
+
+def _fruitless(rows: Sequence[Any]) -> dict[str, Any]:
+    """``fruitless`` and ``fruitless_at`` of runs, the newest first; without those by schedule."""
+    ended = []
+    for row in rows:
+        if (_loaded(row["versions"]) or []) or (_loaded(row["achieved"]) or {}):
+            break
+        if row["outcome"] in COMPLETED and is_triggered(row["why"]):
+            ended.append(row["finished"])
+    return {"fruitless": len(ended), "fruitless_at": _when(ended[0]) if ended else None}
 
 
 def _columns(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.core.prices import Prices
+
+    Charged = tuple[float, Amounts, bool]
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.tables import Entry
 
@@ -132,15 +134,15 @@ def is_held(plan: Mapping[str, Any]) -> bool:
     return bool((plan.get("shadow") or {}).get("would") == OVER_BUDGET)
 
 
-def charged_runs(runs: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices]) -> list[tuple[float, Amounts]]:
-    """What the fleet's budget is charged for, of :meth:`History.ledger`: when each run ended, and what it used.
+def charged_runs(runs: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices]) -> list[Charged]:
+    """What the fleet's budget is charged for, of :meth:`History.ledger`, the oldest first.
 
-    The oldest first. Runs by hand are not the service's.
+    Of each run: when it ended, what it used, and whether it restored an objective. Runs by hand are not the service's.
     """
     charged = [
-        (float(run["finished"]), amounts_of(run["used"], money_of(run["used"], prices)))
+        (float(run["finished"]), amounts_of(run["used"], money_of(run["used"], prices)), "objective" in run["plan"])
         for run in runs
-        if run["used"] and run["supervisor"] != BY_HAND and not is_held(run["plan"] or {})
+        if run["used"] and run["supervisor"] != BY_HAND and not is_held(run["plan"])
     ]
     return sorted(charged)
 

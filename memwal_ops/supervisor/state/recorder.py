@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from memwal_ops.core.cost import Spent
-    from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.core.next_run import Rate
     from memwal_ops.core.prices import Prices
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.history import History
+    from memwal_ops.supervisor.state.outcomes import Charged
     from memwal_ops.supervisor.state.tables import Entry
 
 _BUDGET_SECONDS = 30.0
@@ -127,7 +127,7 @@ class RunRecorder:
         newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
         self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
 
-    def charged(self, since: datetime, prices: Mapping[str, Prices]) -> list[tuple[float, Amounts]]:
+    def charged(self, since: datetime, prices: Mapping[str, Prices]) -> list[Charged]:
         """Return what the fleet's budget is charged for since a time, see :func:`charged_runs`."""
         try:
             return charged_runs(self._history.ledger(since), prices)

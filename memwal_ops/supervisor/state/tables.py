@@ -84,6 +84,7 @@ class Entry:
         removed: its job or table is no longer configured; the run in flight finishes.
         answers: how well indexes answered, by the last run that asked them.
         logged: why a part was blocked, as it was last logged; None: nothing was.
+        fruitless: so many of its last runs by trigger achieved nothing; ``fruitless_at``: when the last of them ended.
         rates: how fast the last runs wrote rows, the newest first, by which the next one is estimated.
     """
 
@@ -118,6 +119,8 @@ class Entry:
     removed: bool = False
     answers: Sequence[Mapping[str, Any]] = ()
     rates: tuple[Rate, ...] = ()
+    fruitless: int = 0
+    fruitless_at: datetime | None = None
 
     @classmethod
     def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
@@ -132,6 +135,8 @@ class Entry:
             outcome=last.outcome,
             failures=last.failures,
             attempted=last.attempted,
+            fruitless=last.fruitless,
+            fruitless_at=last.fruitless_at,
         )
 
     @property
@@ -147,7 +152,7 @@ class Entry:
         if self.not_before is not None:
             self.not_before -= by
         self.first_seen = min(self.first_seen, now)
-        for name in ("due", "started", "finished", "succeeded", "attempted", "other_since"):
+        for name in ("due", "started", "finished", "succeeded", "attempted", "other_since", "fruitless_at"):
             when = getattr(self, name)
             setattr(self, name, None if when is None else min(when, now))
 

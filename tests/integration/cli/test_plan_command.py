@@ -95,10 +95,10 @@ def test_what_the_budget_does_not_allow_stays_undone(
     file.write_text(f"budget: {{cpu: 1000s, per: 30d}}\n{text}")
     found = run_here(capfd, "plan", "--config", config, "--json").document
     undone = {(one["table"], one["job"]): one["why"] for one in found["undone"]}
-    assert undone["many", "compact"] == "over_budget: cpu of the fleet is used up until then"
+    assert undone["many", "compact"] == "over_budget: cpu is used up until then"
     assert ("kept", "compact") not in undone, "a missed objective may use the rest"
     told = " ".join(run_here(capfd, "plan", "--config", config).out.split())
-    assert "many compact: over_budget: cpu of the fleet is used up until then." in told
+    assert "many compact: over_budget: cpu is used up until then." in told
     file.write_text(f"budget: {{cpu: 1000s, per: 3h}}\n{text}")
     (later,) = [
         one

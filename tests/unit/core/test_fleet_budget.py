@@ -33,11 +33,24 @@ def test_a_limit_that_is_reached_refuses_until_runs_are_long_ago() -> None:
 
 def test_a_part_is_kept_for_objectives() -> None:
     budget = FleetBudget({"money": 10.0}, DAY, keeps=True)
-    budget.add(0.0, Amounts(money=9.0))
+    budget.add(0.0, Amounts(money=9.5))
     assert budget.refuses(1.0) == "money"
     assert budget.refuses(1.0, objective=True) is None
-    budget.add(1.0, Amounts(money=1.0))
-    assert budget.refuses(2.0, objective=True) == "money"
+    budget.add(1.0, Amounts(money=2.0))
+    assert budget.refuses(2.0, objective=True) is None, "others used it up"
+    budget.add(2.0, Amounts(money=2.5), objective=True)
+    assert budget.refuses(3.0, objective=True) == "money"
+    assert budget.refuses(DAY + 3, objective=True) is None
+
+
+def test_a_run_must_fit_unless_nothing_else_was_used() -> None:
+    budget = FleetBudget({"cpu": 10.0}, DAY)
+    assert budget.refuses(0.0, own=Amounts(cpu=99.0)) is None
+    budget.add(0.0, Amounts(cpu=2.0))
+    assert budget.refuses(1.0, own=Amounts(cpu=8.0)) is None
+    assert budget.refuses(1.0, own=Amounts(cpu=8.1)) == "cpu"
+    assert budget.refuses(1.0) is None, "unless it has waited longest"
+    assert budget.frees_at(1.0, Amounts(cpu=8.1)) == DAY
 
 
 def test_what_exceeds_a_limit_is_charged_for_longer() -> None:

@@ -43,3 +43,11 @@ def test_objectives_belong_to_the_job_that_restores_them() -> None:
         "expire": "max_bytes_held",
     }
     assert missed_objective(MERGE, {}, {"max_backlog_age": 1.0}) is None, "not known is not missed"
+
+
+def test_what_past_runs_achieved_of_what_was_due_goes_into_the_next_ranking() -> None:
+    figures = {"due_fragments": 40.0}
+    half = Spent(1.0, {**USED, "debt": {"fragments": 40.0}}, 10, {"fragments": 20.0, "rows_rewritten": 9.0})
+    whole = Spent(1.0, {**USED, "debt": {"fragments": 40.0}}, 10, {"fragments": 60.0})
+    one, other = (worth_of(COMPACT, figures, [run] * 9).saves for run in (half, whole))
+    assert one == 0.55 * other, "nine runs, and one that is taken to achieve all"

@@ -114,12 +114,12 @@ def test_someone_who_asks_is_not_delayed(tmp_path: Path) -> None:
 def test_what_is_in_flight_counts(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "pools: {merge: {workers: 3}}\n" + LIMITED)
     for name in "abc":
-        spend(stage, name, 60.0)
+        spend(stage, name, 40.0)
         stage.turn(3600)
     for name in "abc":
         stage.due(name)
     stage.turn()
-    assert len(stage.in_flight) == 2, "one is expected to use 60 s of 100 s, two use more"
+    assert len(stage.in_flight) == 2, "they are expected to use 80 s of 100 s, a third one does not fit"
     assert [stage.job(name)["waiting_for"] for name in "abc"].count("over_budget") == 1
 
 
