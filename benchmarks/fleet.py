@@ -3,6 +3,7 @@
     python -m benchmarks.fleet --tables 1000 --busy 20 --settle 16 --minutes 10   # tables of 4 regions
     python -m benchmarks.fleet --tables 50 --busy 20 --settle 1 --minutes 10      # the gaps of a small fleet
     python -m benchmarks.fleet --namespace 500 --settle 10 --minutes 10           # plain tables of a namespace
+    python -m benchmarks.fleet --simulated --tables 10000 --days 6                # orders of runs, under a budget
 
 First the supervisor settles: it reads every table, and polls it less and less often. Then it is measured while nothing
 happens, and then while a process writes a generation to each of ``--busy`` tables in turn. ``/metrics`` is read once
@@ -35,6 +36,7 @@ import numpy as np
 import psutil
 import yaml
 
+from benchmarks.fleet_simulated import simulate
 from benchmarks.markdown import head, row
 from benchmarks.supervisor import REGION, start
 from benchmarks.workload import Shape, make, rows
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 SHAPE = Shape(base=1_000, regions=4, generations=4, rows=100)
 _WEEKLY = ("snapshot", "gc", "compact", "expire")
 _MIB = 1 << 20
+IMAGES = Path(__file__).parents[1] / "docs/images"
 _MEMORY = ("own_memory", "memory", "resident")
 _STOP_SECONDS = 120.0
 
@@ -217,8 +220,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the tables here, and take those that are there")
     parser.add_argument("--port", type=int, default=19665)
     parser.add_argument("--short", action="store_true", help="eight tables and seconds, to see that it runs")
+    parser.add_argument("--simulated", action="store_true", help="tables of figures: orders of runs under a budget")
+    parser.add_argument("--days", type=float, default=6, help="so many simulated days")
+    parser.add_argument("--seed", type=int, default=43, help="of the simulated fleet")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.simulated:
+        short = (200, 1.0, None) if given.short else (given.tables, given.days, IMAGES)
+        simulate(short[0], short[1], given.seed, short[2])
+        return
     if given.short:
         given.tables, given.busy, given.settle, given.minutes, given.every = 8, 2, 0.1, 0.1, 2
     if given.write is not None:
