@@ -14,7 +14,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from memwal_ops.errors import CertificateError, ExtraMissingError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.text import counted, paragraph
@@ -35,21 +35,35 @@ _HINTS = ("version_hint.json", ".checked-commits.json")
 """Of objects without rows that are written again, or whenever a job runs: they are listed, and not compared."""
 
 
+class Evidence(Protocol):
+    """What a certificate states of an erasure.
+
+    Attributes:
+        not_seen: where nothing was read.
+        written_in_place: objects, or folders with a slash, that later commits write again under the same name.
+    """
+
+    not_seen: ClassVar[tuple[str, ...]]
+    written_in_place: ClassVar[tuple[str, ...]]
+
+    @property
+    def before(self) -> datetime | None:
+        """The time before which the rows were deleted; None: an expression says which they are."""
+
+
 def write_certificate(
     table: Table,
     options: EraseOptions,
-    before: datetime | None,
+    erasure: Evidence,
     objects: Iterable[tuple[ObjectMeta, str]],
-    not_seen: Iterable[str],
 ) -> str:
     """Write the certificate that the options name, and return its path.
 
     Args:
         table: its newest revision, which was read.
         options: those of the run.
-        before: the time before which the rows were deleted; None: an expression says which they are.
+        erasure: of the rows.
         objects: every object, and why it cannot hold such a row.
-        not_seen: where nothing was read.
 
     Raises:
         InvalidUsageError: the file or the key cannot be used.
@@ -66,9 +80,10 @@ def write_certificate(
         "made": datetime.now(UTC).isoformat(timespec="microseconds"),
         "memwal_ops": __version__,
         "where_sha256": None if options.where is None else hashlib.sha256(options.where.encode()).hexdigest(),
-        "deleted_before": None if before is None else before.isoformat(),
+        "deleted_before": None if erasure.before is None else erasure.before.isoformat(),
         "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
-        "not_seen": [*not_seen],
+        "written_in_place": [*erasure.written_in_place],
+        "not_seen": [*erasure.not_seen],
     }
     if options.sign_with is not None:
         document["signature"] = _sign(_signed_bytes(document), options.sign_with)
@@ -167,6 +182,7 @@ def check_certificate(table: Table, path: str) -> CheckReport:
     signed_by = _verify(path, document)
     stated = {str(one["path"]): one for one in document["objects"]}
     made = datetime.fromisoformat(document["made"])
+    in_place = tuple(document.get("written_in_place", ()))
     wrong = []
     if table.location.address != document["uri"]:
         wrong.append(f"it is about {document['uri']}, and this is {table.location.address}")
@@ -177,6 +193,8 @@ def check_certificate(table: Table, path: str) -> CheckReport:
         known = stated.pop(meta.path, None)
         if known is not None and (_changes(meta.path) or _is_same(table.store, meta, known)):
             same += 1
+        elif known is not None and meta.last_modified > made and meta.path.startswith(in_place):
+            added += 1
         elif known is not None:
             wrong.append(f"{meta.path} is another object than the one that was read")
         elif meta.last_modified < made and not _changes(meta.path):

@@ -57,6 +57,7 @@ class Erasure(ABC):
         done: what it did, by name.
         faults: what it could not do, and that the table does not show.
         not_seen: where no command can look.
+        written_in_place: objects, or folders with a slash, that later commits write again under the same name.
     """
 
     options: EraseOptions
@@ -64,6 +65,7 @@ class Erasure(ABC):
     done: Counter[str] = field(default_factory=Counter)
     faults: list[Holder] = field(default_factory=list)
     not_seen: ClassVar[tuple[str, ...]] = NOT_SEEN
+    written_in_place: ClassVar[tuple[str, ...]] = ()
 
     @property
     def before(self) -> datetime | None:
@@ -123,6 +125,6 @@ def run_erasure(
             unproven = next(meta.path for meta, why in found.objects if why is None)
             raise InvariantViolatedError(f"Nothing holds such a row, and yet nothing shows that of {unproven}.")
         if options.certificate is not None:
-            report.certificate = write_certificate(found.table, options, erasure.before, proven, erasure.not_seen)
+            report.certificate = write_certificate(found.table, options, erasure, proven)
     report.seconds = time.monotonic() - started
     return report

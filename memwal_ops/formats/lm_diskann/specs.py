@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.lm_diskann.options import (
@@ -142,6 +143,31 @@ others: runbooks/README.md.""",
         "objects_collected": MetricSpec("count", "Nodes and files that gc deleted.", "run", "collected_objects"),
     },
     in_maintain=True,
+)
+ERASE = JobSpec(
+    name="erase",
+    summary="Delete rows for good, and prove that they are gone.",
+    help="""Erase rows of the index folder at URI: delete those of --where, an SQL expression over row_id, and remove
+all that deleted rows left in the graph, the store and the views. Of an index that follows a table, rows are deleted
+there.
+
+A folder keeps no times: with --deleted-before or --within, all that was deleted is erased. A reader or a hold at an
+older epoch is named, and must go first. Safe to kill and to run again. Waits for another writer or job.
+
+Exit codes: 0 planned, waiting, erased or valid; 57 busy; 63 held; 64 the certificate is not valid; others:
+runbooks/README.md.""",
+    options=EraseOptions,
+    load=f"{_JOBS}.erase",
+    uri_from="check",
+    pool="collect",
+    deletes=True,
+    after=frozenset({"merge", "catchup", "compact", "gc"}),
+    every=timedelta(days=1),
+    hung_after=timedelta(hours=1),
+    metrics={
+        "rows_deleted": MetricSpec("count", "Rows that erase deleted.", "run"),
+        "objects_deleted": MetricSpec("count", "Objects that erase deleted.", "run"),
+    },
 )
 REPAIR = repair_job(
     help="""Verify the index folder at URI, and fix each finding that has a provably safe fix.

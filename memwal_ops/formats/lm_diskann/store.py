@@ -141,6 +141,43 @@ class Store:
             finally:
                 db.close()
 
+    @classmethod
+    def copied(cls, path: str, to: str) -> None:
+        """Write a closed store's rows to a new file, which has nothing else. Raises ``StorageError``."""
+        with _errors(to):
+            db = duckdb.connect(to, config=_CONFIG)
+            try:
+                db.execute(_TABLES)
+                quoted = path.replace("'", "''")
+                db.execute(f"ATTACH '{quoted}' AS old (READ_ONLY)")
+                for (name,) in db.execute(
+                    "SELECT table_name FROM duckdb_tables() WHERE database_name = 'old' ORDER BY 1"
+                ).fetchall():
+                    db.execute(f"INSERT INTO {name} SELECT * FROM old.{name}")
+                db.execute("DETACH old")
+                db.execute("CHECKPOINT")
+            finally:
+                db.close()
+
+    def matching(self, where: str) -> NDArray[np.int64]:
+        """The living rows of which an SQL expression over ``row_id`` is true.
+
+        Raises:
+            InvalidUsageError: DuckDB does not understand it.
+        """
+        [rows] = self.columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY row_id")
+        # A connection of its own, which has these rows and nothing else.
+        with duckdb.connect(config={"threads": 1, "enable_external_access": "false"}) as db:
+            db.register("given", pa.table({"row_id": _arrow(rows.astype(np.int64))}))
+            try:
+                found = db.sql(f"SELECT row_id FROM given WHERE ({where})").to_arrow_table()
+            except duckdb.Error as error:
+                raise InvalidUsageError(
+                    f"The expression of --where does not apply to an index folder: {str(error).splitlines()[0]}",
+                    remedy='Its rows have one column: "row_id IN (17, 18)".',
+                ) from error
+        return _numpy(found.column("row_id")).astype(np.int64)
+
     def close(self) -> None:
         """Close it; in a forked process, nothing is done."""
         if self._process != os.getpid():

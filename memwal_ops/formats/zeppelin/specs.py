@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
@@ -85,6 +86,35 @@ GC = JobSpec(
         "objects_collected": MetricSpec("count", "Objects that gc deleted.", "run", "collected_objects"),
     },
     in_maintain=True,
+)
+ERASE = JobSpec(
+    name="erase",
+    summary="Delete rows for good, and prove that they are gone.",
+    help="""Erase rows of the Zeppelin namespace at URI: delete them by an append, compact, and delete the fragments and
+segments that the compaction replaced. --where is a filter as queries have it, as JSON, on attributes and "id".
+
+What grace times do not allow yet is named with its date, and the next run continues. A hold or a snapshot that keeps
+such rows is named. Safe to kill, to run twice, and to run beside writers, readers and all other jobs.
+
+\b
+Examples:
+  memwal-ops erase s3://bucket/my_namespace --where '{"user": 17}'
+  memwal-ops erase my_namespace --deleted-before 2026-11-01 --apply --certificate proof.json
+
+Exit codes: 0 planned, waiting, erased or valid; 57 another compactor holds the lease; 63 held; 64 the certificate is
+not valid; others: runbooks/README.md.""",
+    options=EraseOptions,
+    load=f"{_JOBS}.erase",
+    uri_from="check",
+    pool="collect",
+    deletes=True,
+    after=frozenset({"merge", "gc"}),
+    every=timedelta(days=1),
+    hung_after=timedelta(hours=2),
+    metrics={
+        "rows_deleted": MetricSpec("count", "Rows that erase deleted.", "run"),
+        "objects_deleted": MetricSpec("count", "Objects that erase deleted.", "run"),
+    },
 )
 # The term of the Zeppelin document.
 COMPACT = replace(

@@ -1,0 +1,261 @@
+"""Erase rows of an index folder: what a deleted row leaves in blocks, slots, the store and views, and its proof.
+
+A folder keeps no times: all that was deleted is erased, whenever that was.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
+from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
+from memwal_ops.core.holds import holds_in_force
+from memwal_ops.core.options import OptionError
+from memwal_ops.errors import ObjectNotFoundError
+from memwal_ops.formats.lm_diskann import merging, publishing, scrubbing
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
+from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA, log_path
+from memwal_ops.formats.lm_diskann.following import versions_behind
+from memwal_ops.formats.lm_diskann.jobs import catchup, gc, merge
+from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, lowest_reader
+from memwal_ops.formats.lm_diskann.options import CatchupOptions, GcOptions, MergeOptions
+from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
+from memwal_ops.formats.lm_diskann.store import LOG, NAME
+from memwal_ops.formats.lm_diskann.view import read_current
+from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.records import decode_record, encode_record
+from memwal_ops.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwal_ops.core.certificate import CheckReport
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.table import Table
+    from memwal_ops.storage.api import ObjectMeta
+
+_OWN = "_mem_wal_ops/"
+_RECORD = f"{_OWN}erase/newest.json"
+_WAIT = MergeOptions().wait.total_seconds()
+_NO_ROWS = "it has no rows"
+_WHY = {
+    GRAPH: "every slot was read: no deleted node, and zeros where no block is",
+    NAME: "it was written anew since the last deletion",
+    METADATA: _NO_ROWS,
+    FOLLOW: _NO_ROWS,
+    WRITER: _NO_ROWS,
+    CURRENT: _NO_ROWS,
+}
+
+__all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
+
+
+def plan(table: Table, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+    """Report what holds deleted rows. Reads only.
+
+    Raises:
+        IndexBusyError: another writer or job has the index.
+    """
+    return run_erasure(table, options, partial(_begin, table, options, context), applied=False)
+
+
+def apply(table: Table, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+    """Erase. Safe to kill and to repeat, and concurrently with readers.
+
+    Raises:
+        IndexBusyError: another writer or job has the index.
+        MemwalOpsError: as the jobs of which it is made; what was done stays.
+    """
+    return run_erasure(table, options, partial(_begin, table, options, context), applied=True)
+
+
+def _begin(table: Table, options: EraseOptions, context: RunContext) -> FolderErasure:
+    if options.ttl.column is not None:
+        raise OptionError("{ttl} does not apply: an index folder has no column of times.", "ttl")
+    table.check_files()
+    return FolderErasure(table, options=options, context=context)
+
+
+@dataclass
+class FolderErasure(Erasure):
+    """The erasure of rows of an index folder."""
+
+    table: Table
+    not_seen: ClassVar[tuple[str, ...]] = (
+        *NOT_SEEN,
+        "copies of the folder elsewhere (memwal-ops snapshot)",
+        "averages in the codebook, until memwal-ops catchup --rebuild trains another one",
+    )
+    written_in_place: ClassVar[tuple[str, ...]] = (GRAPH, NAME, LOG, "view/", READERS, WRITER, FOLLOW)
+
+    @property
+    def before(self) -> datetime | None:
+        """See the base class."""
+        return self.options.cut(datetime.now(UTC))
+
+    def survey(self) -> Survey:
+        """See the base class."""
+        self.context.checkpoint()
+        self.table = self.table.newest()
+        found = Survey(self.table)
+        with self._store() as store:
+            found.living = 0 if self.options.where is None else len(store.matching(self.options.where))
+            found.holders += self._in_store(store)
+            found.holders += self._in_graph(store)
+            if not self._is_recorded(store):
+                found.holders.append(Holder("store", NAME, "it may have deleted rows in free parts of its file"))
+                found.holders.append(Holder("view", CURRENT, "it may list deleted rows"))
+            found.holders += self._kept(store) if found.holders else ()
+        found.holders += self._source(found.living)
+        for meta in self.table.store.list():
+            why, holder = self._classify(meta)
+            found.objects.append((meta, why))
+            found.holders += [] if holder is None else [holder]
+        return found
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        parameters = self.table.parameters
+        lock, store = scrubbing.locked_store(
+            self.table.location.uri, parameters.uuid, parameters.quantizer, _WAIT, read_only=True
+        )
+        try:
+            publishing.check_commits(self.table.location.uri, parameters, store)
+            yield store
+        finally:
+            store.close()
+            lock.release()
+
+    def _in_store(self, store: Store) -> Iterator[Holder]:
+        [dead], [deltas] = (
+            store.columns(f"SELECT count(*) FROM {name}") for name in ("lmd_tombstoned_nodes", "lmd_delta_blocks")
+        )
+        if dead[0]:
+            yield Holder("node", GRAPH, f"{counted(int(dead[0]), 'deleted node')} with its vector in the graph")
+        if deltas[0]:
+            yield Holder("delta block", NAME, f"{counted(int(deltas[0]), 'delta block')} to be merged first")
+
+    def _in_graph(self, store: Store) -> Iterator[Holder]:
+        folder, layout = self.table.location.uri, self.table.parameters.layout
+        found = scrubbing.unclean(folder, store, layout, store.state.epoch)
+        if len(found.free):
+            yield Holder("slot", GRAPH, f"{counted(len(found.free), 'free slot')} with a block of before")
+        if len(found.nodes):
+            yield Holder("block", GRAPH, f"{counted(len(found.nodes), 'block')} with links of before in unused parts")
+        beyond = os.path.getsize(os.path.join(folder, GRAPH)) - store.state.slot_count * layout.block_size
+        if beyond > 0:
+            yield Holder("end of the graph", GRAPH, f"{beyond:,} bytes beyond its slots")
+
+    def _kept(self, store: Store) -> Iterator[Holder]:
+        """Who reads an older epoch: its blocks stay."""
+        folder, epoch = self.table.location.uri, store.state.epoch
+        if needed_from(folder, epoch) >= epoch:
+            return
+        reader = lowest_reader(folder)
+        if reader is not None and reader < epoch:
+            yield Holder("reader", f"at epoch {reader}", "its process must read again, or end", blocks=True)
+        for hold in holds_in_force(self.table.store, store_time(self.table.store)):
+            if min(hold.versions) < epoch:
+                yield Holder("hold", f"{hold.number} of epoch {min(hold.versions)}", "it must be released", blocks=True)
+
+    def _source(self, living: int) -> Iterator[Holder]:
+        state = self.table.state
+        found = read_source(self.table.location.uri, state.followed)
+        if found is None:
+            return
+        if state.unusable:
+            yield Holder("table", found.uri, "the index cannot follow it: memwal-ops catchup --rebuild", blocks=True)
+        elif behind := versions_behind(found, state.followed):
+            yield Holder("table", found.uri, f"{counted(behind, 'version')} of it are to be followed first")
+        if living:
+            yield Holder("row", f"{living:,}", f"living in {found.uri}: erase them there first", blocks=True)
+
+    def _classify(self, meta: ObjectMeta) -> tuple[str | None, Holder | None]:
+        path = meta.path
+        if path in _WHY:
+            return _WHY[path], None
+        if path.startswith((_OWN, f"{READERS}/")):
+            return _NO_ROWS, None
+        if path in publishing.stale_files(self.table.location.uri, self.table.parameters):
+            return None, Holder("view", path, "a view that was replaced, or not finished")
+        if path.startswith("view/"):
+            return "it was made of that store", None
+        if path.startswith((LOG, scrubbing.STAGED)):
+            return None, Holder("leftover", path, "left by a killed run")
+        return None, Holder("unrecognized", path, "not a file of the index: move or delete it", blocks=True)
+
+    def erase(self) -> Survey:
+        """See the base class."""
+        found = self.survey()
+        if not found.living and not found.holders:
+            return found
+        self._delete()
+        self.context.step("catchup")
+        healed = catchup.apply(self.table, CatchupOptions(), self.context)
+        self.count("nodes_healed", healed.healed)
+        self.context.step("merge")
+        merged = merge.apply(self.table.newest(), MergeOptions(), self.context)
+        self.count("blocks_merged", merged.blocks)
+        self.faults += [Holder("delta block", str(one.node), one.why, blocks=True) for one in merged.blocked]
+        self._collect()
+        self._scrub()
+        self._collect()
+        return self.survey()
+
+    def _delete(self) -> None:
+        self.context.step("delete")
+        if self.options.where is None or read_source(self.table.location.uri, self.table.state.followed) is not None:
+            return
+        with self.table.open(_WAIT, changes=True) as index:
+            rows = index.writable().matching(self.options.where)
+            if len(rows):
+                with index.staged() as staged:
+                    self.count("rows_deleted", staged.delete(rows))
+
+    def _collect(self) -> None:
+        self.context.step("gc")
+        report = gc.apply(self.table.newest(), GcOptions(), self.context)
+        self.count("objects_deleted", report.deleted_objects)
+
+    def _scrub(self) -> None:
+        """Rewrite what keeps bytes of before: blocks, slots, the view and the store."""
+        self.context.step("scrub")
+        folder, parameters, step = self.table.location.uri, self.table.parameters, self.table.durable
+        with self.table.open(_WAIT) as index:
+            blocks, slots = scrubbing.scrub(index, step)
+            merging.finish(index, step)
+        self.count("blocks_rewritten", blocks)
+        self.count("slots_zeroed", slots)
+        lock, store = scrubbing.locked_store(folder, parameters.uuid, parameters.quantizer, _WAIT, read_only=False)
+        try:
+            document = self._state_of(store)
+            if document is not None:
+                scrubbing.write_store_anew(folder, store, step)
+                self.table.store.put(_RECORD, encode_record(document))
+                self.count("stores_rewritten", 1)
+        finally:
+            store.close()
+            lock.release()
+
+    def _state_of(self, store: Store) -> dict[str, int] | None:
+        """The epoch and the view of a folder of which nothing was changed since its view was made; else None."""
+        folder = self.table.location.uri
+        current = read_current(folder, self.table.parameters)
+        if current.epoch != store.state.epoch or os.path.getsize(os.path.join(folder, log_path(current.number))):
+            return None
+        return {"epoch": store.state.epoch, "view": current.number}
+
+    def _is_recorded(self, store: Store) -> bool:
+        """Whether an erasure wrote the store and the view anew, and nothing was committed since."""
+        try:
+            recorded = decode_record(self.table.store.get(_RECORD), _RECORD)
+            return bool(recorded == self._state_of(store))
+        except (ObjectNotFoundError, ValueError, IndexCorruptError):
+            return False  # it only saves that they are written again
