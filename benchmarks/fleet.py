@@ -4,6 +4,7 @@
     python -m benchmarks.fleet --tables 50 --busy 20 --settle 1 --minutes 10      # the gaps of a small fleet
     python -m benchmarks.fleet --namespace 500 --settle 10 --minutes 10           # plain tables of a namespace
     python -m benchmarks.fleet --simulated --tables 10000 --days 6                # orders of runs, under a budget
+    python -m benchmarks.fleet --members 3 --tables 1000 --minutes 10             # a fleet, one killed every minute
 
 First the supervisor settles: it reads every table, and polls it less and less often. Then it is measured while nothing
 happens, and then while a process writes a generation to each of ``--busy`` tables in turn. ``/metrics`` is read once
@@ -36,6 +37,7 @@ import numpy as np
 import psutil
 import yaml
 
+from benchmarks.fleet_members import run as run_members
 from benchmarks.fleet_simulated import simulate
 from benchmarks.markdown import head, row
 from benchmarks.supervisor import REGION, start
@@ -208,8 +210,8 @@ def report_gaps(state: Path, tables: int, busy: int, began: float, ended: float)
     )
 
 
-def main() -> None:
-    """Build the tables, run the service, print the tables."""
+def _given() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=1_000)
     parser.add_argument("--namespace", type=int, help="so many plain tables of a directory namespace instead")
@@ -223,25 +225,40 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="tables of figures: orders of runs under a budget")
     parser.add_argument("--days", type=float, default=6, help="so many simulated days")
     parser.add_argument("--seed", type=int, default=43, help="of the simulated fleet")
+    parser.add_argument("--members", type=int, help="so many supervisors on plain tables: benchmarks/fleet_members.py")
+    parser.add_argument("--kill-every", type=float, default=60, help="seconds between two kills of a member")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Build the tables, run the service, print the tables."""
+    given = _given()
     if given.simulated:
         short = (200, 1.0, None) if given.short else (given.tables, given.days, IMAGES)
         simulate(short[0], short[1], given.seed, short[2])
         return
     if given.short:
         given.tables, given.busy, given.settle, given.minutes, given.every = 8, 2, 0.1, 0.1, 2
+        if given.members is not None:
+            given.tables, given.minutes, given.kill_every = 30, 0.8, 20
     if given.write is not None:
         write(given.write, given.busy, given.minutes, given.every)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the service ends, too
-    plain, tables = given.namespace is not None, given.namespace or given.tables
+    plain, tables = given.namespace is not None or given.members is not None, given.namespace or given.tables
     busy = 0 if plain else given.busy
     with tempfile.TemporaryDirectory(prefix="memwal-fleet-") as name:
         state = Path(name)
         folder = given.folder or state / "tables"
         folder.mkdir(exist_ok=True, parents=True)
         build(folder, tables, plain=plain)
+        if given.members is not None:
+            run_members(
+                state, folder, given.members, settle=given.settle, minutes=given.minutes, kill_every=given.kill_every,
+                port=given.port,
+            )  # fmt: skip
+            return
         file = configure(folder, state, given.port, plain=plain)
         with open(state / "service.log", "ab") as log:
             service, _ = start(file, given.port, log)
