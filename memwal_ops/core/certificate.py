@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import CertificateError, ExtraMissingError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.text import counted, paragraph
 from memwal_ops.version import __version__
@@ -31,6 +32,7 @@ _KIND = "memwal-ops certificate of an erasure"
 _FORMAT = 1
 _SHOWN = 8
 _CHANGES = ("_mem_wal_ops/", "_refs/")
+_HINT_FOLDERS = ("_versions", "manifest")
 _HINTS = ("version_hint.json", ".checked-commits.json")
 """Of objects without rows that are written again, or whenever a job runs: they are listed, and not compared."""
 
@@ -205,7 +207,9 @@ def check_certificate(table: Table, path: str) -> CheckReport:
 
 
 def _changes(path: str) -> bool:
-    return path.startswith(_CHANGES) or path.endswith(_HINTS)
+    kept = path.startswith(f"{QUARANTINE_FOLDER}/")
+    folder = path.rpartition("/")[0].rpartition("/")[2]
+    return (path.startswith(_CHANGES) and not kept) or (folder in _HINT_FOLDERS and path.endswith(_HINTS))
 
 
 def _is_same(store: Store, meta: ObjectMeta, known: dict[str, Any]) -> bool:

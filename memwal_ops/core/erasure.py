@@ -82,8 +82,11 @@ class EraseOptions(SafeMinimums):
             raise OptionError("{within} must be longer than {older_than}, for which versions are kept.", "within")
         if self.ttl.column is not None and self.within is None:
             raise OptionError("{ttl} deletes rows, which stay in files: give {within}, too.", "ttl", "within")
-        if self.deleted_before is not None:
-            self.cut(datetime.now(UTC))
+        if self.deleted_before is not None and (self.cut(now := datetime.now(UTC)) or now) > now:
+            raise OptionError(
+                "{deleted_before} is in the future: of rows that are deleted until then, nothing can be said.",
+                "deleted_before",
+            )
 
     def cut(self, now: datetime) -> datetime | None:
         """The time before which rows were deleted that must be gone, aware; None: ``where`` is given.

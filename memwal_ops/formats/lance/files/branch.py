@@ -70,6 +70,19 @@ def list_branches(root: Store) -> tuple[TableBranch, ...]:
     return tuple(sorted(found, key=lambda one: one.name))
 
 
+def branch_location(location: Location, own: str | None, name: str | None) -> Location:
+    """The location of another branch of a table; ``own``: the branch that is opened, None: main.
+
+    Raises:
+        InvalidUsageError: the root of the table is not known.
+    """
+    root = location if own is None else _root(location, own)
+    if name is None:
+        return root
+    uri, query = split_query(root.uri)
+    return replace(root, uri=f"{uri}/{branch_folder(name)}{query}", catalog=None)
+
+
 def resolve_branch(location: Location, store: Store, name: str | None) -> Branch:
     """The branch at a location, by the name that its newest version records. No request is made.
 

@@ -48,6 +48,7 @@ class Survey(erasing.Survey):
         indexes: indexes with a segment that may hold them, with the reason.
         newest_mentions: whether the newest version has the expression of a deletion.
         versions: older versions that hold them, with the reason.
+        on_branches: the objects of other branches by path, and why one cannot hold such a row; None: it may.
         log: what of the log does; None: there is none, or it was not read.
     """
 
@@ -55,4 +56,5 @@ class Survey(erasing.Survey):
     indexes: Mapping[str, str] = field(default_factory=dict)
     newest_mentions: bool = False
     versions: dict[int, str] = field(default_factory=dict)
+    on_branches: dict[str, str | None] = field(default_factory=dict)
     log: AnyLog | None = None

@@ -70,8 +70,11 @@ def begin(
 ) -> TableErasure:
     """Check a table and the options, and begin an erasure of a kind, which may change the table or not."""
     now = datetime.now(UTC)
+    cut = options.cut(now)
+    if cut is not None and changes:  # the store's clock may be behind ours
+        cut = min(cut, store_time(table.store))
     too_old = options.ttl.expression(now)
-    targets = [Target(options.where, options.cut(now)), *([] if too_old is None else [Target(too_old, None)])]
+    targets = [Target(options.where, cut), *([] if too_old is None else [Target(too_old, None)])]
     for target in targets:
         target.check(table.dataset, table.location.uri)
     check_rewritable(table)
@@ -100,6 +103,7 @@ class TableErasure(Erasure):
         *NOT_SEEN,
         "files outside of the table to which external blobs refer",
         "shallow clones of this table elsewhere",
+        "values of columns that were dropped or overwritten, in data files that were not rewritten since",
         "averages in vector indexes: centroids and codebooks, which are kept where there is a log",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from memwal_ops.formats.lance.files.versions import (
 )
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
-from memwal_ops.storage.locations import BRANCHES_FOLDER
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 _OWN_FOLDER = "_mem_wal_ops/"
 _NO_ROWS = "it has no rows"
 _UNFINISHED = "no version refers to it; it may belong to a commit in progress, or a killed one"
-_PROVEN_FOLDERS = {
-    DELETIONS_FOLDER: "it has numbers of rows alone",
-    BRANCHES_FOLDER: "it is of a branch, whose versions were read",
-    REFS_FOLDER: "it has the name of a tag or a branch",
+_WITHOUT_VALUES = {
+    DELETIONS_FOLDER: (re.compile(r"_deletions/\d+-\d+-\d+\.(arrow|bin)"), "it has numbers of rows alone"),
+    REFS_FOLDER: (re.compile(r"_refs/(tags|branches)/.+\.json"), "it has the name of a tag or a branch"),
 }
+# Records, by their number; what a migration has done; what probes and clocks write.
+_RECORD = re.compile(
+    r"_mem_wal_ops/((leases/[^/]+|holds|expiries|erase|progress|schema)/\d{20}(-[0-9a-f]{16})?\.[a-z]+"
+    r"|legacy/.+|(probe|clock)/[^/]+|swap\.lock)"
+)
 Verdict = tuple[str | None, Holder | None]
 """Why an object cannot hold such a row, else None; and the holder, unless another one stands for the object."""
 
@@ -55,6 +59,7 @@ class Objects:
         found: what was found in versions and indexes.
         needed: the keys to which any version refers.
         kept: the keys to which one refers that holds no such row.
+        copies: paths of manifests of expired versions without any value of such a row.
         now: by the store's clock.
     """
 
@@ -62,20 +67,23 @@ class Objects:
     found: Survey
     needed: Needed
     kept: set[str]
+    copies: set[str]
     now: datetime
 
     def classify(self, meta: ObjectMeta) -> Verdict:
         """The verdict on an object."""
         path = meta.path
         folder = path.split("/", 1)[0]
-        if folder in _PROVEN_FOLDERS:
-            return _PROVEN_FOLDERS[folder], None
+        if folder in _WITHOUT_VALUES and _WITHOUT_VALUES[folder][0].fullmatch(path):
+            return _WITHOUT_VALUES[folder][1], None
         if folder in BASE_FOLDERS:
             return self._of_the_base(meta, folder)
         if folder == VERSIONS_FOLDER:
             return self._manifest(meta)
         if path.startswith(_OWN_FOLDER):
             return self._own(path)
+        if path in self.found.on_branches:
+            return self.found.on_branches[path], None  # where it may hold one, the branch is named
         return None, Holder("unrecognized", path, "not a file of the table: move or delete it", blocks=True)
 
     def _of_the_base(self, meta: ObjectMeta, folder: str) -> Verdict:
@@ -88,7 +96,7 @@ class Objects:
             return None, None  # its versions are named
         if folder == TRANSACTIONS_FOLDER:
             named = self.found.newest_mentions
-            return None if named else "its version was read: it has no expression of a deletion", None
+            return None if named else "its version was read: no expression in it can be of such a row", None
         named = bool(self.found.stained if folder == DATA_FOLDER else self.found.indexes)
         return None if named else self._proof(folder), None
 
@@ -113,10 +121,16 @@ class Objects:
         named = newest or name.version in self.found.versions
         return None if named else "its version was read: it refers to no file with such rows", None
 
-    @staticmethod
-    def _own(path: str) -> Verdict:
+    def _own(self, path: str) -> Verdict:
+        if path in self.copies:
+            return (
+                "it is of an expired version, and was read: no expression in it can be of such a row",
+                None,
+            )
         if path.startswith(f"{SET_ASIDE_FOLDER}/"):
             return None, Holder("leftover", path, "the manifest of a version that is being expired")
         if path.startswith(f"{QUARANTINE_FOLDER}/"):
             return None, Holder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
-        return _NO_ROWS, None
+        if _RECORD.fullmatch(path):
+            return _NO_ROWS, None
+        return None, Holder("unrecognized", path, "no record of memwal-ops: move or delete it", blocks=True)

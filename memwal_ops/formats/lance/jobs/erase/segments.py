@@ -1,4 +1,4 @@
-"""Prove of each index segment that it was built of living rows alone, or name it.
+"""Prove of each index segment that it was built of living rows alone, or name it; and of expressions in transactions.
 
 A compaction moves rows in an index, and leaves what was in it: terms of a text, keys of a bitmap, codes. So a segment
 is clean only if it was built by reading fragments that are still there, with the same files, and of which none holds a
@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.index_entries import by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -40,23 +40,37 @@ class Segments:
 
     Attributes:
         store: the table's.
+        inherited: of a branch: ids of segments of its table that are proven there.
         proven: by segment id the digest of the fragments that it was built of.
+        of_others: ids of transactions whose expressions are of no row that must be gone, and of which rows.
     """
 
     store: Store
+    inherited: Collection[str] = ()
     proven: dict[str, str] = field(default_factory=dict)
+    of_others: set[str] = field(default_factory=set)
     _manifests: dict[int, VersionManifest | None] = field(default_factory=dict)
     _recorded: dict[str, str] = field(default_factory=dict)
+    _recorded_of_others: set[str] = field(default_factory=set)
 
     def read(self) -> None:
         """Read what earlier runs recorded."""
         records = _records(self.store)
         for number in records.written():
             try:
-                found = records.read(number)["segments"]
+                found = records.read(number)
+                self._recorded |= {str(key): str(digest) for key, digest in found["segments"].items()}
+                self._recorded_of_others |= {str(one) for one in found.get("of_others", ())}
             except (ObjectNotFoundError, ValueError, KeyError, TypeError):
                 continue  # it only saves that an index is built anew
-            self._recorded |= {str(key): str(digest) for key, digest in found.items()}
+
+    def is_of_others(self, transaction: str, where: str, shows: Callable[[], bool]) -> bool:
+        """Whether the expression in a transaction is of rows that do not match: by what was recorded, or ``shows``."""
+        # Of the expression so little that no guess at a value in it can be confirmed.
+        key = f"{transaction} {hashlib.sha256(where.encode()).hexdigest()[:6]}"
+        if key not in self.of_others and (key in self._recorded_of_others or shows()):
+            self.of_others.add(key)
+        return key in self.of_others
 
     def dirty(self, table: Table, shown: VersionManifest, stained: Collection[int]) -> Mapping[str, str]:
         """The indexes of a version with a segment that may hold such rows, by name, each with the reason.
@@ -83,6 +97,8 @@ class Segments:
         stained: Collection[int],
     ) -> str | None:
         if entry.HasField("base_id"):
+            if str(UUID(bytes=entry.uuid.uuid)) in self.inherited:
+                return None
             return "belongs to the table of which this one is a shallow clone"
         covered = decode_fragment_bitmap(entry.fragment_bitmap)
         if gone := covered - fragments.keys():
@@ -121,15 +137,17 @@ class Segments:
 
     def record(self) -> None:
         """Store what is proven, before the versions that show it expire; nothing if it is stored already."""
-        if not self.proven or self.proven.items() <= self._recorded.items():
+        known = self.proven.items() <= self._recorded.items() and self.of_others <= self._recorded_of_others
+        if known or not (self.proven or self.of_others):
             return
         records = _records(self.store)
         numbers = [*records.written()]
         number = max(numbers, default=0) + 1
-        while not records.put_if_absent(number, {"segments": self.proven}):
+        while not records.put_if_absent(number, {"segments": self.proven, "of_others": sorted(self.of_others)}):
             number += 1
         records.delete_records(numbers[: -_KEPT_RECORDS + 1])
         self._recorded |= self.proven
+        self._recorded_of_others |= self.of_others
 
     def forget(self) -> None:
         """Drop the manifests of versions: new ones were published."""

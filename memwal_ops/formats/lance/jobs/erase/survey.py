@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from memwal_ops.core.erasure import SAFE_AGE, Holder
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.branch import branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.referenced_files import (
     references,
 )
 from memwal_ops.formats.lance.files.versions import (
+    SET_ASIDE_FOLDER,
+    TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
-    decode_named,
     read_version_manifest,
 )
 from memwal_ops.formats.lance.jobs.erase.found import Survey
@@ -25,15 +28,17 @@ from memwal_ops.formats.lance.jobs.erase.segments import Segments
 from memwal_ops.formats.lance.jobs.erase.target import Target, fragment_key
 from memwal_ops.formats.lance.retention.garbage import Needed
 from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.table import load
+from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
-
-    import lance
 
     from memwal_ops.core.erasure import EraseOptions
     from memwal_ops.formats.lance.jobs.erase.found import AnyLog
@@ -60,10 +65,11 @@ class Surveyor:
             now: by the store's clock.
         """
         self.targets, self.target = targets, targets[0]
-        self.older_than, self.now = options.older_than, now
+        self.older_than, self.now, self._options = options.older_than, now, options
         self.gc_options = gc_options(options)
         self.merged = False
         self.kept: dict[int, str] = {}  # versions that an expiry keeps for other reasons than their age
+        self._clean: set[str] = set()  # index segments of other branches, main among them, that are proven
         self.segments = Segments(store)
         self.segments.read()
         self._retention = Retention()
@@ -76,11 +82,11 @@ class Surveyor:
         self._unaffected(table)
         found.stained = self._stained(table.location, table.manifest)
         found.indexes = self.segments.dirty(table, table.manifest, found.stained)
-        found.newest_mentions = self.target.mentions(table.manifest) and self._is_old(table.version)
+        found.newest_mentions = self._mentions(table, table.manifest) and self._is_old(table.version)
         return found
 
-    def survey(self, table: Table) -> Survey:
-        """Find all holders of a table's newest version ``table``."""
+    def survey(self, table: Table, *, branches: bool = True) -> Survey:
+        """Find all holders of a table's newest version ``table``, and those that are in its other ``branches``."""
         found = self.newest(table)
         found.living = sum(
             len(batch) for target in self.targets for batch in target.living(table.dataset, table.location.uri)
@@ -100,8 +106,13 @@ class Surveyor:
         if found.log is not None:
             waits = (one.until for one in found.holders if one.kind == "version" and one.until is not None)
             found.holders += found.log.holders(max(waits, default=None))
-        found.holders += self._branches(table)
-        found.holders += self._objects(table, found)
+        places = _places(table)
+        without = _within(table.branch.folder, places)
+        if branches:
+            found.holders += self._branches(table, found, places)
+        elif table.branch.name is None:
+            without = (f"{BRANCHES_FOLDER}/",)
+        found.holders += self._objects(table, found, without)
         return found
 
     def _log(self, table: Table) -> AnyLog | None:
@@ -134,7 +145,7 @@ class Surveyor:
 
     def _stained(self, location: Location, shown: VersionManifest) -> Mapping[int, str]:
         opened = cache(partial(open_dataset, location, version=int(shown.manifest.version)))
-        return self.target.stained([*shown.manifest.fragments], opened)
+        return self.target.stained([*shown.manifest.fragments], shown, opened)
 
     def others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
         """The versions but the newest; None for one that is gone or cannot be read."""
@@ -151,9 +162,34 @@ class Surveyor:
             return f"fragment {number}: {why}"
         for name, why in self.segments.dirty(table, shown, ()).items():
             return f"index {name}: {why}"
-        if self.target.where is not None and self.target.mentions(shown):
-            return "its transaction has the expression of a deletion"
+        if self.target.where is not None and self._mentions(table, shown):
+            return "its transaction has the expression of a deletion, which may be of such rows"
         return None
+
+    def _mentions(self, table: Table, shown: VersionManifest) -> bool:
+        """Whether the transaction of a version may have values of such rows in it."""
+
+        def had_none_before() -> bool:
+            before = _read(table, int(shown.manifest.version) - 1)
+            return before is not None and not self._stained(table.location, before)
+
+        try:
+            transaction = _transaction(table.store, shown)
+        except InvalidFormatError:
+            return True
+        where = self.target.where or ""
+
+        def is_of_others() -> bool:
+            return self.segments.is_of_others(transaction.uuid, where, had_none_before) if transaction else True
+
+        return self.target.mentions(transaction, is_of_others)
+
+    def _copy_mentions(self, table: Table, path: str) -> bool:
+        """Whether the copy of an expired version's manifest may have values of such rows; one is kept for a branch."""
+        try:
+            return self._mentions(table, decode_version_manifest(table.store.get(path)))
+        except (ObjectNotFoundError, InvalidFormatError):
+            return True
 
     def _holders(self, table: Table, found: Survey) -> Iterator[Holder]:
         for number, why in found.stained.items():
@@ -183,60 +219,56 @@ class Surveyor:
                 )
             yield Holder("version", str(version), why, until if until is not None and until > self.now else None)
 
-    def _branches(self, table: Table) -> Iterator[Holder]:
-        """The other branches of the table, main among them, that have such rows."""
-        own = (f"{table.branch.folder}/{VERSIONS_FOLDER}/").lstrip("/")
-        places: dict[str, list[ObjectMeta]] = {}
-        folders = [BRANCHES_FOLDER, *([VERSIONS_FOLDER] if table.branch.name is not None else [])]
-        for folder in folders:
-            for meta in table.branch.root.list(folder):
-                place, _, name = meta.path.rpartition("/")
-                if (
-                    place.endswith(VERSIONS_FOLDER)
-                    and not meta.path.startswith(own)
-                    and parse_version_manifest_name(name)
-                ):
-                    places.setdefault(place.removesuffix(VERSIONS_FOLDER).strip("/"), []).append(meta)
-        for place, manifests in sorted(places.items()):
-            name = place.removeprefix(f"{BRANCHES_FOLDER}/") or "main"
-            if (why := self._why_branch(table, place, manifests)) is not None:
-                remedy = f"erase it there, too: memwal-ops erase URI --branch {name}"
-                yield Holder("branch", name, f"{why}; {remedy}, or delete the branch", blocks=True)
-
-    def _why_branch(self, table: Table, place: str, manifests: list[ObjectMeta]) -> str | None:
-        """Why a branch holds such rows: it refers to files of this table that do, or has some of its own."""
-        newest = references(table.manifest).all
-        for meta in manifests:
+    def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[Holder]:
+        """The other branches of the table, main among them, that have such rows; notes what their objects are."""
+        for place in sorted(places - {table.branch.folder}):
+            name = place.removeprefix(f"{BRANCHES_FOLDER}/")
             try:
-                shown = decode_named(meta.path, table.branch.root.get(meta.path))
-            except ObjectNotFoundError:
+                branch = self._survey_branch(table, name or None)
+            except MemwalOpsError as error:
+                yield Holder("branch", name or "main", f"it cannot be read: {error}", blocks=True)
                 continue
-            except InvalidFormatError as error:
-                return f"{meta.path} cannot be read: {error}"
-            number = int(shown.manifest.version)
-            if self.target.before is not None:
-                shared = [
-                    one for one in shown.manifest.fragments if any(file.HasField("base_id") for file in one.files)
-                ]
-                if any(f"data/{file.path}" not in newest for one in shared for file in one.files):
-                    return f"its version {number} refers to files that this one does not need any more"
-                continue
-            opened = cache(partial(_open_branch, table, place, number))
-            for fragment, why in self.target.stained([*shown.manifest.fragments], opened).items():
-                return f"its version {number}, fragment {fragment}: {why}"
-        return None
+            name = name or "main"
+            found.on_branches |= {f"{place}/{meta.path}": why for meta, why in branch.objects}
+            if branch.holders:
+                why = branch.holders[0]
+                remedy = f"erase it there, too: memwal-ops erase URI --branch {name}"
+                text = f"{why.kind} {why.name}: {why.why}; {remedy}, or delete the branch"
+                yield Holder("branch", name, text, blocks=True)
 
-    def _objects(self, table: Table, found: Survey) -> Iterator[Holder]:
+    def _survey_branch(self, table: Table, name: str | None) -> Survey:
+        """Survey another branch, as a run of its own would."""
+        location = branch_location(table.location, table.branch.name, name)
+        branch = load(location, open_store(location))
+        targets = [Target(self.target.where, self.target.before)]
+        surveyor = type(self)(targets, branch.store, self._options, self.now)
+        surveyor.segments.inherited = self.segments.proven.keys() | self._clean
+        found = surveyor.survey(branch, branches=False)
+        self._clean |= surveyor.segments.proven.keys()
+        return found
+
+    def _objects(self, table: Table, found: Survey, without: tuple[str, ...]) -> Iterator[Holder]:
         """Classify every object of the table; yields those that may hold such rows and are not named otherwise."""
+        # Listed before the manifests: a version that is committed meanwhile is read, or not in the list.
+        listed = [meta for meta in table.store.list() if not meta.path.startswith(without)]
         needed = Needed()
         needed.read(table)
         kept = set(references(table.manifest).all)
+        for version in _newer(listed, table.version):
+            shown = _read(table, version)
+            if (why := self._why(table, version, shown)) is not None or shown is None:
+                found.versions[version] = why or ""
+                yield Holder("version", str(version), f"{why}; it was committed while this run read the table")
+            else:
+                kept |= references(shown).all
         for version, shown in self.others(table):
             if version not in found.versions and shown is not None:
                 kept |= references(shown).all
         in_log = {} if found.log is None else {meta.path: why for meta, why in found.log.objects}
-        objects = Objects(self.target, found, needed, kept, self.now)
-        for meta in table.store.list():
+        copies = [meta for meta in listed if meta.path.startswith(f"{SET_ASIDE_FOLDER}/")]
+        clean_copies = {meta.path for meta in copies if not self._copy_mentions(table, meta.path)}
+        objects = Objects(self.target, found, needed, kept, clean_copies, self.now)
+        for meta in listed:
             if meta.path in in_log:
                 found.objects.append((meta, in_log[meta.path]))
                 continue
@@ -246,10 +278,46 @@ class Surveyor:
                 yield holder
 
 
-def _open_branch(table: Table, place: str, version: int) -> lance.LanceDataset:
-    root = table.branch.root.root
-    location = replace(table.location, uri=root) if table.branch.name is not None else table.location
-    return open_dataset(location, place, version=version)
+def _places(table: Table) -> set[str]:
+    """The folders of all branches, below the root; that of main is empty."""
+    folders = [VERSIONS_FOLDER, BRANCHES_FOLDER]
+    listed = (meta.path.rpartition("/") for folder in folders for meta in table.branch.root.list(folder))
+    return {
+        place.removesuffix(VERSIONS_FOLDER).strip("/")
+        for place, _, name in listed
+        if place.endswith(VERSIONS_FOLDER) and parse_version_manifest_name(name)
+    }
+
+
+def _within(place: str, places: set[str]) -> tuple[str, ...]:
+    """The folders in that of a branch which are not its own: those of branches ``NAME/MORE``."""
+    return tuple(f"{one.removeprefix(f'{place}/')}/" for one in places if place and one.startswith(f"{place}/"))
+
+
+def _newer(listed: list[ObjectMeta], version: int) -> Iterator[int]:
+    """The versions in a listing that are newer than the one that was read."""
+    for meta in listed:
+        folder, _, name = meta.path.rpartition("/")
+        found = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
+        if found is not None and not found.detached and found.version > version:
+            yield found.version
+
+
+def _transaction(store: Store, shown: VersionManifest) -> table_pb2.Transaction | None:
+    """The transaction of a version: in its manifest or, by older releases of Lance, in a file of its own.
+
+    Raises:
+        InvalidFormatError: the file does not decode.
+    """
+    name = shown.manifest.transaction_file
+    if shown.transaction is not None or not name:
+        return shown.transaction
+    try:
+        return table_pb2.Transaction.FromString(store.get(f"{TRANSACTIONS_FOLDER}/{name}"))
+    except ObjectNotFoundError:
+        return None
+    except DecodeError as error:
+        raise InvalidFormatError(f"{TRANSACTIONS_FOLDER}/{name} does not decode: {error}.") from error
 
 
 def _read(table: Table, version: int) -> VersionManifest | None:

@@ -12,9 +12,11 @@ import re
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lance
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _LITERAL = re.compile(r"'((?:[^']|'')+)'|\b(\d{4,})\b")
+_VALUE = re.compile(rb"['\"0-9]")
+_ADDRESS = re.compile(r"\b_row(addr|offset|id)\b|\b(random|uuid)\s*\(", re.IGNORECASE)
+_DELETE, _PREDICATE = 101, 3  # fields of Lance's transaction.proto
 _WITH_PREDICATE = frozenset({"delete", "update"})
 _MEMORY = "memory://"
 
@@ -59,6 +64,12 @@ class Target:
         """
         if self.where is None:
             return
+        moving = _ADDRESS.search(_LITERAL.sub("", self.where))
+        if moving is not None and not (moving[1] == "id" and dataset.has_stable_row_ids):
+            raise InvalidUsageError(
+                f"The expression of --where has {moving[0]}, which is of another row after each rewrite.",
+                remedy='Name the rows by their values, as their key: "user_id = 17".',
+            )
         try:
             with lance_errors("read the expression for", uri):
                 dataset.scanner(filter=self.where, columns=[], with_row_id=True, limit=0).to_table()
@@ -78,17 +89,20 @@ class Target:
                 yield batch.column("_rowaddr")
 
     def stained(
-        self, fragments: list[table_pb2.DataFragment], opened: Callable[[], lance.LanceDataset]
+        self, fragments: list[table_pb2.DataFragment], shown: VersionManifest, opened: Callable[[], lance.LanceDataset]
     ) -> dict[int, str]:
         """The fragments of a version that hold such rows, by id, each with the reason.
 
         Args:
             fragments: of the version's manifest.
+            shown: the version: its names of columns say what the expression means.
             opened: the version, opened if one of them has to be read.
         """
         found = {}
+        columns = hash(tuple((int(one.id), one.name, one.parent_id) for one in shown.manifest.fields))
         for fragment in fragments:
-            key = fragment_key(fragment, deletions=self.where is None)
+            key: Hashable = fragment_key(fragment, deletions=self.where is None)
+            key = (columns, key) if self.where is not None else key
             search = partial(self._read, fragment, opened) if self.where else partial(self._by_time, fragment)
             if (why := self.once(key, search)) is not None and key not in self.unaffected:
                 found[int(fragment.id)] = why
@@ -138,17 +152,32 @@ class Target:
             return f"it cannot be searched, so that it may hold such rows: {error}"
         return f"it has {found:,} such rows" if found else None
 
-    def mentions(self, version: VersionManifest) -> bool:
-        """Whether the transaction of a version has the expression of a deletion, with values of such rows in it."""
-        transaction: Any = version.transaction
+    def mentions(self, transaction: table_pb2.Transaction | None, is_of_others: Callable[[], bool]) -> bool:
+        """Whether a transaction may have values of such rows in it: in the expression of a deletion.
+
+        Args:
+            transaction: of a version; None: it has none.
+            is_of_others: whether its expression is known to be of no such row. Otherwise it may be of one, by values of
+                other columns than those of ``where``.
+        """
         if transaction is None or operation_of(transaction) not in _WITH_PREDICATE:
             return False
         if self.where is None:
             return True
         data = transaction.SerializeToString()
-        return any(
-            (text or number).replace("''", "'").encode() in data for text, number in _LITERAL.findall(self.where)
-        )
+        literals = ((text or number).replace("''", "'").encode() for text, number in _LITERAL.findall(self.where))
+        if any(one in data for one in literals):
+            return True
+        return _VALUE.search(predicate_of(transaction)) is not None and not is_of_others()
+
+
+def predicate_of(transaction: table_pb2.Transaction) -> bytes:
+    """The expression of a deletion; empty: it has none."""
+    for one in UnknownFieldSet(transaction):  # type: ignore[attr-defined]  # iterable, missing in the stub
+        if one.field_number == _DELETE:
+            inner = UnknownFieldSet(Empty.FromString(one.data))
+            return next((bytes(part.data) for part in inner if part.field_number == _PREDICATE), b"")  # type: ignore[attr-defined]  # as above
+    return b""
 
 
 def fragment_key(fragment: table_pb2.DataFragment, *, deletions: bool = False) -> Hashable:

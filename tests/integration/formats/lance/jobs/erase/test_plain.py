@@ -119,7 +119,7 @@ def test_a_plan_names_the_holders_and_changes_nothing(uri: str) -> None:
     report = run_job(uri, "erase", where=WHERE)
     assert contents(uri) == before
     assert (report.decision, report.living, report.exit_code) == ("planned", 1, 0)
-    assert kinds(report) == {"fragment", "index", "version"}
+    assert kinds(report) == {"fragment", "index", "version", "transaction"}
     assert "1 living row would be deleted" in report.describe()
 
 
