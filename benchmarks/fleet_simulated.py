@@ -48,6 +48,7 @@ JOB = JobSpec(
 _PAST = 4
 _STEP, _PART = 1800.0, 10
 _LEAST = (2, 16, 64)
+_DRAWN = 8  # each such step
 _SPEED = 50 << 20
 _ZIPF = 1.1
 _ROWS_OF_A_FRAGMENT = 1000
@@ -252,8 +253,8 @@ def oracle(least: int) -> Order:
 
 
 ORDERS: Mapping[str, Order] = {
-    "due longest, as before": oldest_due,
-    "ran longest ago": longest_not_run,
+    "due longest": oldest_due,
+    "ran earliest": longest_not_run,
     "memwal-ops": ours,
 }
 
@@ -289,6 +290,8 @@ def simulate(tables: int, days: float, seed: int, images: Path | None) -> None:
             wait,
         )
     if images is not None:
-        labels = [f"day {step * _STEP / DAY:.1f}" for step in range(len(untouched.debt))]
-        series = {"no runs": untouched.debt} | {one.name: one.debt for one in found}
-        images.joinpath("fleet-debt.svg").write_bytes(line_chart(series, labels, "${:,.2f}"))
+        steps = range(_DRAWN - 1, len(untouched.debt), _DRAWN)
+        labels = [f"day {(step + 1) * _STEP / DAY:.1f}" for step in steps]
+        series = {"no runs": untouched} | {one.name: one for one in found}
+        lines = {name: [one.debt[step] for step in steps] for name, one in series.items()}
+        images.joinpath("fleet-debt.svg").write_bytes(line_chart(lines, labels, "${:,.2f}"))

@@ -33,8 +33,8 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
     """Show what the runs of a service cost, the dearest first: requests, bytes, processor time, money; and what they
     achieved. Reads the run history, whether the service runs or not. Runs by hand on this machine are in it, too.
 
-    Money is by list prices, unless the configuration has prices: docs/configuration.md. Requests of polls are not in
-    it. What is measured and what is estimated: docs/operations.md.
+    Money is by list prices, unless the configuration has prices: docs/configuration.md. Polls are in it by whole days.
+    What is measured and what is estimated: docs/operations.md.
 
     \b
     Examples:
@@ -48,7 +48,8 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
     history = History.open_to_read(history_path(config))
     try:
         runs = history.ledger(begin)
-        document = ledger_document(runs, config.prices.by_store(), config.prices.currency, cast("By", by), begin)
+        prices, polls = config.prices, history.polls(begin)
+        document = ledger_document(runs, prices.by_store(), prices.currency, cast("By", by), begin, polls)
     finally:
         history.close()
     document["history_keeps"] = duration_text(config.history.keep)
@@ -60,7 +61,7 @@ def describe(document: Mapping[str, Any], since: timedelta, keep: timedelta) -> 
     """The document as text for people."""
     total, currency = document["total"], document["currency"]
     span = duration_text(since)
-    if not total["runs"]:
+    if not total["runs"] and not total["polls"]:
         return f"No run ended in the last {span}."
     parts = [paragraph(f"{counted(total['runs'], 'run')} in the last {span}: {_spent(total, currency)}.")]
     if achieved := _achieved(total, currency):
@@ -116,8 +117,16 @@ def _table(document: Mapping[str, Any]) -> str:
 
 
 def _notes(document: Mapping[str, Any], since: timedelta, keep: timedelta) -> list[str]:
-    total, estimates = document["total"], document["estimates"]
-    notes = []
+    total, estimates, polls, shadow = (document[name] for name in ("total", "estimates", "polls", "shadow"))
+    notes, currency = [], document["currency"]
+    if polls["polls"]:
+        money = money_text(polls["money"], currency)
+        notes.append(f"Of that, {counted(polls['polls'], 'poll')}: {money}, {polls['requests']:,} requests.")
+    if shadow["held"] or shadow["others"]:
+        held = f"held back {counted(shadow['held'], 'run')} ({money_text(shadow['money'], currency)})"
+        notes.append(
+            f"The budget, which is a shadow, would have {held}, and begun another in place of {shadow['others']:,}."
+        )
     if total["unmeasured"]:
         runs = counted(total["unmeasured"], "run")
         notes.append(f"{runs} recorded nothing: killed, not started, or of an earlier release.")

@@ -514,7 +514,8 @@ class Service:
         return Findings(tuple(found), frozenset(unread))
 
     def _take_samples(self) -> None:
-        """Record the figures of tables that are due, for charts."""
+        """Record the figures of tables that are due, for charts, and what polls used."""
+        self.scheduler.write_polls()
         try:
             self._history.add_samples(self._sampler.take(self.scheduler.tables.values()))
         except HistoryError as error:
@@ -576,6 +577,7 @@ class Service:
         while self.scheduler.in_flight and time.monotonic() < ends and not at_once:
             self.scheduler.step(0.1)
         self.scheduler.abandon()
+        self.scheduler.write_polls()
         if self.scheduler.leases is not None:
             self.scheduler.leases.close(wait=True)
         if self._once and self._stop_began is None:

@@ -49,6 +49,7 @@ class BacklogPolling:
         assign: sends a request to a worker of a pool.
         enqueue: queues a job of a table, with the reason.
         ran_elsewhere: takes the last run of a failing job by its lease, which may be of another process.
+        count_used: takes what a poll of a table used.
         is_stopped: whether the triggers of a job are ignored.
         once: a poll is not repeated.
     """
@@ -63,6 +64,7 @@ class BacklogPolling:
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
         ran_elsewhere: Callable[[Entry, Mapping[str, str]], None],
+        count_used: Callable[[str, Mapping[str, Any]], None],
         is_stopped: Callable[[Entry], bool],
         once: bool,
     ) -> None:
@@ -74,6 +76,7 @@ class BacklogPolling:
         self._assign = assign
         self._enqueue = enqueue
         self._ran_elsewhere = ran_elsewhere
+        self._count_used = count_used
         self._is_stopped = is_stopped
         self._once = once
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
@@ -145,6 +148,8 @@ class BacklogPolling:
         if request not in self._polls:
             return False
         state, _, reading = self._polls.pop(request)
+        if result.get("used"):
+            self._count_used(state.table.name, result["used"])
         self._polled(state, result, reading)
         for name, last in (result.get("recorded") or {}).items():
             if name in state.entries:

@@ -129,6 +129,7 @@ class Scheduler:
             assign=self._assign,
             enqueue=self.enqueue,
             ran_elsewhere=self._ran_elsewhere,
+            count_used=self._recorder.add_poll,
             is_stopped=lambda entry: is_open(entry, self.settings.config.backoff.longest, self.clock.now()),
             once=once,
         )
@@ -281,6 +282,10 @@ class Scheduler:
         polls = any(state.polling or state.poll_due is not None for state in self.tables.values())
         queued = any(entry.state == QUEUED and entry.waiting in {"worker", "earlier"} for entry in self.entries())
         return bool(self.in_flight or polls or queued)
+
+    def write_polls(self) -> None:
+        """Write what polls used since the last time."""
+        self._recorder.write_polls()
 
     def stop(self) -> None:
         """Start nothing more; let each run finish its current step."""

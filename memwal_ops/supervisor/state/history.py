@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.errors import HistoryError
+from memwal_ops.storage.metering import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,6 +51,12 @@ CREATE TABLE IF NOT EXISTS samples (
     "table" TEXT NOT NULL, at INTEGER NOT NULL, figures TEXT NOT NULL, PRIMARY KEY ("table", at)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS samples_by_time ON samples (at);
+CREATE TABLE IF NOT EXISTS polls (
+    "table" TEXT NOT NULL, day TEXT NOT NULL, store TEXT NOT NULL, polls INTEGER NOT NULL,
+    "get" INTEGER NOT NULL, "put" INTEGER NOT NULL, "list" INTEGER NOT NULL, "delete" INTEGER NOT NULL,
+    bytes_read INTEGER NOT NULL, bytes_written INTEGER NOT NULL, cpu_seconds REAL NOT NULL,
+    PRIMARY KEY (day, "table", store)
+) WITHOUT ROWID;
 """
 _VERSION = 1
 _LEDGER = ("used", "achieved")
@@ -64,6 +71,9 @@ _MAX_PENDING = 1000
 _MAX_LATER_RUNS = 50_000
 # Of the samples of each table that are older than the first, the last one of each span of the second is kept (seconds).
 _THINNED = ((86_400, 3600), (7 * 86_400, 6 * 3600))
+_POLLS = ("table", "day", "store", "polls", *KINDS, "bytes_read", "bytes_written", "cpu_seconds")
+PollRow = tuple[str | float, ...]
+"""The columns of ``polls``."""
 PastFigures = tuple[float, "Mapping[str, Any]", "Mapping[str, float]"]
 """Seconds of a run, what it used, and what it achieved."""
 
@@ -250,6 +260,7 @@ class History:
         """Delete samples that were taken more than ``keep`` ago, and most of those of more than a day ago."""
         seconds = int(now.timestamp())
         self._write("DELETE FROM samples WHERE at < ?", (seconds - int(keep.total_seconds()),))
+        self._write("DELETE FROM polls WHERE day < ?", ((now - keep).astimezone(UTC).date().isoformat(),))
         for older, span in _THINNED:
             self._write(
                 "DELETE FROM samples WHERE at BETWEEN ? AND ? AND EXISTS (SELECT 1 FROM samples AS later WHERE "
@@ -402,6 +413,34 @@ class History:
                 values,
             )
         return [(row["id"], row["table"], row["finished"], _loaded(row["used"])) for row in rows]
+
+    def add_polls(self, rows: Sequence[PollRow]) -> None:
+        """Add what polls used to that of their tables and days."""
+        if rows:
+            names = ", ".join(f'"{name}"' for name in _POLLS)
+            values = ", ".join(f"json_extract(value, '$[{number}]')" for number in range(len(_POLLS)))
+            sums = ", ".join(f'"{name}" = "{name}" + excluded."{name}"' for name in _POLLS[3:])
+            self._write(
+                f"INSERT INTO polls ({names}) SELECT {values} FROM json_each(?) WHERE true "  # noqa: S608 - our own names
+                f'ON CONFLICT (day, "table", store) DO UPDATE SET {sums}',
+                (json.dumps(rows),),
+            )
+
+    def polls(self, since: datetime) -> list[dict[str, Any]]:
+        """What polls used by table and day, from the day of a time on: ``table``, ``day``, ``polls``, ``used``."""
+        if not self._read("SELECT 1 FROM sqlite_master WHERE type='table' AND name='polls'", ()):
+            return []  # of an earlier release, opened to read
+        rows = self._read("SELECT * FROM polls WHERE day >= ?", (since.astimezone(UTC).date().isoformat(),))
+        return [
+            {
+                **{name: row[name] for name in ("table", "day", "polls")},
+                "used": {
+                    **{name: row[name] for name in ("store", "bytes_read", "bytes_written", "cpu_seconds")},
+                    "requests": {kind: row[kind] for kind in KINDS},
+                },
+            }
+            for row in rows
+        ]
 
     def spent(self, table: str, uri: str, job: str, limit: int) -> list[PastFigures]:
         """Seconds, ``used`` and ``achieved`` of the last runs of a job that succeeded, the newest first."""

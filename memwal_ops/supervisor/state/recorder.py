@@ -13,6 +13,7 @@ from memwal_ops.core.next_run import rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import HistoryError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.state.history import LastRuns
 from memwal_ops.supervisor.state.outcomes import charged_runs, last_answers, past_runs
 
@@ -47,6 +48,7 @@ class RunRecorder:
         self._clock = clock
         self._past: dict[tuple[str, str, str], tuple[Spent, ...]] = {}
         self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._polls: dict[tuple[str, str, str], list[float]] = {}
         self._log = get_logger(__name__)
 
     def begin(self, entry: Entry, plan: Mapping[str, Any], now: datetime) -> int | None:
@@ -126,6 +128,23 @@ class RunRecorder:
         key = (*entry.key, entry.table.uri)
         newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
         self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
+
+    def add_poll(self, table: str, used: Mapping[str, Any]) -> None:
+        """Count what a poll of a table used, until :meth:`write_polls`."""
+        requests = used.get("requests") or {}
+        amounts = [1.0, *(requests.get(kind, 0) for kind in KINDS)]
+        amounts += [used.get(name) or 0 for name in ("bytes_read", "bytes_written", "cpu_seconds")]
+        key = table, self._clock.now().date().isoformat(), str(used.get("store"))
+        before = self._polls.get(key, [0.0] * len(amounts))
+        self._polls[key] = [one + more for one, more in zip(before, amounts, strict=True)]
+
+    def write_polls(self) -> None:
+        """Write what polls used to the history; where that fails, it is written with the next."""
+        try:
+            self._history.add_polls([(*key, *amounts) for key, amounts in self._polls.items()])
+            self._polls.clear()
+        except HistoryError as error:
+            self._log.error("history_not_written", error=str(error))
 
     def charged(self, since: datetime, prices: Mapping[str, Prices]) -> list[Charged]:
         """Return what the fleet's budget is charged for since a time, see :func:`charged_runs`."""

@@ -292,7 +292,9 @@ def _hold(request: Mapping[str, Any]) -> Result:
 
 
 def _polled(request: Mapping[str, Any]) -> Result:
+    measurement = Measurement()
     result = _poll(request)
+    result = replace(result, used=measurement.used(location_of(request["uri"], request["storage_options"])))
     return replace(result, recorded=_recorded(request)) if request["failing"] else result
 
 

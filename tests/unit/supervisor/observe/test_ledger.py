@@ -92,3 +92,37 @@ class _Now(datetime):
     @classmethod
     def now(cls, tz: Any = None) -> datetime:
         return NOW.astimezone(tz)
+
+
+def test_what_polls_used_by_table_and_day(history: History) -> None:
+    since = NOW - timedelta(days=30)
+    for _ in range(2):
+        history.add_polls([("a", "2026-11-20", "s3", 100.0, 500.0, 0, 900.0, 0, 7.0, 0, 1.5)])
+    history.add_polls([("idle", "2026-11-21", "s3", 1.0, 0, 0, 1.0, 0, 0, 0, 0.5)])
+    history.add_polls([("a", "2026-09-01", "s3", 1.0, 9e9, 0, 0, 0, 0, 0, 0.5)])
+    polls = history.polls(since)
+    by = {
+        one: ledger_document(history.ledger(since), LIST_PRICES, "USD", one, since, polls)
+        for one in ("table", "job", "day")
+    }  # type: ignore[var-annotated]  # By
+    found = {one["table"]: one for one in by["table"]["groups"]}
+    assert (found["a"]["polls"], found["idle"]["polls"], found["idle"]["runs"]) == (200, 1, 0)
+    assert found["a"]["requests"]["list"] == 1800 + 2 * REQUESTS["list"]
+    poll = next(one for one in by["job"]["groups"] if one["job"] == "poll")
+    assert (poll["polls"], poll["cpu_seconds"], poll["bytes_read"]) == (201, 3.5, 14)
+    assert poll["money"] == pytest.approx(0.0004 + 1801 * 0.000005)
+    assert {one["day"]: one["polls"] for one in by["day"]["groups"]}["2026-11-21"] == 1
+    assert by["day"]["polls"] == {"polls": 201, "requests": 2801, "money": round(poll["money"], 6)}
+    assert by["day"]["total"]["money"] == pytest.approx(2 * COST + poll["money"], abs=1e-6)
+    history.thin_samples(NOW, timedelta(days=30))
+    assert {one["day"] for one in history.polls(NOW - timedelta(days=900))} == {"2026-11-20", "2026-11-21"}
+
+
+def test_what_a_shadow_would_have_done(history: History) -> None:
+    since = NOW - timedelta(days=30)
+    for would in ("over_budget", "run", "run_other"):
+        plan = {"shadow": {"would": would}}
+        number = history.begin(table="a", uri="/a", job="gc", supervisor="s", why="schedule", plan=plan, now=NOW)
+        history.finish(number, NOW, "succeeded", used=USED)
+    found = ledger_document(history.ledger(since), LIST_PRICES, "USD", "table", since)
+    assert found["shadow"] == {"held": 1, "money": pytest.approx(COST), "others": 1}

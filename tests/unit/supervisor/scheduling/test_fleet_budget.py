@@ -12,7 +12,8 @@ import pytest
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.supervisor.observe.status import budget_status
 from memwal_ops.supervisor.state.history import BY_HAND
-from tests.support.fakes import START, Stage
+from memwal_ops.supervisor.workers.protocol import Result
+from tests.support.fakes import START, Stage, vars_of
 
 TABLES = "tables: [{uri: /a}, {uri: /b}, {uri: /c, objectives: {max_fragments: 100}}]\n"
 PLAIN = "defaults: {jobs: {merge: {schedule: 10m}, expire: {apply: true}}}\n" + TABLES
@@ -174,3 +175,18 @@ def test_the_limits_of_a_file(tmp_path: Path) -> None:
     config = Stage(tmp_path, given + PLAIN).settings.config.budget
     assert config is not None
     assert config.limits() == {"cpu": 14_400.0, "bytes_written": 500 * 2.0**30, "requests": 2e6, "money": 5.0}
+
+
+def test_polls_are_counted_by_table(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, PLAIN)
+    for _ in range(3):
+        stage.scheduler.poll("a")
+        stage.turn()
+        worker, request = stage.pools.given[-1]
+        answer = Result(request.id, "succeeded", figures={}, version=3, used=used(0.25))
+        stage.scheduler.on_message(worker, vars_of(answer))  # type: ignore[arg-type]  # of the stage
+        stage.turn()
+        stage.scheduler.write_polls()
+    (found,) = stage.history.polls(START)
+    assert (found["table"], found["polls"], found["used"]["cpu_seconds"]) == ("a", 3, 0.75)
+    assert found["used"]["requests"]["get"] == 30
