@@ -278,9 +278,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is in flight, or is queued and waits for nothing but a worker."""
+        """Whether anything is in flight, or is queued and waits for nothing but a worker.
+
+        What waits for an upstream job does not count by itself: that one may wait for the end of a budget or a window.
+        """
         polls = any(state.polling or state.poll_due is not None for state in self.tables.values())
-        queued = any(entry.state == QUEUED and entry.waiting in {"worker", "earlier"} for entry in self.entries())
+        queued = any(entry.state == QUEUED and entry.waiting == "worker" for entry in self.entries())
         return bool(self.in_flight or polls or queued)
 
     def write_polls(self) -> None:

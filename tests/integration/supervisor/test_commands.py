@@ -135,7 +135,7 @@ def test_check_names_the_table_that_is_behind(
         {"name": name, "backlog": backlog, "look_error": None, "jobs": {}}
         for name, backlog in (("a", {"generations": 3.0}), ("b", {"generations": 40.0, "oldest_age": 9.0}))
     ]
-    status = {"service": {"ready": True, "config": config}, "tables": tables}
+    status = {"service": {"instance": "i", "ready": True, "config": config}, "tables": tables}
     monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
 
     def line(*more: str) -> str:

@@ -48,6 +48,20 @@ def test_what_saves_most_runs_first(tmp_path: Path) -> None:
     assert order == ["b", "a", "c"], "by weight, then by fragments"
 
 
+def test_once_ends_where_only_time_would_help(tmp_path: Path) -> None:
+    """What comes after a job that waits for the budget waits with it."""
+    stage = Stage(tmp_path, LIMITED, once=True)
+    spend(stage, "a", 200.0)
+    stage.see("a", uncovered_rows=1e6, indexes_urgent=1.0)
+    for job in ("merge", "catchup", "compact"):
+        stage.due("a", job)
+    stage.turn()
+    assert stage.in_flight == []
+    assert stage.job("a")["waiting_for"] == "over_budget"
+    assert stage.job("a", "compact")["waiting_for"] == "earlier"
+    assert not stage.scheduler.has_work
+
+
 def test_a_budget_defers_all_but_objectives_and_safety(tmp_path: Path) -> None:
     stage = Stage(tmp_path, LIMITED)
     spend(stage, "a", 95.0)
