@@ -175,7 +175,13 @@ class CatchupOptions(Options):
     """Options of catchup."""
 
     indexes: tuple[str, ...] = texts(help="Only this index (repeatable).", flag="--index", metavar="NAME")
-    min_uncovered_rows: int = count(0, minimum=0, help="Skip an index that is behind by fewer rows.")
+    min_uncovered_rows: int = count(0, minimum=0, help="Skip one that is behind by fewer rows.")
+    max_bytes: int | None = size(
+        None,
+        minimum=1,
+        help="Build no more indexes once they have that size, but one in any case; the next run continues.",
+        shown_default="all",
+    )
     max_segments: int = count(8, minimum=1, help="Merge segments of an index that has more.")
     tier_factor: int = count(
         4,
@@ -214,7 +220,7 @@ class CatchupOptions(Options):
     migrate_codebook: tuple[str, ...] = texts(
         values=2,
         metavar="OLD NEW",
-        help="Do the next step of replacing vector index OLD by NEW, which has new centroids.",
+        help="Next step of replacing index OLD by NEW (new centroids).",
     )
 
     def validate(self) -> None:

@@ -72,8 +72,8 @@ class IndexReport:
         segments: segments at the end.
         before: ``index_catchup`` when the run began: per region the generation.
         after: and at the end.
-        decision: updated, recorded, unchanged, below_threshold, failed, answers_worse, dropped (by another writer
-            meanwhile), or would_update in a dry run.
+        decision: updated, recorded, unchanged, below_threshold, over_budget, failed, answers_worse, dropped (by another
+            writer meanwhile), or would_update in a dry run.
         partitions: balance of an IVF index; None for others, and if it could not be read.
         error: the error if it failed.
         method: how it was built, or would be: update, retrain or rebuild; None: it was not.
@@ -220,6 +220,8 @@ def _headline(report: CatchupReport) -> str:
         case "caught_up":
             recorded = sum(index.decision == "recorded" for index in report.indexes)
             noted = f", {counted(recorded, 'index', 'indexes')} recorded as caught up" if recorded else ""
+            left = sum(index.decision == "over_budget" for index in report.indexes)
+            noted += f", {counted(left, 'index', 'indexes')} left by --max-bytes for the next run" if left else ""
             return f"caught_up: {updated} updated{noted}, version {report.version}, {report.seconds:.2f} s."
         case "unchanged":
             return "unchanged: all indexes were caught up, and none was updated."

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
+_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
+
+
 @dataclass(slots=True)
 class _Run:
     """State of a run; ``table`` is the newest version that it has read.
@@ -156,9 +159,9 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
     outcomes = []
     if wanted:
         run.table = table.newest()
-    for name in wanted:
+    for name in _furthest_behind_first(run.table, wanted) if options.max_bytes else wanted:
         context.checkpoint()
-        outcomes.append(_catch_up(run, name))
+        outcomes.append(_catch_up(run, name) if _in_budget(run, name) else _left(run, name))
         context.advance("catching up", "indexes", total=len(wanted))
     recorded = _record(run, wanted)
     reports = [_finish(run, outcome, recorded=outcome.name in recorded) for outcome in outcomes]
@@ -175,6 +178,26 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         blocked=_replaced(run.table),
         plain=run.table.memwal is None,
     )
+
+
+def _furthest_behind_first(table: Table, names: Iterable[str]) -> list[str]:
+    """The indexes by the rows that they lack: with a budget, each has its turn."""
+    indexes = base_indexes(table)
+    lacking = {name: coverage(one.covered, table.manifest).uncovered_rows for name, one in indexes.items()}
+    return sorted(names, key=lambda name: (-lacking.get(name, 0), name))
+
+
+def _in_budget(run: _Run, name: str) -> bool:
+    """Whether an index may be built with what is left of ``max_bytes``; the first that a run builds may always be."""
+    most, written, index = run.options.max_bytes, run.written.total(), base_indexes(run.table).get(name)
+    if most is None or not written or index is None or _next_need(run.table, index, run.options) != "update":
+        return True
+    debt = debts_of(run.table, run.options)[name]
+    return written + _would_write(index, method_of(run.table, index, run.options), debt) <= most
+
+
+def _left(run: _Run, name: str) -> _Outcome:
+    return _Outcome(name, run.table, "over_budget", None, 0.0, why=_BUDGET_USED)
 
 
 def _check_options(table: Table, options: CatchupOptions) -> None:

@@ -317,3 +317,25 @@ def test_too_few_rows_to_train_with_are_left_to_scans(tmp_path: Path) -> None:
     assert (report.decision, report.indexes[0].decision) == ("unchanged", "below_threshold")
     assert made.files("_indices") == files
     assert made.read() == made.model
+
+
+def test_a_budget_leaves_indexes_for_the_next_run(tmp_path: Path) -> None:
+    """The one that lacks most rows is first, however large it is; then what fits."""
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=2, rows=50)
+    for column, kind in (("id", "BTREE"), ("text", "INVERTED")):
+        made.dataset.create_scalar_index(column, kind, name=column)
+    made.append(10)
+    run_job(made.uri, "catchup", indexes=("id",))
+    made.append(10)
+    first = run_job(made.uri, "catchup", max_bytes=1)
+    assert [(one.name, one.decision, one.why) for one in first.indexes] == [
+        ("text", "updated", None),
+        ("id", "over_budget", "The run has used its --max-bytes; the next run continues."),
+    ]
+    assert "1 index left by --max-bytes for the next run" in first.describe().replace("\n  ", " ")
+    second = run_job(made.uri, "catchup", max_bytes=1)
+    assert [(one.name, one.decision) for one in second.indexes] == [("id", "updated"), ("text", "unchanged")]
+    made.append(10)
+    every = run_job(made.uri, "catchup", max_bytes=1 << 30)
+    assert {one.decision for one in every.indexes} == {"updated"}
+    assert run_job(made.uri, "catchup").decision == "unchanged"
