@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CACHE = 32 << 20
 OVERLAY = 256 << 20
+DELTA = 16 << 20
 WAIT = 30.0
 _EXACT_BELOW = 4096
 _ATTEMPTS = 20
@@ -49,6 +50,8 @@ class Index:
         step: called with the name of each durable step and the function that makes it; that of a job checks its guard
             first.
         overlay_bytes: budget for the blocks that a transaction changes; 0: transactions are not possible.
+        delta_bytes: of changed blocks above which a commit writes them into the graph, once; below, into the store
+            and the view, from which merge writes them into the graph.
 
     Raises:
         IndexBusyError: another writer or job has the writer lock.
@@ -65,6 +68,7 @@ class Index:
         wait: float = WAIT,
         step: Step = unguarded,
         overlay_bytes: int = OVERLAY,
+        delta_bytes: int = DELTA,
     ) -> None:
         self._process, self._closed = os.getpid(), False
         self._lock = threading.RLock()
@@ -73,7 +77,7 @@ class Index:
         self._store: Store | None = None
         self._reader: Reader | None = None
         self._held: list[Reader] = []
-        self._overlay_bytes = overlay_bytes
+        self._overlay_bytes, self._delta_bytes = overlay_bytes, max(0, whole("delta_bytes", delta_bytes))
         self.folder = local_path(folder)
         wait, cache_bytes = real("wait", wait), max(0, whole("cache_bytes", cache_bytes))
         self.parameters = read_parameters(self.folder)
@@ -186,7 +190,7 @@ class Index:
                 raise InvalidUsageError("The index was opened with overlay_bytes 0, so it cannot be changed.")
             publishing.catch_up(self.view, store, self._step)
             horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
-            staged = self._transaction = Transaction(self.view, store, horizon, self._step)
+            staged = self._transaction = Transaction(self.view, store, horizon, self._step, self._delta_bytes)
             try:
                 yield staged
                 self._check_open()

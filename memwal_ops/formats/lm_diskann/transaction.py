@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.view import View
 
 """Live rows from which on there is a codebook and a graph. With fewer, every search compares all of them."""
-DELTA_LIMIT = 16 << 20
-"""Bytes of changed blocks above which a commit writes them into the graph directly instead of the delta table."""
 _REPATRIATE_SHARE = 0.75
 
 
@@ -53,9 +51,11 @@ class Transaction:
         store: open.
         horizon: slots that were freed at this epoch or before it may be used.
         step: performs durable steps.
+        delta_bytes: of changed blocks above which the commit writes them into the graph, not into the delta table.
     """
 
-    def __init__(self, view: View, store: Store, horizon: int, step: Step) -> None:
+    def __init__(self, view: View, store: Store, horizon: int, step: Step, delta_bytes: int) -> None:
+        self._delta_bytes = delta_bytes
         self.view, self.store, self.step = view, store, step
         self.parameters = view.parameters
         self.epoch = store.state.epoch + 1
@@ -76,7 +76,7 @@ class Transaction:
         self.rewired: NDArray[np.int64] = np.zeros(0, np.int64)
         self.followed: tuple[int, str] | None = None
         self.unusable = store.state.unusable
-        self._failed = False
+        self._failed = self._committed = False
 
     # -- changes
 
@@ -265,7 +265,7 @@ class Transaction:
         self._replace_entries()
         self._repatriate()
         rows = self.view.overlay_rows
-        if self._moved or rows.nbytes > DELTA_LIMIT:
+        if self._moved or rows.nbytes > self._delta_bytes:
             if len(rows):
                 self._spill()
             rows = self.view.overlay_rows
@@ -276,14 +276,15 @@ class Transaction:
             graph = self._graph
             self.step("sync the graph", lambda: sync(graph))
         self.step("commit to the store", lambda: self.store.commit(changes))
+        self._committed = True
         with suppress(StorageError):  # it is committed: the index publishes another view
             publishing.append(self.view, changes, self.step)
         return True
 
     def close(self) -> None:
-        """Discard uncommitted changes."""
+        """Discard uncommitted changes. What was committed is in the places where the view has it."""
         self.view.clear_overlay()
-        if self._moved or self.codebook is not None:
+        if not self._committed and (self._moved or self.codebook is not None):
             self.view.reload()
         if self._graph is not None:
             os.close(self._graph)

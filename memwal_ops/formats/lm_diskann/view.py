@@ -232,8 +232,9 @@ class View:
 
     def add_private(self, nodes: NDArray[Any], epoch: int, slots: NDArray[Any]) -> None:
         """Add versions that a transaction wrote to the graph and did not commit; :meth:`reload` discards them."""
-        self._tags[:] = -1
-        self._add(nodes, np.full(len(nodes), epoch), slots.astype(np.int64) * self.parameters.layout.block_size)
+        places = slots.astype(np.int64) * self.parameters.layout.block_size
+        self._tags[np.isin(self._tags, places)] = -1
+        self._add(nodes, np.full(len(nodes), epoch), places)
 
     def reload(self) -> None:
         """Read the view again."""

@@ -16,7 +16,7 @@ def vector(stamp: int) -> np.ndarray:
 def main(folder: str, seed: int, first: int) -> None:
     random = np.random.default_rng(seed)
     stamp = first
-    with lm_diskann.open(folder, wait=600) as index:
+    with lm_diskann.open(folder, wait=600, delta_bytes=(None, 1 << 16)[seed % 2]) as index:
         while True:
             if random.random() < 0.2:
                 index.merge(max_bytes=1 << 18)

@@ -16,7 +16,7 @@ import numpy as np
 from memwal_ops import open_table, run_job
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import compacting
-from memwal_ops.formats.lm_diskann.library import Index
+from memwal_ops.formats.lm_diskann.library import DELTA, Index
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import Killed, check_sound
 
@@ -83,7 +83,8 @@ class Life:
             if self.random.random() < 0.3:
                 self._maintain()
             else:
-                with Index(self.folder, step=self.step) as index:
+                direct = 1 << 16 if self.random.random() < 0.3 else DELTA
+                with Index(self.folder, step=self.step, delta_bytes=direct) as index:
                     self._change(index, after)
             done = True
         except Killed:

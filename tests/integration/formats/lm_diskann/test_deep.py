@@ -52,7 +52,7 @@ def test_rows_that_no_search_reaches_are_found_and_linked_again(
 
 def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(folder: str) -> None:
     """With four links per node, and vectors that many rows share."""
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(2)
 
     def some(count: int) -> np.ndarray:
         return random.integers(-1, 2, (count, 3)).astype(np.float32)

@@ -174,7 +174,7 @@ def test_a_rollback_leaves_nothing(made: str, vectors: np.ndarray, monkeypatch: 
         epoch = index.epoch
         for spilled in (False, True):
             if spilled:
-                monkeypatch.setattr(transaction, "DELTA_LIMIT", 0)
+                monkeypatch.setattr(index, "_delta_bytes", 0)
                 monkeypatch.setattr(transaction.Transaction, "reserve", spill_early)
             with pytest.raises(ZeroDivisionError), index.transaction():
                 index.insert(np.arange(5000, 5100), vectors[3000:3100])
@@ -486,3 +486,26 @@ def test_a_second_writer_waits_and_then_fails_as_busy(folder: str, vectors: np.n
             second = pool.submit(lm_diskann.open, folder, wait=20)
             writer.close()
             second.result().close()
+
+
+def test_small_commits_straight_into_the_graph(made: str, vectors: np.ndarray) -> None:
+    """With ``delta_bytes`` 0 no block waits for a merge, and the handle reads what it wrote, also after a rollback."""
+    rows = dict(enumerate(vectors[:3000]))
+    with lm_diskann.open(made, delta_bytes=0) as index, lm_diskann.open(made, read_only=True) as reader:
+        for first in range(3000, 3040, 10):
+            with pytest.raises(ZeroDivisionError), index.transaction():
+                index.insert(np.arange(9000, 9010), vectors[first : first + 10])
+                raise ZeroDivisionError
+            index.insert(np.arange(first, first + 10), vectors[first : first + 10])
+            index.delete([first - 3000])
+            rows.update(zip(range(first, first + 10), vectors[first : first + 10], strict=True))
+            del rows[first - 3000]
+            for one in (index, reader):
+                assert (one.search(vectors[first : first + 10], k=1)[0][:, 0] == np.arange(first, first + 10)).all()
+                assert one.search(vectors[first - 3000], k=1)[0][0, 0] != first - 3000
+        [waiting] = index.writable().columns("SELECT count(*) FROM lmd_delta_blocks")
+        assert (int(waiting[0]), index.merge()) == (0, 0)
+    for job in ("catchup", "compact", "gc"):
+        run_job(made, job, apply=True)
+    check_rows(made, rows)
+    check_sound(made)
