@@ -25,7 +25,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     NONE,
     VECTOR,
 )
-from memwal_ops.formats.lm_diskann.kernels.pruning import prune
+from memwal_ops.formats.lm_diskann.kernels.pruning import extend
 from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
@@ -127,26 +127,15 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, e
     """
     me = src.pool.i64[row, 0]
     chosen = np.empty(lay.links, np.int64)
-    kept = prune(vectors, distances, count, alpha, lay.links, chosen)
-    wanted, stays = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
-    for one in range(kept):
-        wanted[chosen[one]] = 1
-    total = 0
-    for one in range(count):
-        stays[one] = 1 if one < held else wanted[one]
-        total += stays[one]
-    order = np.argsort(distances[:count])
-    for at in range(count - 1, -1, -1):
-        one = order[at]
-        if total > lay.links and one >= held and stays[one]:
-            stays[one] = 0
-            total -= 1
-    for one in range(held, count):
-        if stays[one]:
-            other = touch(src, lay.block_size, ids[one], epoch, origin)
-            if other < 0:
-                return other
-            add_backlink(src, lay, other, me, events, counts)
+    stays = np.zeros(count, np.uint8)
+    stays[:held] = 1
+    for at in range(extend(vectors, distances, count, held, alpha, lay.links, chosen)):
+        one = chosen[at]
+        stays[one] = 1
+        other = touch(src, lay.block_size, ids[one], epoch, origin)
+        if other < 0:
+            return other
+        add_backlink(src, lay, other, me, events, counts)
     _write_links(src, lay, row, ids, codes, count, stays)
     return 0
 

@@ -48,3 +48,42 @@ def prune(vectors, distances, count, alpha, most, chosen):
             if not gone[other] and alpha * squared(vectors[one], vectors[other]) < distances[other]:
                 gone[other] = 1
     return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def extend(vectors, distances, count, held, alpha, most, chosen):
+    """Like :func:`prune`, for a list whose ``held`` first candidates stay: compares others only until it is full.
+
+    So a node that lost one link of 70 compares the next candidates with 69, and not all of them with each other.
+
+    Returns:
+        The number selected, without those that stay.
+    """
+    order = np.argsort(distances[:count])
+    equal = max(1, most // 2)
+    for one in range(held):
+        chosen[one] = one
+        equal -= distances[one] == 0
+    kept = held
+    for at in range(count):
+        if kept == most:
+            break
+        new = order[at]
+        if new < held:
+            continue
+        if distances[new] == 0:
+            if equal <= 0:
+                continue
+            equal -= 1
+        excluded = False
+        for other in range(kept):
+            near = chosen[other]
+            if distances[near] <= distances[new] and alpha * squared(vectors[near], vectors[new]) < distances[new]:
+                excluded = True
+                break
+        if not excluded:
+            chosen[kept] = new
+            kept += 1
+    for one in range(held, kept):
+        chosen[one - held] = chosen[one]
+    return kept - held
