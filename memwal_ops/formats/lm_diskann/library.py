@@ -12,6 +12,7 @@ import numpy as np
 from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.files import Step, unguarded
+from memwal_ops.formats.lm_diskann.filtering import Filter
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.inserting import insert
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
@@ -21,7 +22,7 @@ from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
-from memwal_ops.formats.lm_diskann.vectors import integers, real, row_ids_of, stored, whole
+from memwal_ops.formats.lm_diskann.vectors import ascending, integers, real, row_ids_of, stored, whole
 from memwal_ops.formats.lm_diskann.view import View
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Index:
         wait, cache_bytes = real("wait", wait), max(0, whole("cache_bytes", cache_bytes))
         self.parameters = read_parameters(self.folder)
         self._step = step
+        self._filter = Filter(self.folder)
         self._room: tuple[tuple[int, int], Any] | None = None
         try:
             if not read_only:
@@ -302,6 +304,7 @@ class Index:
         allow: ArrayLike | Iterable[int] | None = None,
         as_of: int | None = None,
         beam_width: int = 1,
+        where: str | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Search the nearest committed rows of each query.
 
@@ -309,9 +312,11 @@ class Index:
             queries: float32 [m, d], or one query [d].
             k: number of rows per query.
             L: length of the candidate list, at least k; None: that of the index. Longer ones find more and read more.
-            allow: int64 [a], or a set: only these rows.
+            allow: int64 [a], or a set: only these rows. Ascending ones need not be sorted by each search.
             as_of: a retained epoch; None: the newest. To read one again and again, :meth:`hold` it.
             beam_width: number of nodes whose blocks are read at once.
+            where: an SQL expression of columns of the followed table: only rows that match it, in the version of the
+                table that the index has. Not with ``allow`` or ``as_of``.
 
         Returns:
             Row ids int64 [m, k] and distances float32 [m, k], nearest first: squared L2, or 1 - cosine; -1 and
@@ -322,13 +327,15 @@ class Index:
             VersionGoneError: ``as_of`` is not retained, or never existed.
             TableCorruptError: a block is damaged.
         """
+        if where is not None:
+            return self._search_where(where, queries, k, L, beam_width, alone=allow is None and as_of is None)
         given = stored(self.parameters, queries, one=True)
         limit = self.parameters.search_list if L is None else L
         for name, value in (("k", k), ("L", limit), ("beam_width", beam_width)):
             if not 1 <= whole(name, value) <= 1 << 20:
                 raise InvalidUsageError(f"{name} must be from 1 to 1048576, not {value}.")
         as_of = None if as_of is None else whole("as_of", as_of)
-        wanted = None if allow is None else np.unique(integers(allow))
+        wanted = None if allow is None else ascending(integers(allow))
         with self._lock:
             self._check_open()
             self._adopt()
@@ -341,6 +348,18 @@ class Index:
                     raise self.view.fail()
                 self.view.reload()
         raise self.view.fail()
+
+    def _search_where(
+        self, where: str, queries: ArrayLike, k: int, limit: int | None, beam_width: int, *, alone: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Search the rows that match: at the epoch that has the version on which the filter is evaluated."""
+        if not alone:
+            raise InvalidUsageError("where is not given together with allow or as_of.")
+        with self._lock, self.hold() as epoch:
+            state = self.view.state
+            usable(self.folder, state.unusable)
+            allowed = self._filter.rows(where, state.followed)
+            return self.search(queries, k, limit, allowed, epoch, beam_width)
 
     def _search(
         self, queries: NDArray[np.float32], k: int, limit: int, allow: NDArray[np.int64] | None, as_of: int | None,

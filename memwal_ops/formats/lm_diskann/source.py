@@ -193,7 +193,10 @@ def at_version(table: Any, version: int) -> Any:
     try:
         return table.checkout_version(version)
     except (OSError, ValueError) as error:
-        raise StorageError(f"Version {version} of the table cannot be read: {error}") from error
+        raise StorageError(
+            f"Version {version} of the table that the index follows cannot be read: {error}",
+            remedy="If it was expired, run memwal-ops catchup: then the index has a newer one.",
+        ) from error
 
 
 def renamed(before: Any, table: Any, source: Source) -> bool:
@@ -230,6 +233,28 @@ def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
             remedy="Remove the duplicates, or follow the table by another column.",
         )
     return found
+
+
+def matching(table: Any, source: Source, where: str) -> NDArray[np.int64]:
+    """Ids of the rows that match a filter, by the table's scalar indexes where they cover it.
+
+    Raises:
+        InvalidUsageError: the filter is not valid for the columns of the table.
+        StorageError: the table cannot be read.
+    """
+    scanner = table.scanner(columns=[source.key] if source.key else [], with_row_id=source.key is None, filter=where)
+    try:
+        scanner.explain_plan()
+    except (OSError, ValueError) as error:
+        raise InvalidUsageError(
+            f"The filter {where!r} is not valid for {source.uri}: {str(error).splitlines()[0]}",
+            remedy="Give an SQL expression of the table's columns, such as: price < 10 AND in_stock.",
+        ) from error
+    try:
+        parts = [_ids(batch, source) for batch in scanner.to_batches()]
+    except OSError as error:
+        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def rows(table: Any, source: Source, fragments: list[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
