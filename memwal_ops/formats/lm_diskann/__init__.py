@@ -30,7 +30,8 @@ def create(
         folder: a local path that does not exist, or is an empty folder.
         dimension: floats per vector.
         metric: ``l2`` or ``cosine``.
-        R: maximum number of forward links of a node.
+        R: maximum number of forward links of a node. With fewer than 16, recall falls from the start where vectors are
+            noise in many dimensions, and rows may become unreachable when many others change.
         alpha: pruning parameter: a value above 1 also keeps longer links.
         L: length of the candidate list of inserts, and the default for searches.
         quantizer: ``pq`` or ``ternary``.

@@ -90,7 +90,7 @@ class InitOptions(Options):
 
     dimension: int = count(128, minimum=1, help="Floats per vector.")
     index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
-    links: int = count(70, minimum=4, help="R: maximum number of links of a node.")
+    links: int = count(70, minimum=4, help="R: maximum number of links of a node; fewer than 16 cost recall.")
     alpha: float = number(
         1.2, minimum=1.0, metavar="X", help="Pruning parameter: a value above 1 also keeps longer links."
     )

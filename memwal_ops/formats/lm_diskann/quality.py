@@ -15,18 +15,43 @@ from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.build import TRAIN_AT
 from memwal_ops.formats.lm_diskann.healing import around
 from memwal_ops.formats.lm_diskann.kernels.distances import mean_error
+from memwal_ops.formats.lm_diskann.kernels.reading import gather
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.view import View
 
 K, LONGER = 10, 4
 _TRAINED_ON, _TESTED_ON, _SEARCHED = 1024, 256, 128
+_FEWEST = 32
 _LOST = 0.005
 _STALE = 2.0
 _ROUNDING, _ZERO = np.float32(1 + 1e-5), np.float32(1e-6)  # compiled code may add up a distance in another order
+
+
+def code_error_ratio(view: View) -> float:
+    """The error of the codes of the rows since the last build, in multiples of that of the rows before; 0: unknown.
+
+    Of at most 128 rows each, by the published view alone: a poll asks whether ``is_stale`` has to be measured.
+    """
+    epoch, nodes = view.epoch, view.state.next_node_id
+    built = view.built_nodes(epoch)
+    if not view.state.codebook_id or min(built, nodes - built) < _SEARCHED:
+        return 0.0
+    random = np.random.default_rng(epoch)
+    errors = []
+    for first, last in ((0, built), (built, nodes)):
+        chosen = np.setdiff1d(random.integers(first, last, 4 * _SEARCHED), view.dead)
+        chosen = random.permutation(chosen)[:_SEARCHED]
+        vectors = np.empty((len(chosen), view.parameters.dimension), np.float32)
+        count = gather(view.source, view.parameters.layout, chosen, epoch, vectors, np.empty(len(chosen), np.int64))
+        if count < _FEWEST:
+            return 0.0
+        errors.append(mean_error(view.book, vectors[:count]))
+    return errors[1] / errors[0] if errors[0] else 0.0
 
 
 def is_stale(index: Index, store: Store) -> bool:

@@ -76,12 +76,15 @@ runbooks/README.md.""",
     after=frozenset({"merge"}),
     enabled=True,
     every=timedelta(hours=1),
-    when="unhealed_percent >= 5 or versions_behind >= 1",
+    when="unhealed_percent >= 5 or versions_behind >= 1 or code_error_ratio >= 8",
     hung_after=timedelta(hours=1),
     metrics={
         "unhealed_nodes": MetricSpec("count", "Deleted nodes that searches still pass through."),
         "unhealed_percent": MetricSpec("count", "Percentage of nodes that are deleted and not healed."),
         "versions_behind": MetricSpec("count", "Versions of the followed table that the index does not have."),
+        "code_error_ratio": MetricSpec(
+            "count", "Error of the codes of the rows since the last build, in multiples of those before."
+        ),
         "rows_followed": MetricSpec("count", "Rows of the followed table that were inserted or deleted.", "run"),
         "nodes_healed": MetricSpec("count", "Deleted nodes that were removed from the graph.", "run"),
     },

@@ -391,6 +391,13 @@ class View:
         chosen: NDArray[np.int64] = found[there, 0].astype(np.int64)
         return chosen
 
+    def built_nodes(self, epoch: int) -> int:
+        """About how many node ids there were at the last build: it added more entry points than any commit since."""
+        found = self._entries
+        there = found[(found[:, 1] <= epoch) & (found[:, 2] > epoch)]
+        epochs, counts = np.unique(there[:, 1], return_counts=True)
+        return int(there[there[:, 1] == epochs[counts.argmax()], 0].max()) + 1 if len(there) else 0
+
     def starts(self, epoch: int) -> Starts | None:
         """The entry points at an epoch, with their vectors, read when they change; None: a block is unreadable."""
         nodes = self.entries(epoch)

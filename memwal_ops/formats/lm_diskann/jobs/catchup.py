@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.report import Need
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import following, healing
 from memwal_ops.formats.lm_diskann.build import memory_of
-from memwal_ops.formats.lm_diskann.quality import is_stale
+from memwal_ops.formats.lm_diskann.quality import code_error_ratio, is_stale
 from memwal_ops.formats.lm_diskann.source import IndexUnusableError, Unusable, read_source
+from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -120,7 +122,19 @@ class Report:
 def backlog(table: Table) -> Mapping[str, float]:
     """The backlog metrics, from the published view and the followed table."""
     behind = following.versions_behind(read_source(table.location.uri, table.state.followed), table.state.followed)
-    return {**unhealed(table), "versions_behind": behind}
+    return {**unhealed(table), "versions_behind": behind, **drift(table)}
+
+
+def drift(table: Table) -> Mapping[str, float]:
+    """The backlog metric of the codebook; 0 where the view cannot be read, which other figures report."""
+    try:
+        view = View(table.location.uri, table.parameters)
+    except MemwalOpsError:
+        return {"code_error_ratio": 0.0}
+    try:
+        return {"code_error_ratio": code_error_ratio(view)}
+    finally:
+        view.close()
 
 
 def unhealed(table: Table) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.following import versions_behind
-from memwal_ops.formats.lm_diskann.jobs.catchup import unhealed
+from memwal_ops.formats.lm_diskann.jobs.catchup import drift, unhealed
 from memwal_ops.formats.lm_diskann.jobs.compact import backlog as compact_backlog
 from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
 from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
@@ -101,6 +101,7 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             "backlog": {
                 **merge_backlog(table),
                 **unhealed(table),
+                **drift(table),
                 **behind,
                 **compact_backlog(table),
                 **gc_backlog(table),

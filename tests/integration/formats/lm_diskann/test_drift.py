@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from memwal_ops import run_job
+from memwal_ops import open_table, run_job
+from memwal_ops.core.registry import job_specs
+from memwal_ops.core.triggers import parse_trigger
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import build, healing
 from memwal_ops.formats.lm_diskann.library import Index
@@ -105,6 +107,28 @@ def test_rows_that_follow_the_same_distribution_do_not_build_anew(folder: str, v
         index.insert(np.arange(2000, 2500), vectors[2000:2500])
     report = run_job(folder, "catchup").to_json()
     assert (report["decision"], report["rebuilt"], report["stale"]) == ("caught_up", 0, False)
+
+
+def catchup_is_due(folder: str) -> bool:
+    spec = job_specs("lm_diskann")["catchup"]
+    assert spec.when is not None
+    return parse_trigger(spec.when, {name: one.unit for name, one in spec.backlog_metrics.items()}).is_met(
+        spec.job.backlog(open_table(folder))
+    )
+
+
+def test_inserts_alone_that_drift_start_catchup(folder: str, vectors: np.ndarray) -> None:
+    lm_diskann.create(folder, dimension=16, R=8, L=40).close()
+    assert not catchup_is_due(folder)
+    with Index(folder) as index:
+        index.insert(np.arange(1500), vectors[:1500])
+        assert not catchup_is_due(folder)
+        index.insert(np.arange(1500, 2500), vectors[1500:2500])
+        assert not catchup_is_due(folder), "they follow the distribution of those before"
+        index.insert(np.arange(3000, 3600), around_new_centres(3, 600))
+        assert catchup_is_due(folder)
+    assert run_job(folder, "catchup").to_json()["rebuilt"] == 3100
+    assert not catchup_is_due(folder)
 
 
 def test_an_epoch_before_is_read_with_its_own_codebook(made: str, rows: dict[int, NDArray[np.float32]]) -> None:
