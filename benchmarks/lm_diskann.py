@@ -3,6 +3,9 @@
 Each library builds, and then searches in a process of its own, one query at a time on one thread, at rising effort;
 the row of a library is the least effort at which recall@10 is 0.95. Memory is what the process has beyond the one that
 has loaded the same modules. Libraries that are not installed are left out, and named. Prints Markdown.
+
+With ``--data glosses``, real embeddings, made here (``benchmarks/real_vectors.py`` says of what); with ``--vectors``,
+those of a file, such as ``sift_base.fvecs``. The last 300 vectors are the queries, and the 2,000 before are inserted.
 """
 # ruff: noqa: D102, PLC0415 - the ways have one protocol, and each imports its own library
 
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from benchmarks.markdown import head, row
+from benchmarks.real_vectors import WORDNET, glosses, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +93,7 @@ class Ours:
     def build(self, folder: str, vectors: NDArray[np.float32]) -> None:
         from memwal_ops.formats import lm_diskann
 
-        lm_diskann.create(f"{folder}/vectors.lmd", dimension=DIMENSION)
+        lm_diskann.create(f"{folder}/vectors.lmd", dimension=vectors.shape[1])
         with lm_diskann.open(f"{folder}/vectors.lmd") as index:
             index.insert(np.arange(len(vectors)), vectors)
 
@@ -108,8 +112,8 @@ class Ours:
         """Search an empty index."""
         from memwal_ops.formats import lm_diskann
 
-        with lm_diskann.create(f"{folder}/bare.lmd", dimension=DIMENSION) as index:
-            index.search(np.zeros((1, DIMENSION), np.float32))
+        with lm_diskann.create(f"{folder}/bare.lmd", dimension=_dimension(folder)) as index:
+            index.search(np.zeros((1, _dimension(folder)), np.float32))
 
     def reads(self) -> tuple[int, int]:
         """Blocks that searches asked for, and those of them that came from the file."""
@@ -125,7 +129,7 @@ class Hnswlib:
     def build(self, folder: str, vectors: NDArray[np.float32]) -> None:
         import hnswlib
 
-        self.index = hnswlib.Index("l2", DIMENSION)
+        self.index = hnswlib.Index("l2", vectors.shape[1])
         self.index.init_index(len(vectors) * 11 // 10, M=32, ef_construction=200)
         self.index.add_items(vectors, np.arange(len(vectors)))
         self.index.save_index(f"{folder}/hnswlib")
@@ -134,7 +138,7 @@ class Hnswlib:
         del read_only
         import hnswlib
 
-        self.index = hnswlib.Index("l2", DIMENSION)
+        self.index = hnswlib.Index("l2", _dimension(folder))
         self.index.load_index(f"{folder}/hnswlib")
         self.index.set_num_threads(1)
 
@@ -155,7 +159,7 @@ class FaissHnsw:
     def make(self, vectors: NDArray[np.float32]) -> Any:
         import faiss
 
-        index = faiss.IndexHNSWFlat(DIMENSION, 32)
+        index = faiss.IndexHNSWFlat(vectors.shape[1], 32)
         index.hnsw.efConstruction = 200
         index.add(vectors)
         return index
@@ -189,8 +193,8 @@ class FaissIvfPq(FaissHnsw):
     def make(self, vectors: NDArray[np.float32]) -> Any:
         import faiss
 
-        lists = int(4 * len(vectors) ** 0.5)
-        index = faiss.IndexIVFPQ(faiss.IndexFlatL2(DIMENSION), DIMENSION, lists, 32, 8)
+        lists, dimension = int(4 * len(vectors) ** 0.5), vectors.shape[1]
+        index = faiss.IndexIVFPQ(faiss.IndexFlatL2(dimension), dimension, lists, 32, 8)
         index.train(vectors[: lists * 64])
         index.add(vectors)
         return index
@@ -198,6 +202,34 @@ class FaissIvfPq(FaissHnsw):
     def search(self, query: NDArray[np.float32], effort: int) -> Any:
         self.index.nprobe = effort
         return self.index.search(query, K)[1][0]
+
+
+class Usearch:
+    """usearch: connectivity 32, expansion_add 200; all in memory."""
+
+    efforts = (10, 20, 30, 50, 75, 100, 150, 200, 400)
+
+    def _new(self, dimension: int) -> Any:
+        from usearch.index import Index
+
+        return Index(ndim=dimension, metric="l2sq", dtype="f32", connectivity=32, expansion_add=200)
+
+    def build(self, folder: str, vectors: NDArray[np.float32]) -> None:
+        index = self._new(vectors.shape[1])
+        index.add(np.arange(len(vectors)), vectors)
+        index.save(f"{folder}/usearch")
+
+    def open(self, folder: str, *, read_only: bool = True) -> None:
+        del read_only
+        self.index = self._new(_dimension(folder))
+        self.index.load(f"{folder}/usearch")
+
+    def search(self, query: NDArray[np.float32], effort: int) -> Any:
+        self.index.expansion_search = effort
+        return self.index.search(query[0], K, threads=1).keys
+
+    def insert(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        self.index.add(rows, vectors)
 
 
 class Lance:
@@ -215,7 +247,7 @@ class Lance:
     def _table(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> Any:
         import pyarrow as pa
 
-        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMENSION)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
         return pa.table({"row": pa.array(rows), "vec": column})
 
     def open(self, folder: str, *, read_only: bool = True) -> None:
@@ -238,6 +270,7 @@ class Lance:
 WAYS: dict[str, tuple[str, str, Callable[[], Way]]] = {
     "memwal-ops": ("memwal_ops", "L", Ours),
     "hnswlib": ("hnswlib", "ef", Hnswlib),
+    "usearch": ("usearch", "expansion", Usearch),
     "faiss HNSW": ("faiss", "efSearch", FaissHnsw),
     "faiss IVF-PQ": ("faiss", "nprobe", FaissIvfPq),
     "Lance IVF_PQ": ("lance", "nprobes", Lance),
@@ -257,12 +290,21 @@ def _loaded(folder: str, name: str) -> NDArray[Any]:
     return np.load(f"{folder}/{name}.npy")  # type: ignore[no-any-return]
 
 
+def _dimension(folder: str) -> int:
+    return int(np.load(f"{folder}/queries.npy", mmap_mode="r").shape[1])
+
+
 def build(name: str, folder: str) -> dict[str, float]:
     """Build from all vectors."""
     way, vectors = WAYS[name][2](), _loaded(folder, "vectors")
-    began, busy = time.perf_counter(), time.process_time()
+    before, began, busy = _bytes(folder), time.perf_counter(), time.process_time()
     way.build(folder, vectors)
-    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - busy}
+    took = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - busy}
+    return took | {"disk": (_bytes(folder) - before) / 2**20}
+
+
+def _bytes(folder: str) -> int:
+    return sum(os.path.getsize(f"{base}/{name}") for base, _, names in os.walk(folder) for name in names)
 
 
 def search(name: str, folder: str) -> dict[str, Any]:
@@ -348,24 +390,28 @@ def child(what: str, name: str, folder: str, *, threads: int | None = None) -> A
 # -- the tables
 
 
-def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
-    """All libraries on one set of vectors."""
-    random = np.random.default_rng(3)
-    vectors, queries = DATA[kind](random, rows), DATA[kind](random, QUERIES)
-    for name, array in (("vectors", vectors), ("queries", queries), ("truth", truth(vectors, queries)),
-                        ("fresh", DATA[kind](random, 2000))):  # fmt: skip
+def compare(folder: str, kind: str, arrays: Arrays, ways: list[str]) -> None:
+    """All libraries on one set of vectors: those to build of, queries, and those to insert."""
+    vectors, queries, fresh = arrays
+    rows, dimension = vectors.shape
+    for name, array in (
+        ("vectors", vectors),
+        ("queries", queries),
+        ("truth", truth(vectors, queries)),
+        ("fresh", fresh),
+    ):
         np.save(f"{folder}/{name}.npy", array)
-    del vectors
-    print(f"\n## {rows:,} x {DIMENSION}, {kind}")
+    del vectors, arrays
+    print(f"\n## {rows:,} x {dimension}, {kind}")
     head("index", "build, s", "build, CPU s", "at", "recall@10", "queries per CPU second", "memory, MiB",
-          "inserts per second, 1,000 at once", "10 at once")  # fmt: skip
+          "disk, MiB", "inserts per second, 1,000 at once", "10 at once")  # fmt: skip
     blocks = ""
     for name in ways:
         built, found = child("build", name, folder), child("search", name, folder, threads=1)
         more = child("insert", name, folder)
         row(name, f"{built['seconds']:.1f}", f"{built['cpu']:.1f}", f"{WAYS[name][1]} = {found['effort']}",
-             f"{found['recall']:.3f}", f"{found['rate']:,.0f}", f"{found['memory']:,.0f}", f"{more['many']:,.0f}",
-             f"{more['few']:,.0f}")  # fmt: skip
+             f"{found['recall']:.3f}", f"{found['rate']:,.0f}", f"{found['memory']:,.0f}", f"{built['disk']:,.0f}",
+             f"{more['many']:,.0f}", f"{more['few']:,.0f}")  # fmt: skip
         if "blocks" in found:
             blocks = f"Blocks per query: {found['blocks']:.0f} asked for, {found['read']:.0f} read from the file. "
             blocks += f"An empty index takes {found['bare']:.0f} MiB: compiled code, and LLVM, which loads it."
@@ -375,6 +421,24 @@ def compare(folder: str, kind: str, rows: int, ways: list[str]) -> None:
         head("merge of", "floor", "ours", "ours / floor", "memory, MiB")
         row(f"{said['blocks']:,} blocks, {said['mib']:.0f} MiB", f"{said['floor']:.2f} s", f"{said['ours']:.2f} s",
              f"**{said['ours'] / said['floor']:.2f}**", f"{said['memory']:.0f}")  # fmt: skip
+
+
+Arrays = tuple["NDArray[np.float32]", "NDArray[np.float32]", "NDArray[np.float32]"]
+FRESH = 2_000
+
+
+def made(kind: str, rows: int) -> Arrays:
+    """Synthetic vectors."""
+    random = np.random.default_rng(3)
+    return DATA[kind](random, rows), DATA[kind](random, QUERIES), DATA[kind](random, FRESH)
+
+
+def split(found: NDArray[np.float32], rows: int | None) -> Arrays:
+    """Vectors of real data: the last are queries, and those before are inserted."""
+    found = found if rows is None else found[: rows + FRESH + QUERIES]
+    if len(found) <= 2 * (FRESH + QUERIES):
+        sys.exit(f"{len(found)} vectors are too few.")
+    return found[: -FRESH - QUERIES], found[-QUERIES:], found[-FRESH - QUERIES : -QUERIES]
 
 
 def _installed() -> Iterator[str]:
@@ -389,7 +453,9 @@ def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
-    parser.add_argument("--data", nargs="+", default=[*DATA], choices=[*DATA])
+    parser.add_argument("--data", nargs="+", default=[*DATA], choices=[*DATA, "glosses"])
+    parser.add_argument("--vectors", metavar="FILE", help="a .npy, .fvecs, .bvecs or .fbin file, instead of --data")
+    parser.add_argument("--wordnet", metavar="DIR", default=WORDNET, help="its glosses are embedded")
     parser.add_argument("--ways", nargs="+", choices=[*WAYS])
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     told = parser.parse_args()
@@ -398,10 +464,18 @@ def main() -> None:
         print(json.dumps(CHILDREN[what](name, folder)))
         return
     ways = told.ways or [*_installed()]
+    if told.vectors:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(folder, os.path.basename(told.vectors), split(read(told.vectors), told.rows[0]), ways)
+        return
     for rows in told.rows:
         for kind in told.data:
+            if kind == "glosses":
+                arrays = split(glosses(rows + FRESH + QUERIES, told.wordnet), rows)
+            else:
+                arrays = made(kind, rows)
             with tempfile.TemporaryDirectory() as folder:
-                compare(folder, kind, rows, ways)
+                compare(folder, kind, arrays, ways)
 
 
 if __name__ == "__main__":
