@@ -74,9 +74,22 @@ def _head(document: Mapping[str, Any]) -> str:
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
         lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
+        lines += budget_lines(service.get("budget"), document["tables"])
     if document["history_error"] is not None:
         lines.append(f"{document['history_error']} The times of runs are known from leases only.")
     return "\n".join(paragraph(line) for line in lines)
+
+
+def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the budget of the fleet defers."""
+    if budget is None or budget["shadow"]:
+        return []
+    waiting = sum(job["waiting_for"] == "over_budget" for table in tables for job in table["jobs"].values())
+    jobs = counted(waiting, "due job")
+    if budget["used_up"] is None:
+        return [f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else []
+    until = "" if budget["frees"] is None else f" until {budget['frees'][:16].replace('T', ' ')} UTC"
+    return [f"The budget of the fleet is used up ({budget['used_up']}){until}; it defers {jobs}."]
 
 
 def _fleet(fleet: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
-_STEP = timedelta(minutes=5)
+_STEP, _STEPS = timedelta(minutes=5), 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ class _Job:
     settings: JobSettings
     uses: Amounts
     urgent: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its table and its name."""
+        return self.found.table, self.found.job
 
 
 def forecast(
@@ -150,35 +155,67 @@ def _within(
     budget: FleetBudget, jobs: Iterable[_Job], now: datetime, until: datetime, *, by_age: bool
 ) -> Iterator[Forecast]:
     """The runs in their order, each when the budget allows it; as the supervisor takes them in turns."""
-    waiting: dict[datetime, list[_Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.found.at or now, []).append(job)
+    waiting: dict[datetime, dict[tuple[str, str], _Job]] = {}
+    found: dict[tuple[str, str], Forecast] = {}
     turns = {pool: Turns() for pool in POOLS}
-    times = sorted(waiting)
+    times: list[datetime] = []
+
+    def wait(job: _Job, at: datetime) -> None:
+        if at not in waiting:
+            heapq.heappush(times, at)
+        waiting.setdefault(at, {})[job.key] = job
+
+    for job in jobs:
+        wait(job, job.found.at or now)
     while times:
         at = heapq.heappop(times)
-        jobs = waiting.pop(at)
-        for job in _in_turn(jobs, turns, budget, at, by_age=by_age):
-            jobs.remove(job)
-            yield replace(job.found, at=at, runs=_times(job.settings, at, now, until))
-        for job in jobs:
-            objective = job.found.worth.missed is not None
-            limit = budget.refuses(at.timestamp(), own=job.uses, objective=objective)
-            frees = math.ceil(budget.frees_at(at.timestamp(), job.uses, objective=objective))
-            later = max(datetime.fromtimestamp(frees, now.tzinfo), at + timedelta(seconds=1))
-            if later > until:
-                yield replace(job.found, at=None, runs=0, why=f"{OVER_BUDGET}: {limit} is used up until then")
+        due = waiting.pop(at)
+        for job in _in_turn(due, turns, budget, at, by_age=by_age):
+            del due[job.key]
+            again = _again(job.settings, at, now)
+            if not budget.limits:
+                found[job.key] = replace(job.found, at=at, runs=_times(job.settings, at, now, until))
                 continue
-            if later not in waiting:
-                heapq.heappush(times, later)
-            waiting.setdefault(later, []).append(job)
+            before = found.get(job.key, replace(job.found, at=at, runs=0))
+            found[job.key] = replace(before, runs=before.runs + 1)
+            if again is not None and again <= until:
+                wait(job, again)
+        later = {one: _later(budget, at, now, until, objective=one) for one in (False, True)} if due else {}
+        for job in due.values():
+            objective = job.found.worth.missed is not None
+            if later[objective] <= until:
+                wait(job, later[objective])
+            elif job.key not in found:
+                limit = budget.refuses(at.timestamp(), own=job.uses, objective=objective)
+                found[job.key] = replace(
+                    job.found, at=None, runs=0, why=f"{OVER_BUDGET}: {limit} is used up until then"
+                )
+    yield from found.values()
+
+
+def _later(budget: FleetBudget, at: datetime, now: datetime, until: datetime, *, objective: bool) -> datetime:
+    """When to ask the budget again: as it frees, and in steps, of which a plan has so many at most."""
+    frees = datetime.fromtimestamp(math.ceil(budget.frees_at(at.timestamp(), objective=objective)), now.tzinfo)
+    return max(frees, at + max(_STEP, (until - now) / _STEPS))
+
+
+def _again(settings: JobSettings, at: datetime, now: datetime) -> datetime | None:
+    """When a job is due again by its schedule; None: by its backlog, which writers make."""
+    if settings.schedule is None or settings.skips_if_not_due:
+        return None
+    return at + settings.schedule.period(now)
 
 
 def _in_turn(
-    jobs: Sequence[_Job], turns: Mapping[Pool, Turns], budget: FleetBudget, at: datetime, *, by_age: bool
+    known: Mapping[tuple[str, str], _Job],
+    turns: Mapping[Pool, Turns],
+    budget: FleetBudget,
+    at: datetime,
+    *,
+    by_age: bool,
 ) -> Iterator[_Job]:
     """Those that are due at once and start, in the order of their turns; pools run beside each other."""
-    known = {(job.found.table, job.found.job): job for job in jobs}
+    known = dict(known)
     when = at.timestamp()
 
     def allows(one: Due, turn: bool) -> bool:  # noqa: FBT001 - see Turns.choose
@@ -271,6 +308,5 @@ def _due(
 def _times(settings: JobSettings, at: datetime | None, now: datetime, until: datetime) -> int:
     if at is None:
         return 0
-    if settings.schedule is None or settings.skips_if_not_due:
-        return 1
-    return 1 + int((until - at) / settings.schedule.period(now))
+    again = _again(settings, at, now)
+    return 1 if again is None else 1 + int((until - at) / (again - at))

@@ -110,3 +110,16 @@ def test_what_the_budget_does_not_allow_stays_undone(
     file.write_text(f"budget: {{cpu: 1000s, per: 30d, shadow: true}}\n{text}")
     found = run_here(capfd, "plan", "--config", config, "--json").document
     assert not any("over_budget" in one["why"] for one in found["undone"])
+
+
+def test_runs_by_schedule_are_those_that_the_budget_allows(config: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file, text = Path(config), Path(config).read_text()
+    text = text.replace("expire: {apply: true}", "expire: {enabled: false}, compact: {schedule: 1h}")
+
+    def runs(budget: str) -> int:
+        file.write_text(f"budget: {budget}\n{text}")
+        found = run_here(capfd, "plan", "--config", config, "--json", "--for", "10h").document
+        return sum(one["runs"] for one in found["runs"] if one["job"] == "compact")
+
+    assert 30 <= runs("{cpu: 1000s}") <= 33, "three tables in each of ten hours, and those that are due at once"
+    assert 10 <= runs("{cpu: 10s}") <= 11, "each is expected to use a second"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memwal_ops.cli.status_text import budget_lines
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.supervisor.observe.status import budget_status
 from memwal_ops.supervisor.state.history import BY_HAND
@@ -204,3 +205,16 @@ def test_polls_are_counted_by_table(tmp_path: Path) -> None:
     (found,) = stage.history.polls(START)
     assert (found["table"], found["polls"], found["used"]["cpu_seconds"]) == ("a", 3, 0.75)
     assert found["used"]["requests"]["get"] == 30
+
+
+def test_the_status_shows_what_the_budget_defers() -> None:
+    budget = {"shadow": False, "used_up": "cpu", "frees": "2026-11-21T13:00:00+00:00"}
+    tables = [{"jobs": {"merge": {"waiting_for": "over_budget"}, "gc": {"waiting_for": None}}}]
+    assert budget_lines(budget, tables) == [
+        "The budget of the fleet is used up (cpu) until 2026-11-21 13:00 UTC; it defers 1 due job."
+    ]
+    assert budget_lines({**budget, "used_up": None}, tables) == [
+        "What 1 due job would use does not fit the budget of the fleet now."
+    ]
+    assert budget_lines({**budget, "shadow": True}, tables) == budget_lines(None, tables) == []
+    assert budget_lines({**budget, "used_up": None}, []) == []
