@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BEATS = 3
 _DEAD_AFTER = 1.5
 _FORGOTTEN_AFTER = 20
-_MAX_GAP = 1
+_MAX_GAP = 2.5 / BEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class View:
 
         Only a reading whose own record was written just before may be given: while this member cannot write, the
         others may not be able to either, and must not be taken for dead. After a time without readings nobody is dead
-        yet, for the same reason: the others may not have written since.
+        yet, for the same reason: the others may not have written since. One reading may fail before that: with
+        more, a member that missed a write on each side of a short outage would be dead (membership.pml, bug 6).
 
         Args:
             newest: the number of the newest record of each other member that has one.

@@ -76,6 +76,14 @@ def test_nobody_is_dead_after_a_time_without_readings() -> None:
     assert view.living == {"b"}
 
 
+def test_nobody_is_dead_by_an_outage_that_took_a_write_on_each_side_of_it() -> None:
+    """The shortest history of bug 6 of docs/models/membership.pml."""
+    view = read(View(HEARTBEAT), 0, b=1)
+    for tick in (1, 4, 5):
+        view = read(view, tick * TICK, b=1)
+    assert view.living == {"b"}
+
+
 def test_a_dead_member_stays_dead_after_a_time_without_readings() -> None:
     view = View(HEARTBEAT)
     for at in range(9):
