@@ -11,6 +11,7 @@ from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.cost import describe_cost, expected_cost, spent_by
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.report import PlanReport, bounded
+from memwal_ops.core.run import plugin_errors
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.redaction import redact
@@ -36,7 +37,8 @@ def recorded(
 
     def ended(report: Report, context: RunContext) -> None:
         if acts:
-            document = report.to_json()
+            with plugin_errors(spec):
+                document = report.to_json()
             work = {"work": rows_done(spec.name, document)}
             history.record(
                 uri,

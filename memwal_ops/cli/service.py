@@ -1,7 +1,8 @@
-"""``memwal-ops service``: act on a running service: run, retry, cancel, pause and resume."""
+"""``memwal-ops service``: act on a running service: run, plan, retry, cancel, pause, resume and hold."""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ _EXAMPLES = """
     """
 
 
-@click.group(short_help="Act on a running service: run, retry, cancel, pause.")
+@click.group(short_help="Act on a running service: run, plan, retry, cancel, pause, hold.")
 def service() -> None:
     """Act on the service of a configuration while it runs, by a token of http.token_file that may operate.
 
@@ -136,6 +137,61 @@ def resume(table: str | None, job: str | None, **given: Any) -> int:
     return _act(
         "resume", table, job, given, lambda done: f"resumed: {_what(done['resumed']['table'], done['resumed']['job'])}."
     )
+
+
+@_action(
+    "plan", "Plan a job, which changes nothing.",
+    "Let a worker of the service plan a job with the configured options: the report of a dry run, which changes and "
+    "records nothing.",
+    "plan --table orders --job gc", "plan --table orders --job compact --json",
+)  # fmt: skip
+def plan(table: str | None, job: str | None, **given: Any) -> int:
+    """See the decorator."""
+    _require_job(table, job)
+
+    def describe(done: Mapping[str, Any]) -> str:
+        return (
+            f"{json.dumps(done['report'], indent=2)}\nplanned: {done['job']} of {done['table']}; nothing was changed."
+        )
+
+    return _act("plan", table, job, given, describe)
+
+
+@_action(
+    "hold", "Keep a version of a table for a while.",
+    "Keep the newest version of a table, or another one, from expire and gc; or end a hold before its time.",
+    "hold --table orders --for 1d --reason backup", "hold --table orders --release 3",
+)  # fmt: skip
+@click.option("--version", type=click.IntRange(1), help="The version to keep.  [default: the newest]")
+@click.option("--for", "span", type=Duration(), help="How long, for example 90m or 3d.  [default: 2h]")
+@click.option("--release", type=click.IntRange(1), help="End the hold with this number.")
+def hold(
+    table: str | None,
+    job: str | None,
+    version: int | None,
+    span: timedelta | None,
+    release: int | None,
+    **given: Any,
+) -> int:
+    """See the decorator."""
+    if table is None or job is not None:
+        raise InvalidUsageError("A hold is of a table.", remedy="Give --table, and no --job.")
+    if release is not None and (version is not None or span is not None):
+        raise InvalidUsageError(
+            "--release ends a hold: it has no version and no length.", remedy="Leave out the others."
+        )
+    fields = {} if span is None else {"for": duration_text(span)}
+    fields |= {} if version is None else {"version": str(version)}
+
+    def describe(done: Mapping[str, Any]) -> str:
+        held = done["hold"]
+        number, ends = held["id"], held["until"]
+        if release is not None:
+            return f"released: hold {number} of {table}, version {held['version']}."
+        return f"held: version {held['version']} of {table} until {ends}, as hold {number}."
+
+    action = "holds" if release is None else f"holds/{release}/release"
+    return _act(action, table, job, given, describe, **fields)
 
 
 def _act(

@@ -142,6 +142,7 @@ def _common() -> dict[str, Any]:
         "include_x_axis": True,
         "range": None,
         "margin": 12,
+        "margin_right": 44,  # half of the last time
         "value_formatter": lambda value: f"{value:,.0f}",
         "no_data_text": "",
         "truncate_label": -1,

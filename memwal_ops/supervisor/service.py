@@ -463,6 +463,7 @@ class Service:
             run=self._history.run,
             pages=self._pages.page_at,
             sign_in=self._pages.sign_in,
+            refused=self._pages.refused,
             allowed_hosts=http.allowed_hosts,
             actions=Actions(self.scheduler),
             tokens=tokens,

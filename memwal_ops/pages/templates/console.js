@@ -7,7 +7,8 @@ let asked = 0;
 function busy() {
   const selected = document.getSelection();
   const at = document.activeElement;
-  return (selected && !selected.isCollapsed) || (at && at.matches("input:not([type=hidden]), select, textarea"));
+  const asks = live()?.querySelector("details.ask[open]");
+  return asks || (selected && !selected.isCollapsed) || (at && at.matches("input:not([type=hidden]), select, textarea"));
 }
 
 // Show what the service answers in place of the part that is shown, with focus, open details and position as they were.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound
 # Of silence, and for a whole response.
 _SECONDS, _RESPONSE_SECONDS = 15.0, 60.0
+# A plan or a hold waits for a worker.
+_ACT_SECONDS = 30.0
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -65,7 +67,7 @@ class ServiceClient:
             f"{self._base}/api/v1{path}", json.dumps(fields).encode(), headers, method="POST"
         )
         try:
-            with self._opener.open(request, timeout=_SECONDS) as response:
+            with self._opener.open(request, timeout=_ACT_SECONDS) as response:
                 return _document(response)
         except urllib.error.HTTPError as error:
             raise InvalidUsageError(

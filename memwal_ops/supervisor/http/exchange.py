@@ -75,13 +75,14 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is sent back; ``policy`` is its Content-Security-Policy."""
+    """What is sent back; ``policy`` is its Content-Security-Policy. One with a ``secret`` is not compressed."""
 
     status: int
     kind: str
     body: bytes
     policy: str = "default-src 'none'"
     headers: tuple[tuple[str, str], ...] = ()
+    secret: bool = False
 
 
 class HttpError(Exception):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.http import connections
+from memwal_ops.supervisor.http.compression import accepts_gzip, compressed, is_compressible
 from memwal_ops.supervisor.http.exchange import HttpError, Request, json_response
 
 if TYPE_CHECKING:
@@ -73,9 +74,16 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def _send(self, response: Response) -> None:
+        body, encoding = response.body, {}
+        if is_compressible(response):
+            encoding = {"Vary": "Accept-Encoding"}
+            if accepts_gzip(self._accepted_encodings()):
+                body, encoding = compressed(body), {**encoding, "Content-Encoding": "gzip"}
         self.send_response(response.status)
         self.send_header("Content-Type", response.kind)
-        self.send_header("Content-Length", str(len(response.body)))
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in encoding.items():
+            self.send_header(name, value)
         cached = response.kind == "image/svg+xml" and response.status == 200  # noqa: PLR2004 - OK
         self.send_header("Cache-Control", _CACHED if cached else "no-store")
         self.send_header("Content-Security-Policy", response.policy)
@@ -86,7 +94,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(response.body)
+            self.wfile.write(body)
+
+    def _accepted_encodings(self) -> str:
+        """``Accept-Encoding``; a request that could not be read has none."""
+        headers = getattr(self, "headers", None)
+        return "" if headers is None else ", ".join(map(str, headers.get_all("Accept-Encoding", [])))
 
     def _drain(self) -> None:
         """Read the rest of a refused body: closing the connection before would discard the response."""

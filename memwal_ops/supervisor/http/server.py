@@ -6,8 +6,10 @@ page in a browser reads it by DNS rebinding. Acting needs a token (:mod:`memwal_
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,7 +21,7 @@ from memwal_ops.supervisor.http.access import Access
 from memwal_ops.supervisor.http.acting import acting_routes, check_fields
 from memwal_ops.supervisor.http.audit import Audit
 from memwal_ops.supervisor.http.connections import BoundedServer
-from memwal_ops.supervisor.http.exchange import FORM, HttpError, Response, json_response
+from memwal_ops.supervisor.http.exchange import FORM, JSON, HttpError, Response, json_response
 from memwal_ops.supervisor.http.handler import Handler
 from memwal_ops.supervisor.http.host_names import HostNames
 from memwal_ops.supervisor.http.reading import Sources, reading_routes
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _SIGN_IN, _SIGN_OUT = "/sign-in", "/sign-out"
 _PAGE_METHODS = ["GET", "HEAD"]
 # What a redirect goes to: a path of this service, and not the host that // or /\ would begin.
+_REFUSED = 400
 _OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 
 _STATUSES: Mapping[type[Exception], int] = {
@@ -58,6 +61,7 @@ class HttpServer:
         pages: returns the page of any other path and its query string, for a viewer; None if there is none.
         sign_in: returns the page that asks for a token; given why the last one was refused.
         allowed_hosts: host names that requests may have in their ``Host`` header, besides its own.
+        refused: returns the page for a form that was refused, by status, reason and where to go back to.
         actions: what can be done; None: nothing.
         tokens: who may do it; None: nobody.
         audit: records who did what.
@@ -77,6 +81,7 @@ class HttpServer:
         run: Callable[[int], dict[str, Any] | None] = lambda _: None,
         pages: Callable[[str, str, Viewer], Page | None] = lambda *_: None,
         sign_in: Callable[[str], Page] | None = None,
+        refused: Callable[[int, str, str], Page] | None = None,
         allowed_hosts: Iterable[str] = (),
         actions: Actions | None = None,
         tokens: TokenFile | None = None,
@@ -88,7 +93,7 @@ class HttpServer:
         Raises:
             InvalidUsageError: the address cannot be bound.
         """
-        self._pages, self._sign_in_page = pages, sign_in
+        self._pages, self._sign_in_page, self._refused_page = pages, sign_in, refused
         self._names = HostNames(host, allowed_hosts)
         self._access = Access(tokens, self._names)
         self._audit = audit or Audit(None)
@@ -111,7 +116,18 @@ class HttpServer:
         self._server.server_close()
 
     def response_to(self, request: Request) -> Response:
-        """Return the response to a request."""
+        """Return the response to a request; to a form that is refused, a page that says why."""
+        response = self._response_to(request)
+        if request.kind != FORM or response.kind != JSON or response.status < _REFUSED or self._refused_page is None:
+            return response
+        try:
+            after = request.fields().get("next", "/")
+        except HttpError:
+            after = "/"
+        page = self._refused_page(response.status, str(json.loads(response.body)["error"]), _own(after))
+        return replace(_of(page), headers=response.headers)
+
+    def _response_to(self, request: Request) -> Response:
         try:
             return self._respond(request)
         except HttpError as error:
@@ -135,10 +151,11 @@ class HttpServer:
             allowed = methods or _PAGE_METHODS
             message = f"Use {' or '.join(allowed)} here." if methods else "Pages are read-only: use GET or HEAD."
             raise HttpError(405, message, ("Allow", ", ".join(allowed)))
-        page = self._pages(request.path, request.query, self._access.viewer(request))
+        viewer = self._access.viewer(request)
+        page = self._pages(request.path, request.query, viewer)
         if page is None:
             raise HttpError(404, "Try /, /healthz, /readyz, /metrics, or the paths in /api/v1/openapi.json.")
-        return _of(page)
+        return replace(_of(page), secret=viewer.csrf is not None)
 
     def _check_host(self, request: Request) -> None:
         hosts = [str(one) for one in request.headers.get_all("Host", [])]
@@ -208,6 +225,10 @@ def _of(page: Page) -> Response:
 
 def _see_other(path: str, *headers: tuple[str, str]) -> Response:
     """Redirect to a path of this service; anything else becomes its first page."""
+    return Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", _own(path)), *headers))
+
+
+def _own(path: str) -> str:
+    """A path of this service as it is; of anything else, that of its first page."""
     path = quote(path, safe="/?&=%:;,+@!$'()*~-._", errors="replace")
-    target = path if _OWN_PATH.fullmatch(path) else "/"
-    return Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", target), *headers))
+    return path if _OWN_PATH.fullmatch(path) else "/"

@@ -30,11 +30,11 @@ def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
 
 
 def table_buttons(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the buttons of the table itself."""
+    """Return the buttons of the table itself; one ``asks`` for how long, and why."""
     base = f"/api/v1/tables/{_segment(table['name'])}"
     if table.get("paused"):
-        return [{"path": f"{base}/resume", "label": "Resume its jobs", "fields": {}}]
-    return [{"path": f"{base}/pause", "label": "Pause its jobs", "fields": {"reason": "from the page"}}]
+        return [{"path": f"{base}/resume", "label": "Resume its jobs", "asks": False}]
+    return [{"path": f"{base}/pause", "label": "Pause its jobs", "asks": True}]
 
 
 def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:

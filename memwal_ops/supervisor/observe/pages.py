@@ -137,6 +137,10 @@ class Pages:
         """Return the page that asks for a token; ``error``: why the last one was refused."""
         return _html("sign_in", _Shell("", "/", ANONYMOUS), error=error)
 
+    def refused(self, status: int, why: str, back: str) -> Page:
+        """Return the page that answers a form which was refused; ``back``: a path of this service."""
+        return _html("refused", _Shell("", back, ANONYMOUS), status, status=status, why=why, back=back)
+
     def tables(self, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of all tables."""
         wanted, every = Query.read(query), self.overview.rows()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.supervisor.actions import ActionConflictError
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tokens import TokenFile
 from tests.support.fleet import FakeTables, fleet, job, pages_of, status
@@ -227,6 +229,13 @@ class _Actions:
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
 
+    def pause(self, table: str, job: str | None, by: str, *, until: datetime | None, reason: str) -> dict[str, Any]:
+        if reason == "refuse":
+            raise ActionConflictError("It cannot be paused now.")
+        found = next(one for one in self._document["tables"] if one["name"] == table)
+        found["paused"] = {"until": until and until.isoformat(), "reason": reason, "by": by}
+        return {"paused": found["paused"], "still_running": []}
+
     def run(self, table: str, job: str, by: str) -> dict[str, Any]:
         found = next(one for one in self._document["tables"] if one["name"] == table)
         found["backlog"] |= {"generations": 0.0, "rows": 0.0, "bytes": 0.0, "oldest_age": 0.0}
@@ -243,6 +252,7 @@ def test_the_worst_table_is_found_and_remedied_by_its_button(driver: Any, tmp_pa
     server = HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at, sign_in=pages.sign_in,
+        refused=pages.refused,
         actions=_Actions(document), tokens=TokenFile(str(tokens)),  # type: ignore[arg-type]  # two of its methods
     )  # fmt: skip
     try:
@@ -265,7 +275,28 @@ def test_the_worst_table_is_found_and_remedied_by_its_button(driver: Any, tmp_pa
         until(driver, "document.querySelector('h1') && document.querySelector('h1').innerText.includes('ok')")
         assert driver.current_url.endswith("/tables/clicks")
         assert "It is behind" not in script(driver, "document.body.innerText")
+        _pause_refused_and_until(driver)
         driver.find_element("link text", "Tables").click()
         assert driver.find_element("link text", "1,998 tables")
     finally:
         server.close()
+
+
+def _pause_refused_and_until(driver: Any) -> None:
+    """A table is paused until a time, for a reason; a refusal is a page that leads back."""
+    for reason in ("refuse", "a <b>move</b>"):
+        driver.find_element("css selector", ".ask summary").click()
+        if reason == "refuse":
+            driver.execute_script(axe())
+            found = driver.execute_async_script("axe.run(document).then(arguments[0])")
+            assert [one["id"] for one in found["violations"]] == []
+        driver.execute_script("document.getElementById('pause-until').value = '2035-01-02T03:04'")
+        driver.find_element("id", "pause-reason").send_keys(reason)
+        driver.find_element("css selector", ".ask button").click()
+        if reason == "refuse":
+            until(driver, "document.title.startsWith('Not done')")
+            assert "It cannot be paused now." in script(driver, "document.body.innerText")
+            driver.find_element("link text", "Back").click()
+            until(driver, "document.querySelector('.ask')")
+    until(driver, "document.body.innerText.includes('Resume its jobs')")
+    assert "Paused until 2035-01-02 03:04:00 UTC by ann: a <b>move</b>" in script(driver, "document.body.innerText")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def test_an_operator_acts_on_a_service(
         assert (asked[0]["outcome"], "@" in asked[0]["plan"]["asked_by"]) == ("succeeded", True)
         log = running.get(f"/api/v1/runs/{asked[0]['id']}")["log"]
         assert isinstance(log, list)
+        planned = json.loads(act("plan", "--table", "t0", "--job", "merge", "--json"))
+        assert (planned["job"], planned["report"]["decision"]) == ("merge", "dry_run")
+        assert "planned: merge of t0; nothing was changed." in act("plan", "--table", "t0", "--job", "merge")
+        assert "Give --table" in act("plan", "--table", "t0", code=2)
+        held = act("hold", "--table", "t0", "--version", "2", "--for", "1d", "--reason", "backup")
+        assert re.match(r"held: version 2 of t0 until \S+, as hold 1\.", held)
+        assert "released: hold 1 of t0, version 2." in act("hold", "--table", "t0", "--release", "1")
+        assert "Leave out" in act("hold", "--table", "t0", "--release", "1", "--version", "2", code=2)
+        assert "Give --table" in act("hold", "--job", "gc", code=2)
         assert "no table 'none'" in act("pause", "--table", "none", "--for", "2h", code=2)
         assert "Nothing here waits in backoff" in act("retry", code=2)
         assert "no run to cancel" in act("cancel", "--table", "t0", "--job", "merge", code=2)

@@ -184,7 +184,7 @@ def test_only_who_may_operate_gets_buttons() -> None:
     page = pages.page_at("/tables/a%20b", "range=7d", Viewer("operate", 'c"1', acting=True))
     assert page is not None
     text = page.body.decode()
-    forms = dict(re.findall(r'<form method="post" action="([^"]*)">(.*?)</form>', text))
+    forms = dict(re.findall(r'<form method="post" action="([^"]*)">(.*?)</form>', text, re.DOTALL))
     base = "/api/v1/tables/a%20b"
     assert {f"{base}/jobs/compact/cancel", f"{base}/jobs/gc/retry", f"{base}/jobs/merge/run"} <= forms.keys()
     assert f"{base}/pause" in forms
