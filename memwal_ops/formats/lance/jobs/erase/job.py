@@ -26,6 +26,7 @@ from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 
@@ -203,6 +204,8 @@ class TableErasure(Erasure):
 
     def _expire(self, found: Survey) -> None:
         self.context.step("expire")
+        # Those of killed commits, whose files then belong to no version.
+        self.count("objects_deleted", sweep_staged(self.table) + sweep_leftovers(self.table))
         options = ExpireOptions(older_than=self.options.older_than, allow_unsafe=self.options.allow_unsafe)
         report = expire.apply(self.table, options, self.context, only=frozenset(found.versions))
         kept = {one.version: one.because for one in report.kept if one.old_enough is None}

@@ -134,6 +134,29 @@ def test_killed_and_run_again(made: str, tmp_path: Path, part: float) -> None:
     finish(uri)
 
 
+def test_a_version_that_a_killed_run_did_not_publish_goes(made: str, tmp_path: Path) -> None:
+    """Nothing else of the run that follows would delete its manifest, so that it would wait for ever."""
+    options = EraseOptions(where=WHERE, older_than=timedelta(0), allow_unsafe=True)
+
+    def run(name: str, at: int) -> tuple[str, DyingStore]:
+        uri = str(shutil.copytree(made, tmp_path / name))
+        table = open_table(uri)
+        store = DyingStore(table.store, at, after=False)
+        with suppress(Killed):
+            job.apply(replace(table, store=store), options)
+        return uri, store
+
+    _, whole = run("whole.lance", 10**9)
+    # A few calls before a version is published, pylance reads what is to become it.
+    staged = [at - 3 for at, name in enumerate(whole.calls, 1) if name == "put_if_absent" and at > 15]
+    for at in staged:
+        uri, _ = run(f"{at}.lance", at)
+        if list(Path(uri, "_versions").glob("d*.manifest")):
+            finish(uri)
+            return
+    raise AssertionError(f"no detached version is left by a run that is killed at {staged}")
+
+
 @pytest.mark.campaign
 def test_killed_at_every_call_and_run_again(made: str, tmp_path: Path) -> None:
     calls = kill(str(shutil.copytree(made, tmp_path / "whole")), 10**9)
