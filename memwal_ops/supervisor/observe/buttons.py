@@ -42,15 +42,20 @@ def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:
     given = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])}"
     for name, job in table["jobs"].items():
         if job.get("applies", True):
-            action = "cancel" if job["state"] == "running" else "retry" if job["backoff_seconds"] else "run"
+            action = "cancel" if job["state"] == "running" else "retry" if _waits(job) else "run"
             yield f"memwal-ops service {action} {given} --job {name}"
     yield f"memwal-ops service {'resume' if table.get('paused') else 'pause'} {given}"
 
 
 def _start(table: str, name: str, job: Mapping[str, Any], *, short: bool = False) -> dict[str, Any]:
-    if job["backoff_seconds"]:
+    if _waits(job):
         return _button(table, name, "retry", "Retry now" if short else f"Retry {name} now")
     return _button(table, name, "run", "Run now" if short else f"Run {name} now")
+
+
+def _waits(job: Mapping[str, Any]) -> bool:
+    """Whether a job is in backoff, or its circuit breaker is open."""
+    return bool(job["backoff_seconds"] or job.get("breaker"))
 
 
 def _button(table: str, job: str, action: str, label: str) -> dict[str, Any]:

@@ -89,3 +89,17 @@ def test_nothing_waits_for_longer_than_the_bound(arrivals: list[tuple[int, float
             start()
     while waiting:
         start()
+
+
+def test_what_is_worth_nothing_has_its_turn_beside_a_stream_of_missed_objectives() -> None:
+    turns, spent = Turns(), 0.0
+    poor = due("poor", 0.0, costs=3.0)
+    for number in range(1, 100):
+        rich = due("rich", float(number), saves=9.0, missed=Missed("max_fragments", 9.0, 1.0))
+        one = turns.choose([poor, rich])
+        assert one is not None
+        turns.begin(one, oldest=one is poor)
+        if one is poor:
+            break
+        spent += one.worth.effort
+    assert spent == SHARE * poor.worth.effort
