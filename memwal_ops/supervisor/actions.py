@@ -46,9 +46,9 @@ class ActionConflictError(Exception):
 class Actions:
     """What can be done to a running scheduler; ``by`` is who asks."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, elsewhere: Callable[[str], str] = lambda _: "") -> None:
         """Do nothing yet."""
-        self._scheduler = scheduler
+        self._scheduler, self._elsewhere = scheduler, elsewhere
 
     def run(self, table: str, job: str, by: str) -> dict[str, Any]:
         """Queue a job to run as soon as a worker is free: before others, in a closed window, and beyond its budget."""
@@ -201,6 +201,8 @@ class Actions:
 
     def _check_table(self, table: str) -> None:
         if table not in self._scheduler.tables:
+            if member := self._elsewhere(table):
+                raise UnknownTargetError(f"The table {table!r} is that of the member {member!r} of the fleet; ask it.")
             raise UnknownTargetError(
                 f"The service has no table {table!r}; it has {counted(len(self._scheduler.tables), 'table')}."
             )

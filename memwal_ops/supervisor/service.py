@@ -465,7 +465,7 @@ class Service:
             sign_in=self._pages.sign_in,
             refused=self._pages.refused,
             allowed_hosts=http.allowed_hosts,
-            actions=Actions(self.scheduler),
+            actions=Actions(self.scheduler, self._elsewhere),
             tokens=tokens,
             audit=Audit(self._state.path),
             certificate=certificate,
@@ -494,6 +494,7 @@ class Service:
             faults=lambda: self._faults,
             format_of=self._format_of,
             file=settings.path,
+            elsewhere=self._elsewhere,
         )
 
     def _configure_notifications(self, config: NotifyConfig) -> None:
@@ -532,6 +533,11 @@ class Service:
                 break  # it was read, and there is none
             time.sleep(_HISTORY_WAIT_SECONDS)
         return None if state is None else state.history
+
+    def _elsewhere(self, name: str) -> str:
+        """Return the other member of the fleet that maintains a table; empty: none does."""
+        uri = next((table.uri for table in self._found if table.name == name), None)
+        return "" if uri is None or self._member is None else self._member.owner_of(uri)
 
     def _format_of(self, uri: str) -> str | None:
         with self.scheduler.lock:

@@ -105,6 +105,11 @@ class Member:
             self._entries, self._tables, self._known = entries, len(mine), len(tables)
         return mine
 
+    def owner_of(self, uri: str) -> str:
+        """Return the name of the other member that has a table; empty: this one has it, or is to have it."""
+        found = owner(uri, (*(self._living or ()), self._config.name))
+        return "" if found == self._config.name else found
+
     def status(self) -> FleetStatus:
         """Return the fleet as this member sees it."""
         now = time.monotonic()

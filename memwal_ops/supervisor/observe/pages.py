@@ -95,6 +95,7 @@ class Pages:
         faults: returns the patterns that could not be expanded.
         format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
         file: the path of the configuration file, for commands to type.
+        elsewhere: returns the member of the fleet that maintains a table, by its name; empty: no other one does.
     """
 
     def __init__(
@@ -110,13 +111,14 @@ class Pages:
         faults: Callable[[], Sequence[Fault]],
         format_of: Callable[[str], str | None],
         file: str,
+        elsewhere: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Render nothing yet."""
         self._service, self._tables, self._run, self._history = service, tables, run, history
         self._samples, self._faults, self._format_of = samples, faults, format_of
         self._spending = spending
         self._runs = _CachedRuns(runs)
-        self._file = file
+        self._file, self._elsewhere = file, elsewhere
         self.overview = Overview(tables, self.findings)
 
     def page_at(self, path: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page | None:
@@ -179,6 +181,8 @@ class Pages:
         shell = _Shell("", f"{here}?{query}" if query else here, viewer)
         if table is None:
             why = "It is not in the configuration, or no pattern matches it any more."
+            if member := self._elsewhere(name):
+                why = f"The member {member} of the fleet maintains it, and shows it."
             return _html("missing", shell, 404, kind="table", name=name, why=why, back="/", back_text="All tables")
         runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)

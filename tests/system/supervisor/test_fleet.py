@@ -67,6 +67,9 @@ def test_three_members_of_which_one_is_killed_and_one_leaves(tmp_path: Path, fle
         assert 'memwal_ops_fleet_member_up{member="c"} 1.0' in a.get("/metrics")
         assert "Members of the fleet" in a.get("/")
 
+        # A table of another one: who has it.
+        assert until(lambda: "The member b of the fleet maintains it" in a.get(f"/tables/{shares(b)[0]}"))
+
         # Killed: its share is taken over, and a table of it is merged by another.
         victim = next(one for one in (a, b, c) if "t0" in shares(one))
         left = [one for one in (a, b, c) if one is not victim]

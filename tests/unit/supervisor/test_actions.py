@@ -23,7 +23,7 @@ CLOSED = PLAIN.replace("merge: {", 'merge: {windows: ["Sun 01:00-02:00"], budget
 def act(stage: Stage, do: Callable[[Actions], Any]) -> Any:
     """Ask on a thread, while the loop turns."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(do, Actions(stage.scheduler))
+        asked = pool.submit(do, Actions(stage.scheduler, lambda table: "m2" if table == "theirs" else ""))
         while not asked.done():
             stage.scheduler.step(0.01)
     stage.turn()
@@ -65,6 +65,8 @@ def test_what_runs_or_is_not_there_cannot_be_run(stage: Stage) -> None:
         run(stage)
     with pytest.raises(UnknownTargetError, match="no table 'x'"):
         run(stage, "x")
+    with pytest.raises(UnknownTargetError, match="'theirs' is that of the member 'm2' of the fleet"):
+        run(stage, "theirs")
     with pytest.raises(UnknownTargetError, match=r"no job .x.; its jobs: .*merge"):
         run(stage, "a", "x")
 
