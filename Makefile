@@ -88,6 +88,7 @@ figures: $(VENV)/.dev  ## Measure the figures that releases are compared by: req
 
 bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs Java; half an hour, some GB)
 	@$(BIN)/python -m benchmarks.spark
+	@$(BIN)/python -m benchmarks.spark_indexes
 
 bench-supervisor: $(VENV)/.dev  ## Let the supervisor maintain 50 tables for MINUTES (10), and kill it every 30 s
 	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}

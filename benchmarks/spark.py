@@ -83,11 +83,11 @@ def once(master: str, uri: str, driver_key_bytes: int) -> None:
         with quiet():
             check_executors(spark)
         start = time.perf_counter() - started
-        started, worked = time.perf_counter(), _processor_seconds(os.getpid())
+        started, worked = time.perf_counter(), processor_seconds(os.getpid())
         engine = SparkEngine(spark, driver_key_bytes=driver_key_bytes)
         report = merge.apply(open_lance_table(uri), merge.MergeOptions(engine="spark"), engine=engine)
         seconds = time.perf_counter() - started
-        cpu = _processor_seconds(os.getpid()) - worked
+        cpu = processor_seconds(os.getpid()) - worked
         (entry,) = report.passes
         assert entry.result is not None
         java = spark.sparkContext._gateway.proc.pid  # noqa: SLF001 - no public way to Java's process
@@ -115,7 +115,7 @@ def _largest_worker(java: int) -> float:
     return max(peaks)
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """Of a process and all below it: Java and its Python workers. What others do on the machine does not count."""
     process = psutil.Process(pid)
     spent = 0.0
