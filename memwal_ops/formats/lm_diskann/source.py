@@ -15,13 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.errors import InvalidUsageError, StorageError, TableNotFoundError, TableReplacedError
+from memwal_ops.core.followers import record_follower
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    StorageError,
+    TableNotFoundError,
+    TableReplacedError,
+)
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
+from memwal_ops.log import get_logger
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from uuid import UUID
 
     from numpy.typing import NDArray
 
@@ -87,6 +98,16 @@ class Source:
             ) from error
         except OSError as error:
             raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+
+    def announce(self, uuid: UUID, folder: str, erased: int | None = None) -> None:
+        """Record at the table that the index follows it; with ``erased``, that it has no deleted row of that version.
+
+        Without it, the table's erase does not know the index: so it is only logged if the table cannot be written.
+        """
+        try:
+            record_follower(open_store(resolve(self.uri)), str(uuid), folder, erased)
+        except MemwalOpsError as error:
+            get_logger(__name__).warning("follower_not_recorded", table=self.uri, folder=folder, error=str(error))
 
     def dimension(self, table: Any) -> int:
         """Check that the table can be followed, and return the length of its vectors.

@@ -168,6 +168,8 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     """
     healed = rewired = pruned = inserted = deleted = skipped = rebuilt = 0
     found = read_source(table.location.uri, table.state.followed)
+    if found is not None:
+        found.announce(table.parameters.uuid, table.location.uri)
     with table.open(options.wait.total_seconds(), changes=True) as index:
         before = index.writable().state.followed
         try:

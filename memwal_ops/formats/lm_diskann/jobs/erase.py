@@ -194,8 +194,14 @@ class FolderErasure(Erasure):
     def erase(self) -> Survey:
         """See the base class."""
         found = self.survey()
-        if not found.living and not found.holders:
-            return found
+        if found.living or found.holders:
+            found = self._work()
+        source = read_source(self.table.location.uri, self.table.state.followed)
+        if source is not None and not found.holders:
+            source.announce(self.table.parameters.uuid, self.table.location.uri, self.table.state.followed)
+        return found
+
+    def _work(self) -> Survey:
         self._delete()
         self.context.step("catchup")
         healed = catchup.apply(self.table, CatchupOptions(), self.context)

@@ -56,9 +56,9 @@ def erase(uri: str, **options: Any) -> Any:
     return run_job(uri, "erase", **{"where": WHERE, "apply": True, **options})
 
 
-def holders(uri: str, vectors: NDArray[np.float32]) -> set[str]:
+def holders(uri: str, vectors: NDArray[np.float32], replaced: tuple[int, ...] = (30,)) -> set[str]:
     """Files that have 16 bytes of the vector of a row that must be gone, raw or as DuckDB reads them."""
-    wanted = [vectors[number][:4].tobytes() for number in [*GONE, 30]]
+    wanted = [vectors[number][:4].tobytes() for number in [*GONE, *replaced]]
     found = set()
     for path in Path(uri).rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
@@ -162,9 +162,21 @@ def test_rows_of_a_followed_table_are_deleted_there(
     report = erase(folder)
     assert report.decision == "held"
     assert [one.why for one in report.holders] == [f"living in {table}: erase them there first"]
-    run_job(table, "erase", where="id IN (17, 900, 1205)", apply=True, older_than="0s", allow_unsafe=True)
-    assert erase(folder).decision == "erased"
-    assert holders(folder, vectors) == set()
+    where = "id IN (17, 900, 1205)"
+    plan = run_job(table, "erase", where=where)
+    assert [one.name for one in plan.holders if one.kind == "index folder"] == [folder]
+    with Index(folder, read_only=True):
+        report = run_job(table, "erase", where=where, apply=True, older_than="0s", allow_unsafe=True)
+        assert report.decision == "held"
+        assert {one.kind for one in report.holders if one.blocks} == {"reader"}
+    report = run_job(table, "erase", where=where, apply=True, older_than="0s", allow_unsafe=True)
+    assert report.decision == "erased", report.describe()
+    assert report.done["index_folders_erased"] == 1
+    assert holders(folder, vectors, replaced=()) == set()
+    shutil.move(folder, f"{folder}.elsewhere")
+    assert run_job(table, "erase", where=where).decision == "erased", "its record says so"
+    plan = run_job(table, "erase", where="id = 18")
+    assert [one.blocks for one in plan.holders if one.kind == "index folder"] == [True]
 
 
 def steps_of(uri: str) -> list[str]:

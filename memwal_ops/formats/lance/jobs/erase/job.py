@@ -7,14 +7,16 @@ killed run leaves no state that the next one needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasing import NOT_SEEN, Erasure, run_erasure
-from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
+from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Holder
+from memwal_ops.core.run import run_job
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
@@ -147,6 +149,7 @@ class TableErasure(Erasure):
             found = self._newest()
         if found.newest_mentions:
             self.table = touch(self.table, CommitNote.new("erase"), self.commit)
+        self._erase_followers()
         found = self.survey()
         self.surveyor.segments.record()
         if found.versions or any(one.kind == "leftover" for one in found.holders):
@@ -201,6 +204,22 @@ class TableErasure(Erasure):
         for one in reports:
             if one.error is not None:
                 self.faults.append(Holder("index", one.name, f"it cannot be built anew: {one.error}", blocks=True))
+
+    def _erase_followers(self) -> None:
+        """Erase the indexes on this machine that follow the table."""
+        for one in self.surveyor.followers(self.table):
+            if not one.is_here:
+                continue
+            self.context.step("followers")
+            options = EraseOptions(deleted_before=self.surveyor.now.isoformat())
+            try:
+                report: Any = run_job(one.folder, "erase", options, apply=True)
+            except MemwalOpsError as error:
+                self.faults.append(Holder("index folder", one.folder, f"it cannot be erased: {error}", blocks=True))
+                continue
+            self.count("index_folders_erased", report.decision == EraseDecision.ERASED)
+            held = (holder for holder in report.holders if holder.blocks)
+            self.faults += [replace(holder, name=f"{one.folder}: {holder.name}") for holder in held]
 
     def _expire(self, found: Survey) -> None:
         self.context.step("expire")

@@ -44,7 +44,7 @@ _WITHOUT_VALUES = {
 # Records, by their number; what a migration has done; what probes and clocks write.
 _RECORD = re.compile(
     r"_mem_wal_ops/((leases/[^/]+|holds|expiries|erase|progress|schema)/\d{20}(-[0-9a-f]{16})?\.[a-z]+"
-    r"|legacy/.+|(probe|clock)/[^/]+|swap\.lock)"
+    r"|legacy/.+|followers/[^/]+\.json|(probe|clock)/[^/]+|swap\.lock)"
 )
 Verdict = tuple[str | None, Holder | None]
 """Why an object cannot hold such a row, else None; and the holder, unless another one stands for the object."""

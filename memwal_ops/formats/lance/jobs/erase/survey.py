@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from memwal_ops.core.erasure import SAFE_AGE, Holder
+from memwal_ops.core.followers import read_followers
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.core.followers import Follower
     from memwal_ops.formats.lance.jobs.erase.found import AnyLog
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -112,6 +114,7 @@ class Surveyor:
             found.holders += self._branches(table, found, places)
         elif table.branch.name is None:
             without = (f"{BRANCHES_FOLDER}/",)
+        found.holders += self._followers(table)
         found.holders += self._objects(table, found, without)
         return found
 
@@ -218,6 +221,26 @@ class Surveyor:
                     self._retention.written(last) + min(self.older_than, SAFE_AGE),
                 )
             yield Holder("version", str(version), why, until if until is not None and until > self.now else None)
+
+    def followers(self, table: Table) -> Iterator[Follower]:
+        """Indexes elsewhere that follow the table, and may have such rows."""
+        for one in read_followers(table.store):
+            if not self._has_erased(table, one.erased):
+                yield one
+
+    def _has_erased(self, table: Table, version: int) -> bool:
+        """Whether what was erased at a version is all that must be gone."""
+        if version not in self._retention.versions:
+            return False
+        if self.target.before is not None:
+            return self._retention.written(version) >= self.target.before
+        return not any(len(one) for one in self.target.living(open_dataset(table.location, version=version), ""))
+
+    def _followers(self, table: Table) -> Iterator[Holder]:
+        for one in self.followers(table):
+            where = "this table" if one.is_here else f"this table on {one.host}, or did: {one.path} records it"
+            act = f"memwal-ops erase {one.folder} --deleted-before {self.now:%Y-%m-%d} --apply"
+            yield Holder("index folder", one.folder, f"follows {where}; erase it, too: {act}", blocks=not one.is_here)
 
     def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[Holder]:
         """The other branches of the table, main among them, that have such rows; notes what their objects are."""
