@@ -43,7 +43,9 @@ def test_check_in_every_state(
         "waiting_for": None, "state": "queued", "last_outcome": "succeeded", **change.get("job", {}),
     }  # fmt: skip
     one = {"name": "a", "backlog": {}, "look_error": None, "jobs": {"merge": state}, **change.get("table", {})}
-    service = {"ready": True, "config": {"error": None}, "discovery_faults": [], **change.get("service", {})}
+    service = {
+        "instance": "i", "ready": True, "config": {"error": None}, "discovery_faults": [], **change.get("service", {}),
+    }  # fmt: skip
     document = change.get("document", {"service": service, "tables": change.get("tables", [one])})
     monkeypatch.setattr(
         "urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(document).encode())
