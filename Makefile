@@ -5,7 +5,7 @@ AIRFLOW_VENV := .venv-airflow
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One process more than there are processors: many tests wait for other processes.
-PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 # Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
 JAVA := $(or $(JAVA_HOME),$(shell command -v java))
 COMMA := ,

@@ -74,7 +74,7 @@ def test_maintain_does_all_that_applies(made: PlainTable) -> None:
 
 def test_a_compaction_ends_at_its_budget_and_goes_on(made: PlainTable) -> None:
     run_job(made.uri, "catchup")
-    left, budget, runs = len(made.dataset.get_fragments()), 4096, 0
+    left, budget, runs = len(made.dataset.get_fragments()), 8192, 0
     assert left > 6
     while (report := run_job(made.uri, "compact", target_rows=80, max_bytes=budget)).decision == "compacted":
         document = report.to_json()
@@ -141,7 +141,7 @@ def test_a_killed_job_is_run_again(made: PlainTable, job: str) -> None:
     """At calls to the store, before or after they were carried out: each listed version can be read, no row is lost."""
     backup = f"{made.uri}.backup"
     shutil.copytree(made.uri, backup)
-    for step in range(1, 1000, 9):
+    for step in range(1, 1000, 21):
         shutil.rmtree(made.uri)
         shutil.copytree(backup, made.uri)
         table = open_table(made.uri)
