@@ -99,6 +99,14 @@ def test_plans_and_holds_are_made_by_workers(config: Path, tables: list[Workload
         until(lambda: running.events("ready"))
         client = ServiceClient(http, TOKEN)
         until(lambda: all(one["finished"] for one in running.runs(job="merge")) and len(running.runs(job="merge")) == 3)
+        # A run is over in the history before its lease is given back.
+        until(
+            lambda: all(
+                job["lease"]["state"] == "free"
+                for one in running.get("/api/v1/status")["tables"]
+                for job in one["jobs"].values()
+            )
+        )
         before, runs = {table.uri: contents(table.uri) for table in tables}, len(running.runs())
         planned = client.act("/tables/t0/jobs/merge/plan", {})
         assert (planned["job"], planned["report"]["decision"]) == ("merge", "dry_run")
