@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 from datetime import timedelta
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,7 +16,7 @@ from memwal_ops.core.job import Objective
 from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES, below
-from memwal_ops.units import parse_duration, parse_size
+from memwal_ops.units import duration_text, parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
 _MAX_DURATION = timedelta(days=100 * 365)
@@ -162,7 +162,42 @@ class JobConfig(Model):
     heartbeat_url: str | None = None
 
 
-class Defaults(Model):
+class EraseConfig(Model):
+    """Rows that were deleted are gone from all files ``within`` a time: the job ``erase`` with that option."""
+
+    within: Positive = timedelta(days=30)
+    apply: bool | None = None
+
+
+class TtlConfig(Model):
+    """Rows whose time in ``column`` is older than ``keep`` are deleted, and erased: an option of the job ``erase``."""
+
+    column: Annotated[str, Field(min_length=1)]
+    keep: Positive
+
+
+class Erasing(Model):
+    """Keys of tables that say in short what options of the job ``erase`` say."""
+
+    erase: EraseConfig | None = None
+    ttl: TtlConfig | None = None
+    jobs: dict[str, JobConfig] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _options_of_erase(self) -> Self:
+        given: dict[str, Any] = {} if self.erase is None else {"within": duration_text(self.erase.within)}
+        if self.ttl is not None:
+            given["ttl"] = {"column": self.ttl.column, "keep": duration_text(self.ttl.keep)}
+        job = self.jobs.get("erase", JobConfig())
+        if twice := sorted(given.keys() & job.options.keys()):
+            raise ValueError(f"{twice[0]} is given twice: here, and among jobs.erase.options")
+        if given:
+            applies = {} if self.erase is None or self.erase.apply is None else {"apply": self.erase.apply}
+            self.jobs["erase"] = job.model_copy(update={**applies, "options": {**job.options, **given}})
+        return self
+
+
+class Defaults(Erasing):
     """Defaults for all tables."""
 
     storage_options: Options = Field(default_factory=dict)
@@ -170,7 +205,6 @@ class Defaults(Model):
     poll: Positive = timedelta(seconds=30)
     idle_poll: Positive | None = None
     expect_writes_within: Positive | None = None
-    jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
 
 class NamespaceConfig(Model):
@@ -211,7 +245,7 @@ class ObjectivesConfig(Model):
         }
 
 
-class TableConfig(Model):
+class TableConfig(Erasing):
     """One table (``uri``), or all that match a pattern, or those of a LanceDB folder (``database``) or a catalog."""
 
     uri: str | None = None
@@ -231,7 +265,6 @@ class TableConfig(Model):
     expect_writes_within: Positive | None = None
     weight: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1_000_000)] = 1.0
     objectives: ObjectivesConfig = ObjectivesConfig()
-    jobs: dict[str, JobConfig] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one(self) -> TableConfig:
@@ -456,6 +489,16 @@ class Config(Model):
     notify: NotifyConfig = NotifyConfig()
     defaults: Defaults = Defaults()
     tables: list[TableConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _erased_in_time(self) -> Config:
+        """What is deleted by its age is erased within the default time, where the file gives none."""
+        within = EraseConfig.model_fields["within"].default
+        for table in self.tables:
+            layers = [layer.jobs["erase"].options for layer in (table, self.defaults) if "erase" in layer.jobs]
+            if any("ttl" in one for one in layers) and not any("within" in one for one in layers):
+                layers[0]["within"] = duration_text(within)
+        return self
 
     @model_validator(mode="after")
     def _one_currency(self) -> Config:

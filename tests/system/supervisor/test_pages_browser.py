@@ -18,6 +18,7 @@ from memwal_ops.supervisor.actions import ActionConflictError
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tokens import TokenFile
 from tests.support.fleet import FakeTables, fleet, job, pages_of, status
+from tests.support.waiting import until as wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,10 +212,10 @@ def test_it_refreshes_in_place_and_never_under_a_reader(
 def test_it_works_without_scripts_and_runs_none_of_others(driver: Any, show: Callable[..., None]) -> None:
     show("/", _DESK, "light", scripts=False)
     driver.find_element("id", "q").send_keys("orders-123\n")
-    assert "q=orders-123" in driver.current_url
-    assert len(driver.find_elements("css selector", ".tables tbody tr")) == 11
+    wait_until(lambda: "q=orders-123" in driver.current_url)
+    wait_until(lambda: len(driver.find_elements("css selector", ".tables tbody tr")) == 11)
     driver.find_element("link text", "Rows").click()
-    assert "sort=rows" in driver.current_url
+    wait_until(lambda: "sort=rows" in driver.current_url)
     assert "q=orders-123" in driver.current_url
     show("/", _DESK, "light")
     driver.execute_script(

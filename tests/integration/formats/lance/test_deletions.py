@@ -30,6 +30,11 @@ PROOFS = {
     ("formats/lance/retention/merged_since.py", "drop_contradicted"): "the same",
     ("formats/lance/retention/schema_recorder.py", "record_schema"): "our own records, which a later one has as well",
     ("formats/lance/jobs/erase/segments.py", "record"): "our own records; a segment without one is built anew",
+    (
+        "supervisor/membership/records.py",
+        "delete",
+    ): "of no table: a member's own, or of a dead one: they save work",
+    ("supervisor/membership/records.py", "_prune"): "the same: numbers far behind the newest of the member",
     ("formats/lance/stub.py", "apply"): "of a folder without versions and data, older than any creation in progress",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.

@@ -380,3 +380,33 @@ def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
     file.write_text("http: {tls_key: /k}\ntables: [{uri: /t}]\n")
     with pytest.raises(ConfigProblemsError, match=r"Give both tls_certificate and tls_key"):
         load_settings(str(file), {})
+
+
+ERASED = """\
+defaults: {erase: {within: 20d, apply: true}}
+tables:
+  - uri: /data/a.lance
+  - {uri: /data/b.lance, ttl: {column: created_at, keep: 90d}, erase: {within: 60d, apply: false}}
+  - {uri: /data/c.lance, ttl: {column: day, keep: 1d}}
+"""
+
+
+def test_erase_and_ttl_of_a_table_are_options_of_the_job(tmp_path: Path) -> None:
+    def jobs(text: str) -> list[tuple[bool, bool, dict[str, Any]]]:
+        settings = [one.by_format["lance"]["erase"] for one in load(tmp_path, text).tables]
+        return [(one.enabled, one.apply, dict(one.options)) for one in settings]
+
+    column = {"column": "created_at", "keep": "90d"}
+    assert jobs(ERASED) == [
+        (True, True, {"within": "20d"}),
+        (True, False, {"within": "60d", "ttl": column}),
+        (True, True, {"within": "20d", "ttl": {"column": "day", "keep": "1d"}}),
+    ]
+    alone = "tables: [{uri: /data/a.lance, ttl: {column: created_at, keep: 90d}}]\n"
+    assert jobs(alone) == [(True, False, {"ttl": column, "within": "30d"})], "it plans, until apply is given"
+    [(_, place, why)] = problems(
+        tmp_path, alone.replace("}}]", "}, jobs: {erase: {options: {ttl: {column: x, keep: 1d}}}}}]")
+    )
+    assert (place, "given twice" in why) == ("tables[0]", True)
+    [(_, place, why)] = problems(tmp_path, alone.replace(", keep: 90d", ""))
+    assert (place, "missing" in why) == ("tables[0].ttl.keep", True)
