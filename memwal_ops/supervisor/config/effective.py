@@ -120,6 +120,7 @@ class TableSettings:
         branches: of each table those that are maintained, too; None: all.
         weight: how much its savings count, beside those of other tables.
         objectives: what it is to keep, by name.
+        labels: by which the list of all tables is searched and grouped.
         database: the pattern is that of a LanceDB folder, which also has tables of namespaces.
     """
 
@@ -140,6 +141,7 @@ class TableSettings:
     expect_writes_within: timedelta | None = None
     weight: float = 1.0
     objectives: Mapping[Objective, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def jobs(self) -> Mapping[str, JobSettings]:
@@ -167,6 +169,7 @@ class TableSettings:
         if self.weight != 1:
             shown["weight"] = self.weight
         shown |= {f"objectives.{name}": limit for name, limit in self.objectives.items()}
+        shown |= {f"labels.{name}": value for name, value in self.labels.items()}
         shown["expect_writes_within"] = _plain(self.expect_writes_within)
         return shown
 

@@ -68,6 +68,7 @@ Positive = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0
 Size = Annotated[int, BeforeValidator(read_size), Field(gt=0)]
 Price = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, BeforeValidator(_no_bool)]
+LabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,63}$")]
 Options = dict[str, Annotated[str, BeforeValidator(_to_string)]]
 
 
@@ -265,6 +266,7 @@ class TableConfig(Erasing):
     expect_writes_within: Positive | None = None
     weight: Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1_000_000)] = 1.0
     objectives: ObjectivesConfig = ObjectivesConfig()
+    labels: dict[LabelName, Annotated[str, Field(min_length=1, max_length=63)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one(self) -> TableConfig:

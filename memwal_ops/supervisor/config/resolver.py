@@ -135,6 +135,7 @@ class Resolver:
             },
             weight=entry.weight,
             objectives=entry.objectives.limits(),
+            labels=entry.labels,
             sources=sources,
         )
 

@@ -136,6 +136,7 @@ class FleetStatus:
             "seconds_since_look": 0.0,
             "look_error": None if reading.error is None else redact(str(reading.error)),
             "expect_writes_seconds": expected_seconds(table.settings),
+            "labels": dict(table.settings.labels),
             "error": None if reading.error is None else error_document(reading.error),
             "clock_skew_seconds": None if in_service is None else in_service["clock_skew_seconds"],
             "blocked": blocked,

@@ -5,6 +5,7 @@ A parameter that is not valid is ignored: a link from an older release still sho
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ GROUPS: dict[str, Callable[[Row], str]] = {
     "format": lambda row: row.format or "unknown",
     "state": lambda row: WORDS[row.level],
 }
+_LABEL = "label:"
+_LABELS = re.compile(r"label:[A-Za-z0-9_.-]{1,63}")
 SORTS: dict[str, Callable[[Row], Any]] = {
     "state": lambda row: row.level,
     "name": lambda row: row.name,
@@ -51,10 +54,11 @@ class Query:
     """What a reader wants to see.
 
     Attributes:
-        q: words that the name, the URI or the finding of a table must have.
+        q: words that the name, the URI, the labels (``team=search``) or the finding of a table must have.
         state: of ``STATES``; ``format``: a format's name; empty: all.
-        group: of ``GROUPS``: show groups instead of tables; empty: tables.
+        group: of ``GROUPS``, or a label as ``label:NAME``: show groups instead of tables; empty: tables.
         place: the folder or catalog of which to show the tables; empty: of all.
+        label: as ``NAME=VALUE``: tables with that label; without a value, those that have none; empty: all.
         sort: of ``SORTS``; ``down``: the largest first.
         page: from 1.
     """
@@ -64,6 +68,7 @@ class Query:
     format: str = ""
     group: str = ""
     place: str = ""
+    label: str = ""
     sort: str = "state"
     down: bool = True
     page: int = 1
@@ -79,8 +84,9 @@ class Query:
             q=given.get("q", "")[:_MAX_TEXT].strip(),
             state=given["state"] if given.get("state") in STATES else "",
             format=given.get("format", "")[:_MAX_TEXT],
-            group=given["group"] if given.get("group") in GROUPS else "",
+            group=group if (group := given.get("group", "")) in GROUPS or _LABELS.fullmatch(group) else "",
             place=given.get("in", "")[: 10 * _MAX_TEXT],
+            label=given.get("label", "")[:_MAX_TEXT],
             sort=sort,
             down=order == "down" or (order != "up" and sort not in _ASCENDING),
             page=min(int(page), _MAX_PAGE) if page.isascii() and page.isdigit() and int(page) else 1,
@@ -90,7 +96,7 @@ class Query:
         """Return the address of this query with changes; a change of anything but the page leads to the first one."""
         changed = replace(self, **{"page": 1, **changes})
         given = {
-            **{name: getattr(changed, name) for name in ("q", "state", "format", "group")},
+            **{name: getattr(changed, name) for name in ("q", "state", "format", "group", "label")},
             "in": changed.place,
             "sort": "" if changed.sort == "state" and changed.down else changed.sort,
             "order": "" if changed.down == (changed.sort not in _ASCENDING) else "down" if changed.down else "up",
@@ -109,6 +115,7 @@ class Query:
             (not self.state or _has_state(row, self.state))
             and (not self.format or (row.format or "unknown") == self.format)
             and (not self.place or row.folder == self.place)
+            and (not self.label or _label_of(row, self.label.partition("=")[0]) == self.label)
             and (not self.q or _has_words(row, self.q.lower().split()))
         )
 
@@ -118,8 +125,13 @@ def _has_state(row: Row, state: str) -> bool:
     return (row.paused if state == "paused" else bool(row.running)) if level is None else row.level == level
 
 
+def _label_of(row: Row, name: str) -> str:
+    return f"{name}={row.labels.get(name, '')}"
+
+
 def _has_words(row: Row, words: Iterable[str]) -> bool:
-    text = f"{row.name} {row.uri} {row.what}".lower()
+    labels = " ".join(_label_of(row, name) for name in row.labels)
+    text = f"{row.name} {row.uri} {labels} {row.what}".lower()
     return all(word in text for word in words)
 
 
@@ -184,15 +196,22 @@ def page_of(rows: Sequence[Row], query: Query) -> tuple[list[Row], int]:
     return ordered[first : first + PAGE_ROWS], pages
 
 
+def group_names(rows: Iterable[Row]) -> list[str]:
+    """Return by what tables can be grouped: ``GROUPS``, and each label that one of them has."""
+    return [*GROUPS, *sorted({f"{_LABEL}{name}" for row in rows for name in row.labels})]
+
+
 def groups_of(rows: Iterable[Row], query: Query) -> list[tuple[str, str, Totals]]:
     """Return the groups of tables, the worst and largest first: each with its name, address and sums."""
-    key = GROUPS[query.group]
+    label, key = query.group.removeprefix(_LABEL), GROUPS.get(query.group)
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(key(row), []).append(row)
+        groups.setdefault(row.labels.get(label, "") if key is None else key(row), []).append(row)
     found = [(name, _group_link(query, name), totals(some)) for name, some in groups.items()]
     return sorted(found, key=lambda one: (-one[2].level, -one[2].tables, one[0]))
 
 
 def _group_link(query: Query, name: str) -> str:
+    if query.group.startswith(_LABEL):
+        return query.link(group="", label=f"{query.group.removeprefix(_LABEL)}={name}")
     return query.link(group="", **{"place" if query.group == "database" else query.group: name})

@@ -61,6 +61,7 @@ class Row:
         running: the jobs that run.
         paused: its runs are paused, or those of a job.
         cost: what its runs of the last week cost.
+        labels: those of the configuration.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Row:
     running: str
     paused: bool
     cost: float | None
+    labels: Mapping[str, str]
 
 
 def row_of(
@@ -136,6 +138,7 @@ def row_of(
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
         cost=cost,
+        labels=table.get("labels", {}),
     )
 
 

@@ -29,7 +29,7 @@ from memwal_ops.supervisor.observe.findings import (
     no_tables,
     service_findings,
 )
-from memwal_ops.supervisor.observe.listing import GROUPS, Query, groups_of, page_of, totals
+from memwal_ops.supervisor.observe.listing import Query, group_names, groups_of, page_of, totals
 from memwal_ops.supervisor.observe.overview import Overview
 from memwal_ops.supervisor.observe.run_view import run_page, run_view
 from memwal_ops.supervisor.observe.table_view import (
@@ -167,7 +167,7 @@ class Pages:
             pages=pages,
             groups=groups[:_MAX_GROUPS],
             more_groups=max(0, len(groups) - _MAX_GROUPS),
-            groups_by=[*GROUPS],
+            groups_by=group_names(every),
             formats=sorted({row.format or "unknown" for row in every}),
             has_recall=any(row.recall is not None for row in every),
             money=lambda amount: "" if amount is None else money_text(amount, self._spending.currency),

@@ -88,6 +88,7 @@ def _table(
         "seconds_since_look": _since(state.polled, now),
         "look_error": state.error,
         "expect_writes_seconds": expected_seconds(state.table.settings),
+        "labels": dict(state.table.settings.labels),
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "paused": paused(scheduler, (state.table.name,)),

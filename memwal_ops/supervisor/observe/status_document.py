@@ -76,7 +76,7 @@ class TableStatus(TypedDict):
     """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
-    ``asked_at`` and ``asked_version``. ``expect_writes_seconds``: ``expect_writes_within`` of the configuration.
+    ``asked_at`` and ``asked_version``. ``expect_writes_seconds`` and ``labels``: of the configuration.
     """
 
     name: str
@@ -88,6 +88,7 @@ class TableStatus(TypedDict):
     seconds_since_look: float | None
     look_error: str | None
     expect_writes_seconds: float | None
+    labels: dict[str, str]
     clock_skew_seconds: float | None
     answers: list[dict[str, Any]]
     paused: PauseStatus | None

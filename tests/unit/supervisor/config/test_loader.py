@@ -48,6 +48,8 @@ WRONG = [
     (TABLE + "    jobs: {merge: {schedule: 5}}\n", 3, "tables[0].jobs.merge.schedule", "for example 5m"),
     (TABLE + "log_level: loud\n", 3, "log_level", "'debug', 'info'"),
     (TABLE + "leases: {ttl: 1s}\n", 3, "leases.ttl", "greater"),
+    (TABLE + "    labels: {'a b': c}\n", 3, "tables[0].labels", "pattern"),
+    (TABLE + "    labels: {team: 7}\n", 3, "tables[0].labels.team", "string"),
     (TABLE + "fleet: {name: a}\n", 3, "fleet.uri", "missing"),
     (TABLE + "fleet: {uri: ops}\n", 3, "fleet.uri", "not an absolute path"),
     (TABLE + "fleet: {uri: /ops, name: a/b}\n", 3, "fleet.name", "pattern"),

@@ -7,7 +7,16 @@ import re
 
 import pytest
 
-from memwal_ops.supervisor.observe.listing import GROUPS, PAGE_ROWS, SORTS, Query, groups_of, page_of, totals
+from memwal_ops.supervisor.observe.listing import (
+    GROUPS,
+    PAGE_ROWS,
+    SORTS,
+    Query,
+    group_names,
+    groups_of,
+    page_of,
+    totals,
+)
 from memwal_ops.supervisor.observe.overview import Overview
 from tests.support.fleet import FakeTables, fleet, pages_of, status, table
 
@@ -15,6 +24,7 @@ from tests.support.fleet import FakeTables, fleet, pages_of, status, table
 def overview(count: int = 250) -> Overview:
     tables = fleet(count)
     for at, one in enumerate(tables):
+        one["labels"] = [{"team": "search"}, {"team": "search2", "tier": "<gold>"}, {}][at % 3]
         one["uri"] = f"s3://lake/db{at % 3}/{one['name']}.lance"
         one["backlog"] |= {"table_rows": float(at * 7919 % 1000), "table_bytes": float(at)}
     later = {"payments": {"bytes": 7, "by": "2126-01-02T00:00:00+00:00"}}
@@ -41,6 +51,7 @@ def test_filters_and_totals() -> None:
     assert [row.name for row in rows if Query.read("state=critical").matches(row)] == ["payments", "clicks", "sessions"]
     assert [row.name for row in rows if Query.read("q=BLOCKED+generation_missing").matches(row)] == ["payments"]
     assert [row.name for row in rows if Query.read("format=lm_diskann").matches(row)] == ["idx"]
+    assert sum(Query.read("q=team%3Dsearch2").matches(row) for row in rows) == 83
     assert sum(Query.read("in=s3%3A%2F%2Flake%2Fdb1").matches(row) for row in rows) == 83
     sums = totals(rows)
     assert (sums.tables, sums.critical, sums.warning, sums.ok) == (251, 3, 0, 248)
@@ -48,12 +59,13 @@ def test_filters_and_totals() -> None:
     assert sums.bytes == sum(range(250)) - 3 - 5 - 7 + 3 + 5 + 7
 
 
-@pytest.mark.parametrize("group", [*GROUPS])
+@pytest.mark.parametrize("group", [*GROUPS, "label:team", "label:tier"])
 def test_groups_lead_to_their_tables(group: str) -> None:
     rows, query = overview().rows(), Query.read(f"group={group}")
     groups = groups_of(rows, query)
     assert len(groups) > 1
     assert sum(sums.tables for _, _, sums in groups) == len(rows)
+    assert group in group_names(rows)
     for _, link, sums in groups:
         inner = Query.read(link.partition("?")[2])
         assert not inner.group
