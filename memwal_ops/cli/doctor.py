@@ -239,9 +239,10 @@ def _bucket(location: Location) -> Iterator[Check]:
     if settings.versioning is None:
         yield Check("bucket versioning", OK, f"not known: {settings.why}")
     else:
-        kept = "what gc deletes stays as noncurrent versions, which are billed"
-        do = "A lifecycle rule for noncurrent versions frees the space."
-        freed = settings.versioning != "Enabled" or settings.expires_noncurrent
+        what = "gc deletes" if settings.versioning == "Enabled" else "was deleted before that"
+        kept = f"what {what} stays as noncurrent versions, which are billed, and which erase does not see"
+        do = "A lifecycle rule for noncurrent versions deletes them."
+        freed = settings.versioning == "off" or settings.expires_noncurrent
         yield _judged("bucket versioning", freed, settings.versioning + ("" if freed else f": {kept}"), do)
     rules = [one for one in settings.expiring if one.startswith(prefix) or prefix.startswith(one)]
     do = "Remove the rule for this prefix: it deletes by age, and old files of a table are needed."
