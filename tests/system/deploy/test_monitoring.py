@@ -97,9 +97,10 @@ def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path)
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
         "notify: {targets: [{name: ops, type: webhook, url: 'http://127.0.0.1:1/'}]}\n"
+        f"budget: {{cpu: 1h}}\nfleet: {{uri: {tmp_path}/ops, name: one, heartbeat: 1s}}\n"
         f"tables:\n- {{uri: {table.uri}, poll: 1s, expect_writes_within: 1h, "
         f"jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"
-        f"- {{uri: {plain.uri}, poll: 1s, jobs: {{expire: {{}}}}}}\n"
+        f"- {{uri: {plain.uri}, poll: 1s, erase: {{within: 30d}}, jobs: {{expire: {{}}}}}}\n"
         f"- {{uri: {tmp_path}/v.lance, poll: 1s}}\n"
     )
     with service(config) as running:
@@ -159,7 +160,10 @@ def test_the_dashboard_is_sound() -> None:
     assert all(panel["title"] for panel in PANELS)
     assert len(titles) == len(set(titles)) + titles.count("Blocked regions") - 1, "as a figure, and over time"
     rows = [panel["title"] for panel in PANELS if panel["type"] == "row"]
-    assert rows == ["Overview", "Backlog", "Runs", "Indexes and snapshots", "Garbage", "Service", "Tables and cost"]
+    assert rows == [
+        "Overview", "Backlog", "Runs", "Indexes and snapshots", "Garbage", "Service", "Tables and cost",
+        "Fleet, budget and erase",
+    ]  # fmt: skip
     for panel in GRAPHS:
         assert panel["description"], panel["title"]
         assert panel["datasource"] == DATASOURCE
