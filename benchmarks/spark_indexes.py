@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from benchmarks.spark import processor_seconds
 from memwal_ops import run_job
+from memwal_ops.core.spark.session import check_executors, quiet, session
 from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
-from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
 
 FRAGMENTS, DIMENSION = 16, 128
 INDEXES: dict[Any, tuple[str, dict[str, Any]]] = {

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.spark.session import check_executors, drivers_python, refuse_stopped
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
-from memwal_ops.formats.lance.engines.spark.session import check_executors, drivers_python, refuse_stopped
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.table import open_lance_table
 

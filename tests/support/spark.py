@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.core.spark.environment import why_not
+from memwal_ops.core.spark.session import session
 from memwal_ops.formats.lance.engines.merge.local import LocalEngine
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.engines.spark.environment import why_not
-from memwal_ops.formats.lance.engines.spark.session import session
 from memwal_ops.formats.lance.generations import copies as generation_copies
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 
 from memwal_ops.cli.main import main
-from memwal_ops.formats.lance.engines.spark import engine, resolved, session, tasks
+from memwal_ops.core.spark import session
+from memwal_ops.formats.lance.engines.spark import engine, resolved, tasks
 
 STAGES = {
     "delete": (resolved, "key_scanner"),

@@ -24,10 +24,10 @@ import sys
 from typing import Any
 
 from memwal_ops import log, open_table
+from memwal_ops.core.spark.session import session
 from memwal_ops.formats.lance.engines.spark import engine, load, resolved, tasks
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.engines.spark.session import session
 from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.spark import CHEAP_JAVA, submit_args
 

@@ -18,7 +18,7 @@ HEAVY = ("lance", "pyarrow", "pyspark", "pandas", "numpy", "boto3", "botocore")
 NOT_FOR_A_LOCAL_MERGE = (
     "pyspark", "boto3", "botocore", "apscheduler", "pydantic", "yaml", "prometheus_client", "rich.console",
     "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
-    "memwal_ops.formats.lance.engines.spark.session",
+    "memwal_ops.core.spark.session",
 )  # fmt: skip
 # Where a service runs on this machine, a run is recorded in its history, which takes its configuration.
 NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml"}

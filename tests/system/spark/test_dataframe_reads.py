@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.core.spark.faults import TaskFaultError, raised_again
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.formats.lance.engines.spark.conditions import condition
-from memwal_ops.formats.lance.engines.spark.faults import TaskFaultError, raised_again
 from memwal_ops.formats.lance.generations.generation import Generation
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job

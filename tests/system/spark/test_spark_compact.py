@@ -14,8 +14,8 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.spark import environment
 from memwal_ops.errors import SparkUnavailableError, TableCorruptError
-from memwal_ops.formats.lance.engines.spark import environment
 from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.jobs.catchup import job as catchup

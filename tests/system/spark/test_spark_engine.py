@@ -13,8 +13,9 @@ import pytest
 import structlog
 
 from memwal_ops import open_table
+from memwal_ops.core.spark import division
 from memwal_ops.formats.lance.commit.commit import CommitLostError
-from memwal_ops.formats.lance.engines.spark import broadcast, division, engine
+from memwal_ops.formats.lance.engines.spark import broadcast, engine
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.jobs.merge import job
@@ -28,7 +29,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.merge.api import StageProgress
+    from memwal_ops.core.spark.stages import StageProgress
 
 pytestmark = pytest.mark.timeout(1800)  # the first test starts Spark, on whatever machine this runs
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
+from memwal_ops.core.spark import environment
+from memwal_ops.core.spark import session as spark_session
+from memwal_ops.core.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
-from memwal_ops.formats.lance.engines.spark import environment
-from memwal_ops.formats.lance.engines.spark import session as spark_session
-from memwal_ops.formats.lance.engines.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember

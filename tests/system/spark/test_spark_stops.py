@@ -11,7 +11,8 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.core.context import NullListener, RunContext, StopRequested
-from memwal_ops.formats.lance.engines.spark import resolved, stages
+from memwal_ops.core.spark import stages
+from memwal_ops.formats.lance.engines.spark import resolved
 from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, MergeOptions, VerifyOptions
 from tests.support.tables.plain import PlainTable

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.verification import VerifyReport
 from memwal_ops.formats.lance.answers.reading import Reader
-from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.options import VerifyOptions
 from memwal_ops.text import counted, paragraph
 

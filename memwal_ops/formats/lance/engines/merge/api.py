@@ -7,14 +7,15 @@ handled; an engine only carries it out. Engines differ in where the work runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
+from memwal_ops.core.spark.faults import carry, from_document, to_document
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.wire.region_records import RegionRecord, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from uuid import UUID
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
@@ -75,24 +76,6 @@ class PassResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StageProgress:
-    """Progress of a stage that runs on other machines.
-
-    Attributes:
-        stage: its name, as in a report's ``phases``.
-        tasks_done: tasks that succeeded, of ``tasks``; 0 of 0 before the first is started.
-        rows: read, deleted or written by these tasks; a repeated task may count twice.
-        bytes: likewise: of keys that were read, of files that were written.
-    """
-
-    stage: str
-    tasks_done: int
-    tasks: int
-    rows: int
-    bytes: int
-
-
 class BlockedRegionsError(RegionsBlockedError):
     """Some regions cannot be merged; the pass was abandoned before anything was published.
 
@@ -103,6 +86,20 @@ class BlockedRegionsError(RegionsBlockedError):
     def __init__(self, causes: Mapping[UUID, tuple[int | None, MemwalOpsError]]) -> None:
         super().__init__("; ".join(str(error) for _, error in causes.values()))
         self.causes = causes
+
+
+def _pack(error: BlockedRegionsError) -> list[dict[str, Any]]:
+    return [
+        {"region": str(region_id), "generation": generation, **to_document(cause)}
+        for region_id, (generation, cause) in error.causes.items()
+    ]
+
+
+def _unpack(causes: list[dict[str, Any]]) -> BlockedRegionsError:
+    return BlockedRegionsError({UUID(one["region"]): (one["generation"], from_document(one)) for one in causes})
+
+
+carry(BlockedRegionsError, _pack, _unpack)
 
 
 class Engine(Protocol):

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwal_ops.core.spark.division import in_parts, part_numbers, run_parts
+from memwal_ops.core.spark.stages import release_broadcast
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
 from memwal_ops.formats.lance.engines.merge.locate import index_is_cheaper, locate
 from memwal_ops.formats.lance.engines.spark import resolved, tasks
-from memwal_ops.formats.lance.engines.spark.division import in_parts, part_numbers, run_parts
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
-from memwal_ops.formats.lance.engines.spark.stages import release_broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

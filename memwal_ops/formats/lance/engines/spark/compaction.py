@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.formats.lance.engines.spark.runner import Stage, TaskRunner
+from memwal_ops.core.spark.runner import Stage
+from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from lance.optimize import CompactionTask, RewriteResult
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.engines.spark.runner import Count
+    from memwal_ops.core.spark.runner import Count
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal_ops.core.spark.division import in_parts, part_numbers
+from memwal_ops.core.spark.faults import reported
 from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
-from memwal_ops.formats.lance.engines.spark.division import in_parts, part_numbers
-from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.formats.lance.engines.spark.runner import Stage, TaskRunner
-    from memwal_ops.formats.lance.engines.spark.tasks import Counters
+    from memwal_ops.core.spark.counters import Counters
+    from memwal_ops.core.spark.runner import Stage
+    from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.spark.faults import between_stages
+from memwal_ops.core.spark.session import check_executors, quiet
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import sharing
 from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
@@ -22,11 +24,9 @@ from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_gene
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast, find_newest, fits
-from memwal_ops.formats.lance.engines.spark.faults import between_stages
 from memwal_ops.formats.lance.engines.spark.leftovers import log_files, log_files_if_kept, log_leftovers
 from memwal_ops.formats.lance.engines.spark.locators import MAX_GENERATIONS
 from memwal_ops.formats.lance.engines.spark.running import Running
-from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet
 from memwal_ops.formats.lance.engines.spark.shuffle import Shuffle
 from memwal_ops.log import get_logger
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.engines.merge.api import StageProgress
     from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.spark.running import Changed
     from memwal_ops.formats.lance.generations.generation import Generation

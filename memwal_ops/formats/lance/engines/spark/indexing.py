@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from lance.indices import IndicesBuilder
 from lance.lance import indices as trained_models
 
+from memwal_ops.core.spark.division import in_parts, part_numbers
+from memwal_ops.core.spark.runner import Stage
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
 from memwal_ops.formats.lance.commit.pylance_indexes import from_pylance, to_pylance
-from memwal_ops.formats.lance.engines.spark.division import in_parts, part_numbers
-from memwal_ops.formats.lance.engines.spark.runner import Stage, TaskRunner
+from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     import lance
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.spark.runner import Count
     from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts
-    from memwal_ops.formats.lance.engines.spark.runner import Count
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location

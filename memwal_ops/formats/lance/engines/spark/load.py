@@ -12,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
+from memwal_ops.core.spark.faults import between_stages, reported
+from memwal_ops.core.spark.session import check_executors, quiet
+from memwal_ops.core.spark.stages import Stages, release
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable
 from memwal_ops.formats.lance.engines.merge.api import MergePass
@@ -19,11 +22,8 @@ from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
 from memwal_ops.formats.lance.engines.merge.passes import commit_files, open_generations
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.faults import between_stages, reported
 from memwal_ops.formats.lance.engines.spark.fit import misfits, to_table
 from memwal_ops.formats.lance.engines.spark.leftovers import log_files_if_kept, log_leftovers
-from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet
-from memwal_ops.formats.lance.engines.spark.stages import Stages, release
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops.core.spark.faults import reported
 from memwal_ops.formats.lance.engines.merge.locate import count_deleted, matching_rows, replaced_ids, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded
-from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES, Pass, write_masked
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors

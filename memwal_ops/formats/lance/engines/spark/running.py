@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from lance.fragment import FragmentMetadata
 
+from memwal_ops.core.spark.counters import Counters
+from memwal_ops.core.spark.division import part_numbers
+from memwal_ops.core.spark.stages import Stages
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
-from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.division import part_numbers
-from memwal_ops.formats.lance.engines.spark.stages import Stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.merge.api import MergePass, StageProgress
+    from memwal_ops.core.spark.stages import StageProgress
+    from memwal_ops.formats.lance.engines.merge.api import MergePass
     from memwal_ops.formats.lance.generations.generation import SealedGeneration
     from memwal_ops.formats.lance.table import Table
 
@@ -76,7 +77,7 @@ class Running:
         context = spark.sparkContext
         self.counters = None
         if on_progress is not None:
-            self.counters = tasks.Counters.of(context)
+            self.counters = Counters.of(context)
         self.stages = Stages(context, table.location.uri, self.counters, on_progress, checkpoint)
         self.cores = max(1, int(context.defaultParallelism))
         self.files: list[str] = []

@@ -13,13 +13,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.spark.stages import release
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import shared_keys_error
 from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.locators import ORDINAL_SHIFT, positions
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
-from memwal_ops.formats.lance.engines.spark.stages import release
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from memwal_ops.core.context import Progress
-from memwal_ops.formats.lance.engines.spark.faults import between_stages, reported
-from memwal_ops.formats.lance.engines.spark.session import check_executors, quiet, session
-from memwal_ops.formats.lance.engines.spark.stages import Stages
-from memwal_ops.formats.lance.engines.spark.tasks import Counters
+from memwal_ops.core.spark.counters import Counters
+from memwal_ops.core.spark.faults import between_stages, reported
+from memwal_ops.core.spark.session import check_executors, quiet, session
+from memwal_ops.core.spark.stages import Stages
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from memwal_ops.core.row_sink import Task
-    from memwal_ops.formats.lance.engines.merge.api import StageProgress
+    from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.storage.locations import Location
 
 _ROWS_PER_BATCH = 8192

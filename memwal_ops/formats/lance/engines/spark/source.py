@@ -20,13 +20,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from memwal_ops.core.spark.faults import reported
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.api import MergePass
 from memwal_ops.formats.lance.engines.merge.collapse import collapse
 from memwal_ops.formats.lance.engines.merge.locate import locate
 from memwal_ops.formats.lance.engines.merge.passes import open_generations
 from memwal_ops.formats.lance.engines.spark.conditions import condition, failing, is_failing
-from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES
 from memwal_ops.formats.lance.engines.spark.types import spark_schema, to_spark
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset

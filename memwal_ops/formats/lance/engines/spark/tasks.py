@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops.core.spark.faults import reported
 from memwal_ops.errors import GenerationCorruptError
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, ROW_ID, lookup_keys, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
-from memwal_ops.formats.lance.engines.spark.faults import reported
 from memwal_ops.formats.lance.engines.spark.locators import ordinals, pack, positions, tombstones
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import lance
     import numpy.typing as npt
-    from pyspark import Accumulator, SparkContext
 
+    from memwal_ops.core.spark.counters import Counters
     from memwal_ops.formats.lance.engines.merge.encoded_keys import KeyCode
     from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
     from memwal_ops.storage.locations import Location
@@ -46,29 +46,6 @@ TASK_BYTES = 256 << 20
 
 _ROWS_PER_BATCH = 65_536
 _RESULT = pa.schema([("result", pa.string())])
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Spark accumulators, for progress: what finished tasks have processed."""
-
-    rows: Accumulator[int]
-    bytes: Accumulator[int]
-
-    @classmethod
-    def of(cls, context: SparkContext) -> Self:
-        """New ones."""
-        return cls(context.accumulator(0), context.accumulator(0))
-
-    @property
-    def values(self) -> tuple[int, int]:
-        """Rows and bytes, on the driver."""
-        return self.rows.value, self.bytes.value
-
-    def add(self, rows: int, size: int) -> None:
-        """Count rows and bytes, in a task."""
-        self.rows.add(rows)
-        self.bytes.add(size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.catchup.dividing import parts_of
-from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext

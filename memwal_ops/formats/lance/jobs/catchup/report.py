@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
+    from memwal_ops.core.engine_choice import EngineChoice
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Blocked
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
-    from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice
 
 
 class CatchupDecision(enum.StrEnum):

@@ -20,6 +20,7 @@ from lance.optimize import Compaction
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.next_run import rates_of
 from memwal_ops.core.outlook import seconds_at
 from memwal_ops.core.published import record
@@ -47,7 +48,6 @@ from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Plann
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.jobs.debts import compaction_debt
-from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
@@ -191,7 +191,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     refuse_auto_cleanup(table)
     refuse_settings(table, options)
     if options.engine == "spark":
-        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+        from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
     planner = Planner(table, options)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
@@ -27,7 +28,7 @@ from memwal_ops.formats.lance.commit.commit import (
     check_committable,
     commit_indexes,
 )
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult, StageProgress
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.local import LocalEngine
 from memwal_ops.formats.lance.generations.backlog import (
     Backlog,
@@ -37,7 +38,6 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.unflushed import read_unflushed
-from memwal_ops.formats.lance.jobs.engine_choice import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
+    from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
@@ -125,7 +126,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     planned = plan_passes(table, options)
     choice = _choose(options, planned.backlog)
     if choice.name == "spark":
-        from memwal_ops.formats.lance.engines.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+        from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
         choice = replace(choice, reason=f"{choice.reason}; found {check_environment()}")
     return MergeReport(
@@ -313,8 +314,8 @@ def _choose(options: MergeOptions, backlog: Backlog) -> EngineChoice:
 @contextmanager
 def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *, needed: bool) -> Iterator[Engine]:
     if choice.name == "spark" and needed:
+        from memwal_ops.core.spark.session import session  # noqa: PLC0415 - as above
         from memwal_ops.formats.lance.engines.spark.engine import SparkEngine  # noqa: PLC0415 - not for a local merge
-        from memwal_ops.formats.lance.engines.spark.session import session  # noqa: PLC0415 - as above
 
         context.report(Progress("starting Spark", "tasks", 0))
         with session(options.master) as spark:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import tracing
-from memwal_ops.formats.lance.engines.merge.api import StageProgress
-from memwal_ops.formats.lance.engines.spark.faults import raised_again
+from memwal_ops.core.spark.faults import raised_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,13 +18,31 @@ if TYPE_CHECKING:
     from pyspark import Broadcast, SparkContext
     from pyspark.sql import DataFrame
 
-    from memwal_ops.formats.lance.engines.spark.tasks import Counters
+    from memwal_ops.core.spark.counters import Counters
 
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _LISTENER_MILLIS = 5_000
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """Progress of a stage that runs on other machines.
+
+    Attributes:
+        stage: its name, as in a report's ``phases``.
+        tasks_done: tasks that succeeded, of ``tasks``; 0 of 0 before the first is started.
+        rows: read, deleted or written by these tasks; a repeated task may count twice.
+        bytes: likewise: of keys that were read, of files that were written.
+    """
+
+    stage: str
+    tasks_done: int
+    tasks: int
+    rows: int
+    bytes: int
 
 
 def release(rows: DataFrame) -> None:

@@ -40,7 +40,7 @@ def choose_engine(options: EngineOptions, work: str, size: int) -> EngineChoice:
     if size <= options.spark_above:
         return EngineChoice("local", f"{work} of {size:,} bytes is not above {options.spark_above:,}")
     above = f"{work} of {size:,} bytes is above {options.spark_above:,}"
-    from memwal_ops.formats.lance.engines.spark.environment import why_not  # noqa: PLC0415 - not for small work
+    from memwal_ops.core.spark.environment import why_not  # noqa: PLC0415 - not for small work
 
     missing = why_not()
     if missing is not None:

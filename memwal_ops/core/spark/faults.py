@@ -10,18 +10,16 @@ from __future__ import annotations
 import base64
 import json
 import re
-import uuid
 from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
 from memwal_ops.errors import MemwalOpsError, SparkJobFailedError
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MARK = re.compile(r"memwal-ops-fault<([A-Za-z0-9+/=]+)>")
 _NO_RESPONSE = re.compile(r"An error occurred while calling \S+")
@@ -29,6 +27,15 @@ _CRASHED = re.compile(
     r"Python worker exited unexpectedly|Python worker.* crashed|ExecutorLostFailure|SparkContext was shut down"
 )
 _SHOWN = 600
+
+
+# Errors with more than a message: by the name of the class, to a document and from it.
+_carried: dict[str, tuple[Callable[[Any], Any], Callable[[Any], MemwalOpsError]]] = {}
+
+
+def carry(kind: type[MemwalOpsError], pack: Callable[[Any], Any], unpack: Callable[[Any], MemwalOpsError]) -> None:
+    """Carry errors of this class with more than their message: ``pack`` gives a JSON document, ``unpack`` the error."""
+    _carried[kind.__name__] = (pack, unpack)
 
 
 class TaskFaultError(Exception):
@@ -104,12 +111,8 @@ def brief(error: BaseException) -> str:
 
 
 def _encode(error: MemwalOpsError) -> str:
-    document: dict[str, Any] = {"error": _one(error)}
-    if isinstance(error, BlockedRegionsError):
-        document["causes"] = [
-            {"region": str(region_id), "generation": generation, **_one(cause)}
-            for region_id, (generation, cause) in error.causes.items()
-        ]
+    pack, _ = _carried.get(type(error).__name__, (to_document, None))
+    document = {"kind": type(error).__name__, "error": pack(error)}
     packed = base64.b64encode(json.dumps(document).encode()).decode()
     return f"{_readable(error)} memwal-ops-fault<{packed}>"
 
@@ -119,18 +122,17 @@ def _readable(error: MemwalOpsError) -> str:
     return f"{error.reason}: {redact(str(error))} {redact(error.remedy)}"
 
 
-def _one(error: MemwalOpsError) -> dict[str, str]:
+def to_document(error: MemwalOpsError) -> dict[str, Any]:
+    """An error as text: its class in :mod:`memwal_ops.errors`, message and remedy, without secrets."""
     return {"class": type(error).__name__, "message": redact(str(error)), "remedy": redact(error.remedy)}
 
 
 def _decode(document: dict[str, Any]) -> MemwalOpsError:
-    if "causes" in document:
-        return BlockedRegionsError(
-            {uuid.UUID(cause["region"]): (cause["generation"], _raise_again(cause)) for cause in document["causes"]}
-        )
-    return _raise_again(document["error"])
+    _, unpack = _carried.get(document["kind"], (None, from_document))
+    return unpack(document["error"])
 
 
-def _raise_again(one: dict[str, str]) -> MemwalOpsError:
+def from_document(one: Any) -> MemwalOpsError:
+    """The reverse of :func:`to_document`."""
     kind: type[MemwalOpsError] = getattr(errors, one["class"], MemwalOpsError)
     return kind(one["message"], remedy=one["remedy"])

@@ -9,9 +9,9 @@ import warnings
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.spark.environment import check_environment
+from memwal_ops.core.spark.faults import between_stages, brief, is_crash, is_gone
 from memwal_ops.errors import SparkJobFailedError, SparkUnavailableError
-from memwal_ops.formats.lance.engines.spark.environment import check_environment
-from memwal_ops.formats.lance.engines.spark.faults import between_stages, brief, is_crash, is_gone
 from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Run the stages of jobs on Spark: what all formats share. PySpark is imported where it is used."""
