@@ -134,7 +134,9 @@ def test_scalar_indexes_of_all_types(tmp_path: Path) -> None:
 def codebooks(uri: str) -> dict[str, set[Any]]:
     table = open_table(uri)
     return {
-        name: {read_codebook(table, entry) for entry in index.segments} for name, index in base_indexes(table).items()
+        name: {read_codebook(table, entry) for entry in index.segments}
+        for name, index in base_indexes(table).items()
+        if index.is_vector
     }
 
 
@@ -163,4 +165,32 @@ def test_vector_indexes_of_all_types(tmp_path: Path) -> None:
     # Trained by chance, and codes of 8 bits for 4 numbers each: others find 0.74 to 0.80.
     assert {kind: found[kind] > 0.6 for kind in found} == dict.fromkeys(found, True), found
     assert {kind for kind in found if found[kind] > 0.9} == {kind for kind in found if "PQ" not in kind}, found
+    check(uri)
+
+
+def test_one_part_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that is merged with no other one answers as well, and is merged later."""
+    monkeypatch.setattr(SparkBuilder, "least_bytes", 64 << 20)
+    uri = str(tmp_path / "t.lance")
+    append(uri, 0)
+    for name, (column, kind) in SCALARS.items():
+        lance.dataset(uri).create_scalar_index(column, kind, name=name)
+    create_vectors(uri)
+    append(uri, FRAGMENTS)
+    other = damage.copy_table(uri, str(tmp_path / "other.lance"))
+    before = codebooks(uri)
+    built = entries(run_job(uri, "catchup", SPARK))
+    assert {one["decision"] for one in built.values()} == {"updated"}, built
+    on_spark = {name: tasks(one) for name, one in built.items() if one["engine"] == "spark"}
+    assert on_spark.keys() == built.keys() - BOUNDED
+    assert on_spark == {key: {"segments": 1} for key in on_spark}
+    check(uri)
+    assert codebooks(uri) == before
+    run_job(other, "catchup")
+    assert recalls(uri) == pytest.approx(recalls(other), abs=0.02)
+    append(uri, 2 * FRAGMENTS)
+    run_job(uri, "catchup")
+    check(uri)
+    anew = entries(run_job(uri, "catchup", replace(SPARK, rebuild=True, indexes=(*SCALARS, *VECTORS.values()))))
+    assert {(one["decision"], one["engine"], one["segments"]) for one in anew.values()} == {("updated", "spark", 1)}
     check(uri)

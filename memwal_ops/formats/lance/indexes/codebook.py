@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 _INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
 # Positions of buffers in the file, which are not part of their content.
 _POSITIONS = ("codebook_position", "rotate_mat_position")
-# How codes are stored, which does not change them: pylance packs those of IVF_RQ where it merges segments.
-_LAYOUT = ("packed",)
+# How codes are stored, which does not change them. Where pylance merges segments, it packs those of IVF_RQ, and
+# transposes those of IVF_PQ that it built with a codebook.
+_LAYOUT = ("packed", "transposed")
 # Parameters of quantizers that are in a VectorModel, or follow from it.
 _SUPPORTED_PARAMETERS = frozenset(
     {"dim", "codebook_position", "nbits", "num_sub_vectors", "dimension", "codebook_tensor", "transposed"}

@@ -115,6 +115,13 @@ class IndexArguments:
         kind = self.kind if named else self._config
         return dataset.create_index_uncommitted(self.column, kind, name=name, **chosen)
 
+    def whole(
+        self, dataset: lance.LanceDataset, name: str, fragments: Sequence[int], storage: dict[str, str] | None
+    ) -> Index:
+        """A :meth:`segment` that is merged with no other; one of texts is staged until it is merged, be it alone."""
+        made = self.segment(dataset, name, fragments, storage)
+        return dataset.merge_existing_index_segments([made]) if self.kind == _TEXT else made
+
     def with_options(self, more: Mapping[str, Any]) -> IndexArguments:
         """The same with more parameters, such as those that were trained."""
         return replace(self, options={**self.options, **more})

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import lance
+    from lance.dataset import Index
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.spark.runner import Count
@@ -74,7 +75,8 @@ class SparkBuilder(TaskRunner):
             else:
                 work = replace(work, arguments=parts.arguments.with_options(model))
         stage = Stage("segments", f"index fragments for {name}", f"indexing {name}")
-        written, figures["segments"] = self.run(table, stage, groups, work.segment)
+        task = work.segment if len(groups) > 1 else work.whole
+        written, figures["segments"] = self.run(table, stage, groups, task)
         made = IndexBuild(tuple(map(table_pb2.IndexMetadata.FromString, written)), parts.replaced)
         if len(written) == 1:
             return made
@@ -111,7 +113,12 @@ class _Work:
     @property
     def segment(self) -> Callable[[Sequence[int], Count], bytes]:
         """A task that writes a segment of some fragments."""
-        return lambda fragments, count: _written(self, fragments, count)
+        return lambda fragments, count: _written(self, self.arguments.segment, fragments, count)
+
+    @property
+    def whole(self) -> Callable[[Sequence[int], Count], bytes]:
+        """A task that writes the one segment of all fragments, which is not merged with others."""
+        return lambda fragments, count: _written(self, self.arguments.whole, fragments, count)
 
     @property
     def merge(self) -> Callable[[Sequence[bytes], Count], bytes]:
@@ -148,10 +155,10 @@ def _trained(work: _Work, count: Count) -> Mapping[str, Any] | None:
     return model
 
 
-def _written(work: _Work, fragments: Sequence[int], count: Count) -> bytes:
+def _written(work: _Work, write: Callable[..., Index], fragments: Sequence[int], count: Count) -> bytes:
     dataset = work.open()
     with lance_errors("build index", work.name):
-        index = work.arguments.segment(dataset, work.name, fragments, lance_options(work.location))
+        index = write(dataset, work.name, fragments, lance_options(work.location))
     return _counted(from_pylance(index), dataset, fragments, count)
 
 

@@ -140,10 +140,7 @@ class LegacyErasure(TableErasure):
         fragments = [int(one.id) for one in table.manifest.manifest.fragments]
         arguments = arguments_like(table, index)
         with lance_errors("build index", index.name):
-            part = arguments.segment(table.dataset, index.name, fragments, lance_options(table.location))
-            built = table.dataset.merge_existing_index_segments([part])
-        if part.uuid != built.uuid:
-            _discard(table, f"{INDICES_FOLDER}/{part.uuid}")
+            built = arguments.whole(table.dataset, index.name, fragments, lance_options(table.location))
         entry = from_pylance(built)
         written = f"{INDICES_FOLDER}/{built.uuid}"
         with deleted_unless_named(partial(_discard, table, written)):
