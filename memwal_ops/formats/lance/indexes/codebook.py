@@ -172,6 +172,26 @@ def rotated_model(location: Location, folder: str, name: str) -> dict[str, Any] 
     return {"ivf_centroids": centroids, "rabitq_model": json.dumps(parameters | {"packed": False})}
 
 
+@dataclass(frozen=True, slots=True)
+class ScalarBounds:
+    """The values between which scalar quantization tells components apart; with cosine, those of unit vectors."""
+
+    low: float
+    high: float
+    metric: str
+
+
+def scalar_bounds(location: Location, folder: str, name: str) -> ScalarBounds:
+    """The bounds of an IVF_SQ or IVF_HNSW_SQ segment; arguments as :func:`codebook_at`.
+
+    Raises: as :func:`read_codebook`.
+    """
+    with _decoding(f"The bounds of index {name} cannot be read from {folder}"):
+        bounds = _quantizer(_open(location, f"{folder}/{_STORAGE_FILE}"))["bounds"]
+        described = json.loads(_text(_open(location, f"{folder}/{_INDEX_FILE}"), "lance:index"))
+        return ScalarBounds(float(bounds["start"]), float(bounds["end"]), str(described["distance_type"]))
+
+
 def vector_parameters(location: Location, folder: str, name: str) -> dict[str, Any]:
     """The parameters of a vector index by which pylance builds another one; arguments as :func:`codebook_at`.
 

@@ -78,7 +78,8 @@ class IndexReport:
         error: the error if it failed.
         method: how it was built, or would be: update, retrain or rebuild; None: it was not.
         answers: its answers before and after, compared; None: nothing was built.
-        why: the evidence by which it was, or would be, built anew instead of updated; None: there is none.
+        why: the evidence by which it was, or would be, built anew instead of updated; of one that is not, what is wrong
+            with it nevertheless, or why it was left; None: there is none.
         seconds: spent on this index.
         bytes_written: size of the segments that were built; in a dry run about that of those that would be.
         engine: which built it, or would, and why; None: it was not built.
@@ -195,7 +196,8 @@ class CatchupReport:
             if (built := _engine(index)) is not None:
                 parts.append(paragraph(built, hanging="  "))
             if index.why is not None:
-                parts.append(paragraph(f"ANEW: {index.name}: {index.why}", hanging="  "))
+                label = "NOTE" if index.method in {None, "update"} else "ANEW"
+                parts.append(paragraph(f"{label}: {index.name}: {index.why}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
                 retrain = (
                     f"--index {index.name} --retrain" if self.plain else f"--migrate-codebook {index.name} NEW_NAME"

@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexe
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
+from memwal_ops.formats.lance.jobs.catchup.bounds import misfit
 from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
     ALWAYS,
@@ -193,7 +194,8 @@ def _in_budget(run: _Run, name: str) -> bool:
     if most is None or not written or index is None or _next_need(run.table, index, run.options) != "update":
         return True
     debt = debts_of(run.table, run.options)[name]
-    return written + _would_write(index, method_of(run.table, index, run.options), debt) <= most
+    method, _ = _method(run.table, index, run.options, run.context)
+    return written + _would_write(index, method, debt) <= most
 
 
 def _left(run: _Run, name: str) -> _Outcome:
@@ -359,6 +361,7 @@ def _update(run: _Run, name: str) -> str:
             method, why = _method(table, index, run.options, run.context)
             if need != "update" and method == "update":
                 return need
+            run.reasons.pop(name, None)
             if why is not None:
                 run.reasons[name] = why
             built = _build_and_publish(run, table, index, method)
@@ -375,12 +378,16 @@ def _update(run: _Run, name: str) -> str:
 
 
 def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: RunContext) -> tuple[str, str | None]:
-    """How an index is built, and by which evidence."""
+    """How an index is built, and by which evidence; of an update, what is wrong nevertheless."""
     method = method_of(table, index, options)
-    if method != "update" or not _may_retrain(table, index, options):
+    if method != "update":
         return method, None
-    why = why_retrain(table, index, context)
-    return ("rebuild", why) if why else (method, None)
+    if _may_retrain(table, index, options) and (why := why_retrain(table, index, context)):
+        return "rebuild", why
+    found = misfit(table, index, context) if _need(table, index, options) == "update" else None
+    if found is None:
+        return method, None
+    return "rebuild" if found.anew else method, found.why
 
 
 def _may_retrain(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
@@ -420,11 +427,20 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     try:
         _compare_answers(run, table, index, build)
     except AnswersWorseError as worse:
-        if method != "update" or not _may_retrain(table, index, run.options):
+        other = _other_method(table, index, method, run.options)
+        if other is None:
             raise
-        run.reasons[index.name] = str(worse)
-        return _build_and_compare(run, table, index, "rebuild")
+        earlier = f"{run.reasons[index.name]}; but built anew: " if other == "update" else ""
+        run.reasons[index.name] = f"{earlier}{worse}"
+        return _build_and_compare(run, table, index, other)
     return build
+
+
+def _other_method(table: Table, index: BaseIndex, method: str, options: CatchupOptions) -> str | None:
+    """What remains where the build by a method would answer worse: an update after a build anew by evidence alone."""
+    if _may_retrain(table, index, options):
+        return "rebuild" if method == "update" else None
+    return "update" if method == "rebuild" and method_of(table, index, options) == "update" else None
 
 
 def _compare_answers(run: _Run, table: Table, index: BaseIndex, build: IndexBuild) -> None:
