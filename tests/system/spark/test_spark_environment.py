@@ -22,6 +22,7 @@ from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember
 from tests.support.run_cli import run_here
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -114,6 +115,27 @@ def test_a_dry_run_prints_what_it_found(
     outcome = run_here(capfd, "merge", uri, "--engine", "spark", "--dry-run", "--json")
     assert outcome.code == 45
     assert "JAVA_HOME" in outcome.document["error"]["message"]
+
+
+def test_a_dry_run_shows_what_a_budget_leaves_on_either_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    installed(monkeypatch, **GOOD)
+    monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, 'openjdk version "21.0.1" 2023-10-17'))
+    made = PlainTable(str(tmp_path / "plain.lance")).create(fragments=4, rows=50)
+    for column, kind in (("id", "BTREE"), ("text", "INVERTED")):
+        made.dataset.create_scalar_index(column, kind, name=column)
+    made.append(300)
+    for engine in ("local", "spark"):
+        planned = ["--engine", engine, "--max-bytes", "1", "--dry-run", "--json"]
+        indexes = run_here(capfd, "catchup", made.uri, *planned).document["indexes"]
+        assert [(one["decision"], one["engine"]) for one in indexes] == [
+            ("would_update", engine),
+            ("over_budget", None),
+        ]
+        due = run_here(capfd, "compact", made.uri, *planned, "--target-rows", "100", "--tier-factor", "1").document
+        assert due["engine"] == engine
+        assert "Nothing that is due fits --max-bytes" in due["why"]
 
 
 def test_the_command_without_java(

@@ -222,22 +222,27 @@ def _headline(report: CatchupReport) -> str:
         case "caught_up":
             recorded = sum(index.decision == "recorded" for index in report.indexes)
             noted = f", {counted(recorded, 'index', 'indexes')} recorded as caught up" if recorded else ""
-            left = sum(index.decision == "over_budget" for index in report.indexes)
-            noted += f", {counted(left, 'index', 'indexes')} left by --max-bytes for the next run" if left else ""
-            return f"caught_up: {updated} updated{noted}, version {report.version}, {report.seconds:.2f} s."
+            return (
+                f"caught_up: {updated} updated{noted}{_left(report)}, version {report.version}, {report.seconds:.2f} s."
+            )
         case "unchanged":
             return "unchanged: all indexes were caught up, and none was updated."
         case "no_indexes":
             return "no_indexes: the base table has no index."
         case "dry_run":
             waiting = counted(sum(index.decision == "would_update" for index in report.indexes), "index", "indexes")
-            return f"dry_run: would update {waiting}; nothing was changed."
+            return f"dry_run: would update {waiting}{_left(report)}; nothing was changed."
         case "answers_worse":
             worse = counted(len(report.failures), "index", "indexes")
             return f"answers_worse: {worse} not published, {updated} updated, version {report.version}."
         case _:
             failed = counted(len(report.failures), "index", "indexes")
             return f"incomplete: {failed} failed, {updated} updated, version {report.version}."
+
+
+def _left(report: CatchupReport) -> str:
+    left = sum(index.decision == "over_budget" for index in report.indexes)
+    return f", {counted(left, 'index', 'indexes')} left by --max-bytes for the next run" if left else ""
 
 
 def _engine(index: IndexReport) -> str | None:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
+_WOULD_USE_BUDGET = "The run would use its --max-bytes; the next run would continue."
 _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 
 
@@ -102,26 +103,17 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
-    reports = []
+    wanted = {index.name: index for index in _wanted(table, options)}
     debts = debts_of(table, options)
     builders = Builders(options, context)
-    for index in _wanted(table, options):
-        need = _need(table, index, options)
-        method, why = _method(table, index, options, context)
-        if method != "update":
-            need = "update"
-        error = refused(table, index, options, method) if need == "update" else None
-        if need == "unchanged":
-            need = _next_need(table, index, options)
-        decision = "failed" if error else "would_update" if need == "update" else need
-        report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
-        written = _would_write(index, method, debts[index.name]) if decision == "would_update" else 0
-        choice = None
-        if decision == "would_update":
-            arguments = rebuild_arguments(table, index) if method == "rebuild" else None
-            choice, _ = builders.choose(table, index, method, arguments)
-        built = method if need == "update" else None
-        reports.append(replace(report, method=built, bytes_written=written, engine=choice))
+    reports: list[IndexReport] = []
+    for name in _in_order(table, wanted, options):
+        report = _planned(table, wanted[name], debts[name], builders, options, context)
+        written = sum(one.bytes_written for one in reports)
+        if report.decision == "would_update" and _exceeds(options, written, report.bytes_written):
+            why = _WOULD_USE_BUDGET
+            report = replace(report, decision="over_budget", why=why, method=None, engine=None, bytes_written=0)
+        reports.append(report)
     seconds = time.monotonic() - started
     return CatchupReport(
         CatchupDecision.DRY_RUN,
@@ -133,6 +125,33 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         _replaced(table),
         table.memwal is None,
     )
+
+
+def _planned(
+    table: Table,
+    index: BaseIndex,
+    debt: SegmentDebt,
+    builders: Builders,
+    options: CatchupOptions,
+    context: RunContext,
+) -> IndexReport:
+    """What a run would do with an index, whatever others write."""
+    need = _need(table, index, options)
+    method, why = _method(table, index, options, context)
+    if method != "update":
+        need = "update"
+    error = refused(table, index, options, method) if need == "update" else None
+    if need == "unchanged":
+        need = _next_need(table, index, options)
+    decision = "failed" if error else "would_update" if need == "update" else need
+    report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
+    written = _would_write(index, method, debt) if decision == "would_update" else 0
+    choice = None
+    if decision == "would_update":
+        arguments = rebuild_arguments(table, index) if method == "rebuild" else None
+        choice, _ = builders.choose(table, index, method, arguments)
+    built = method if need == "update" else None
+    return replace(report, method=built, bytes_written=written, engine=choice)
 
 
 def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
@@ -160,7 +179,7 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
     outcomes = []
     if wanted:
         run.table = table.newest()
-    for name in _furthest_behind_first(run.table, wanted) if options.max_bytes else wanted:
+    for name in _in_order(run.table, wanted, options):
         context.checkpoint()
         outcomes.append(_catch_up(run, name) if _in_budget(run, name) else _left(run, name))
         context.advance("catching up", "indexes", total=len(wanted))
@@ -181,8 +200,10 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
     )
 
 
-def _furthest_behind_first(table: Table, names: Iterable[str]) -> list[str]:
-    """The indexes by the rows that they lack: with a budget, each has its turn."""
+def _in_order(table: Table, names: Iterable[str], options: CatchupOptions) -> list[str]:
+    """The indexes as they are built; with a budget by the rows that they lack, so that each has its turn."""
+    if options.max_bytes is None:
+        return [*names]
     indexes = base_indexes(table)
     lacking = {name: coverage(one.covered, table.manifest).uncovered_rows for name, one in indexes.items()}
     return sorted(names, key=lambda name: (-lacking.get(name, 0), name))
@@ -190,12 +211,18 @@ def _furthest_behind_first(table: Table, names: Iterable[str]) -> list[str]:
 
 def _in_budget(run: _Run, name: str) -> bool:
     """Whether an index may be built with what is left of ``max_bytes``; the first that a run builds may always be."""
-    most, written, index = run.options.max_bytes, run.written.total(), base_indexes(run.table).get(name)
-    if most is None or not written or index is None or _next_need(run.table, index, run.options) != "update":
+    written, index = run.written.total(), base_indexes(run.table).get(name)
+    if run.options.max_bytes is None or not written or index is None:
+        return True
+    if _next_need(run.table, index, run.options) != "update":
         return True
     debt = debts_of(run.table, run.options)[name]
     method, _ = _method(run.table, index, run.options, run.context)
-    return written + _would_write(index, method, debt) <= most
+    return not _exceeds(run.options, written, _would_write(index, method, debt))
+
+
+def _exceeds(options: CatchupOptions, written: int, more: int) -> bool:
+    return options.max_bytes is not None and written > 0 and written + more > options.max_bytes
 
 
 def _left(run: _Run, name: str) -> _Outcome:

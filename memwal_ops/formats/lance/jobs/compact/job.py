@@ -44,7 +44,7 @@ from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_pat
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
 from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
-from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner
+from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, debt
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.jobs.debts import compaction_debt
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 # After this many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
 _CONFLICTS_UNTIL_SKIPPED = 3
+_WOULD_USE_BUDGET = "The run would use its --max-bytes; the next run would continue."
 _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 _BUSY = "Fragments that other writers kept changing are left for the next run."
 
@@ -204,7 +205,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         run_id=str(uuid.uuid4()),
         engine=engine.name,
         engine_reason=engine.reason,
-        why=_too_large(run.bytes_read, options) if due.fragments else planner.why(),
+        why=_planned_why(planner, run, options) if due.fragments else planner.why(),
         fragments_before=fragments,
         fragments_after=fragments - run.fragments + run.after,
         fragments_removed=run.fragments,
@@ -388,6 +389,12 @@ def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collecti
     elif due and options.max_bytes is not None:
         reasons.append(_BUDGET_USED)
     return " ".join(reason for reason in reasons if reason) or None
+
+
+def _planned_why(planner: Planner, run: Debt, options: CompactOptions) -> str | None:
+    """What a dry run says of a run that would not rewrite all, or more than it is allowed to."""
+    left = debt(planner.groups(), planner.policy).bytes_read > run.bytes_read
+    return _too_large(run.bytes_read, options) or (_WOULD_USE_BUDGET if left else None)
 
 
 def _too_large(rewritten: int, options: CompactOptions) -> str | None:

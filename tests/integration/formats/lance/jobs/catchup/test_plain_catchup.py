@@ -327,6 +327,12 @@ def test_a_budget_leaves_indexes_for_the_next_run(tmp_path: Path) -> None:
     made.append(10)
     run_job(made.uri, "catchup", indexes=("id",))
     made.append(10)
+    plan = run_job(made.uri, "catchup", apply=False, max_bytes=1)
+    assert [(one.name, one.decision, one.method) for one in plan.indexes] == [
+        ("text", "would_update", "update"),
+        ("id", "over_budget", None),
+    ]
+    assert "would update 1 index, 1 index left by --max-bytes for the next run" in plan.describe().replace("\n  ", " ")
     first = run_job(made.uri, "catchup", max_bytes=1)
     assert [(one.name, one.decision, one.why) for one in first.indexes] == [
         ("text", "updated", None),

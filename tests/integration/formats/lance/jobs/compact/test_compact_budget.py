@@ -45,6 +45,8 @@ def test_a_run_rewrites_no_more_than_its_budget(tmp_path: Path) -> None:
     budget, debts = 500 * KIB, [figures(uri)["debt"]]
     dry = run_job(uri, "compact", {"max_bytes": budget}, apply=False).to_json()
     assert 0 < dry["bytes_written"] <= budget < dry["debt"] == debts[0]
+    assert dry["why"] == "The run would use its --max-bytes; the next run would continue."
+    assert run_job(uri, "compact", {"max_bytes": 1 << 30}, apply=False).why is None
     whys = set()
     while (report := compacted(uri, max_bytes=budget))["decision"] == "compacted":
         assert report["debt"] == figures(uri)["debt"]
