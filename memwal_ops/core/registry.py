@@ -120,7 +120,7 @@ def load_format(entry: EntryPoint) -> TableFormat:
 
 def clear_caches() -> None:
     """Clear the caches: installed packages are searched again at the next use."""
-    for cached in (formats, job_specs, all_job_specs):
+    for cached in (formats, job_specs, all_job_specs, _foreign_jobs):
         cached.cache_clear()
 
 
@@ -159,13 +159,19 @@ def package_of(spec: JobSpec) -> str | None:
 
     Another package may have a job of the same name for a format of its own: that is a different spec.
     """
-    for entry in entry_points(group=JOBS):
-        if entry.name.rpartition(".")[2] != spec.name or is_built_in(entry):
+    for entry in _foreign_jobs():
+        if entry.name.rpartition(".")[2] != spec.name:
             continue
         loaded = _loaded(entry)
         if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
             return _distribution(entry)
     return None
+
+
+@cache
+def _foreign_jobs() -> tuple[EntryPoint, ...]:
+    """The entry points of other packages' jobs; to find them reads the metadata of all installed packages."""
+    return tuple(entry for entry in entry_points(group=JOBS) if not is_built_in(entry))
 
 
 def _distribution(entry: EntryPoint) -> str:

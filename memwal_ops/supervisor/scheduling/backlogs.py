@@ -49,6 +49,8 @@ class BacklogPolling:
         assign: sends a request to a worker of a pool.
         enqueue: queues a job of a table, with the reason.
         ran_elsewhere: takes the last run of a failing job by its lease, which may be of another process.
+        is_done_elsewhere: whether a scheduled run is not necessary, given the last run of the job by its lease.
+        in_fleet: whether other members had the table, so that its leases know more than the history of this one.
         count_used: takes what a poll of a table used.
         is_stopped: whether the triggers of a job are ignored.
         once: a poll is not repeated.
@@ -64,6 +66,8 @@ class BacklogPolling:
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
         ran_elsewhere: Callable[[Entry, Mapping[str, str]], None],
+        is_done_elsewhere: Callable[[Entry, Mapping[str, str]], bool],
+        in_fleet: Callable[[], bool],
         count_used: Callable[[str, Mapping[str, Any]], None],
         is_stopped: Callable[[Entry], bool],
         once: bool,
@@ -76,6 +80,8 @@ class BacklogPolling:
         self._assign = assign
         self._enqueue = enqueue
         self._ran_elsewhere = ran_elsewhere
+        self._is_done_elsewhere = is_done_elsewhere
+        self._in_fleet = in_fleet
         self._count_used = count_used
         self._is_stopped = is_stopped
         self._once = once
@@ -127,11 +133,12 @@ class BacklogPolling:
         """
         if entry.state != IDLE:
             return False
-        unchanged = self._is_unchanged(entry)
-        if not unchanged and not entry.settings.skips_if_not_due:
+        unchanged, state = self._is_unchanged(entry), self._tables[entry.table.name]
+        by_lease = self._asks_lease(state, entry)
+        if not (unchanged or by_lease or entry.settings.skips_if_not_due):
             return False
-        self._tables[entry.table.name].scheduled[entry.settings.name] = self._clock.monotonic()
-        if unchanged:
+        state.scheduled[entry.settings.name] = self._clock.monotonic()
+        if unchanged or by_lease:
             self.request(entry.table.name)
         return True
 
@@ -150,6 +157,7 @@ class BacklogPolling:
         state, _, reading = self._polls.pop(request)
         if result.get("used"):
             self._count_used(state.table.name, result["used"])
+        state.recorded = result.get("recorded", state.recorded)
         self._polled(state, result, reading)
         for name, last in (result.get("recorded") or {}).items():
             if name in state.entries:
@@ -188,9 +196,9 @@ class BacklogPolling:
             name: dict(entry.settings.options) for name, entry in state.entries.items() if entry.settings.options
         }
         known = self._fingerprint(state, jobs, options)
-        failing = tuple(name for name, entry in state.entries.items() if entry.failures)
+        asked = tuple(name for name, entry in state.entries.items() if entry.failures or self._asks_lease(state, entry))
         request = PollRequest(
-            self._number(), state.table.uri, storage, jobs, options, state.history_wanted, known, failing, record=True
+            self._number(), state.table.uri, storage, jobs, options, state.history_wanted, known, asked, record=True
         )
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
@@ -297,6 +305,10 @@ class BacklogPolling:
         now = self._clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
+            last = (state.recorded or {}).get(name)
+            if entry is not None and entry.started is None and last and self._is_done_elsewhere(entry, last):
+                del state.scheduled[name]
+                continue
             why = None if entry is None else self._why_skip(entry, state, began)
             if why is not None and began < due:
                 continue  # something may have been written in between: the next poll decides
@@ -319,6 +331,10 @@ class BacklogPolling:
             if began < state.entries[name].ended or (self._once and state.entries[name].state != IDLE):
                 return None
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
+
+    def _asks_lease(self, state: TableState, entry: Entry) -> bool:
+        """Whether the next poll reads a job's last run from its lease: another member of the fleet may have run it."""
+        return entry.started is None and state.recorded is None and not self._once and self._in_fleet()
 
     def _is_unchanged(self, entry: Entry) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run.

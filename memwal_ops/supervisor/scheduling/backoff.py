@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.leases import BY_HAND
+from memwal_ops.core.leases import BY_HAND, LastRun
 from memwal_ops.supervisor.state.history import COMPLETED
 from memwal_ops.supervisor.state.tables import QUEUED
 
@@ -80,19 +80,35 @@ def is_done_elsewhere(entry: Entry, lease: Lease, polled: datetime | None, now: 
 
     Both times in the lease are from the store's clock.
     """
-    last, schedule = lease.last, entry.settings.schedule
-    if last is None or last.instance in {lease.holder.instance, BY_HAND} or last.outcome not in COMPLETED:
+    if lease.last is None:
         return False
-    age = lease.written - last.finished
-    if entry.why == "schedule" and schedule is not None:
-        done = age < schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+    if entry.why == "schedule" and entry.settings.schedule is not None:
+        within = entry.settings.schedule.period(now) * _DONE_ELSEWHERE_FRACTION
     else:
         # It may have done what failed here, or merged the backlog that triggered the run.
         since = entry.attempted if entry.why == RETRY else polled
-        done = since is not None and age < now - since
-    if done:
-        entry.started = entry.finished = now - age
-        entry.outcome, entry.failures = last.outcome, 0
-        if last.outcome == "succeeded":
-            entry.succeeded = entry.finished
-    return done
+        if since is None:
+            return False
+        within = now - since
+    return _take_run(entry, lease.last, lease.holder.instance, now, lease.written - lease.last.finished, within)
+
+
+def is_schedule_met(entry: Entry, last: Mapping[str, str], instance: str, now: datetime) -> bool:
+    """Return whether another supervisor has done what a schedule asks for, by the last run in a lease; record that."""
+    schedule = entry.settings.schedule
+    if schedule is None:
+        return False
+    ran = LastRun(last["outcome"], datetime.fromisoformat(last["finished"]), last["instance"])
+    within = schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+    return _take_run(entry, ran, instance, now, max(now - ran.finished, timedelta(0)), within)
+
+
+def _take_run(entry: Entry, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:
+    """Take a run of another instance as the last one, if it completed and is not older than ``within``."""
+    if last.instance in {instance, BY_HAND} or last.outcome not in COMPLETED or age >= within:
+        return False
+    entry.started = entry.finished = now - age
+    entry.outcome, entry.failures = last.outcome, 0
+    if last.outcome == "succeeded":
+        entry.succeeded = entry.finished
+    return True

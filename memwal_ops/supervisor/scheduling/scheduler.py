@@ -27,6 +27,7 @@ from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
 from memwal_ops.supervisor.scheduling.backoff import (
     is_done_elsewhere,
+    is_schedule_met,
     leave_backoff,
     queue_retry,
     resume,
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 
 _ASK_SECONDS = 10.0
+# While no worker of a pool is free, what its queued entries wait for, which the status shows, is evaluated this often.
+_EVALUATE_SECONDS = 1.0
 _Answer = TypeVar("_Answer")
 
 
@@ -120,6 +123,7 @@ class Scheduler:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._random = random.Random()  # noqa: S311 - jitter
         self._numbers = itertools.count(1)
+        self._evaluate_at = float("-inf")
         self._runs: dict[int, Entry] = {}
         self._polling = BacklogPolling(
             self.tables,
@@ -129,6 +133,8 @@ class Scheduler:
             assign=self._assign,
             enqueue=self.enqueue,
             ran_elsewhere=self._ran_elsewhere,
+            is_done_elsewhere=self._is_done_elsewhere,
+            in_fleet=lambda: self.settings.config.fleet is not None,
             count_used=self._recorder.add_poll,
             is_stopped=lambda entry: is_open(entry, self.settings.config.backoff.longest, self.clock.now()),
             once=once,
@@ -309,12 +315,16 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         self.errands.begin(self.pools.free)
-        now = self.clock.now()
+        now, mono = self.clock.now(), self.clock.monotonic()
         waiting = [entry for entry in self.entries() if entry.state in {QUEUED, LEASING}]
+        evaluate = mono >= self._evaluate_at
+        if evaluate:
+            self._evaluate_at = mono + _EVALUATE_SECONDS
         for pool in POOLS:
             candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in candidates)
-            # Evaluated even if no worker is free: it sets what the queued entries wait for, which the status shows.
+            if not candidates or not (evaluate or self.pools.free(pool) > reserved):
+                continue
             while (entry := self._next_entry(pool, candidates, now)) is not None and self.pools.free(pool) > reserved:
                 self._begin(entry)
                 reserved += entry.state == LEASING
@@ -588,6 +598,12 @@ class Scheduler:
     def _ran_elsewhere(self, entry: Entry, last: Mapping[str, str]) -> None:
         instance = None if self.leases is None else self.leases.holder.instance
         leave_backoff(entry, last, instance, timedelta(seconds=self.skews.get(entry.table.name, 0.0)))
+
+    def _is_done_elsewhere(self, entry: Entry, last: Mapping[str, str]) -> bool:
+        if self.leases is None or not is_schedule_met(entry, last, self.leases.holder.instance, self.clock.now()):
+            return False
+        self.metrics.skipped.labels(*entry.key, "shared").inc()
+        return True
 
     def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
         if self.leases is not None:

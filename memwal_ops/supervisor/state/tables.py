@@ -187,7 +187,8 @@ class TableState:
     one before it found the same; else None. ``scheduled``: jobs due by their schedules, and since when (monotonic);
     the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
-    poll reads it. ``applies``: those of its jobs that apply to it, by the last poll; None: that is not known.
+    poll reads it. ``recorded``: the last runs of its jobs by their leases, where a poll asked for them; None: none did.
+    ``applies``: those of its jobs that apply to it, by the last poll; None: that is not known.
     """
 
     table: FoundTable
@@ -210,6 +211,7 @@ class TableState:
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")
     history_wanted: bool = False
+    recorded: Mapping[str, Mapping[str, str]] | None = None
     applies: frozenset[str] | None = None
 
     @property

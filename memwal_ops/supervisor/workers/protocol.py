@@ -51,7 +51,8 @@ class PollRequest:
         history: also read the table's recent history, as the result's report.
         fingerprint: of an idle table, the fingerprint in an earlier result: if it is the same now, nothing else is
             read. Empty: there is none yet. None: the table is not idle, and no fingerprint is needed.
-        failing: the jobs whose last runs are read from their leases: others may have run them successfully.
+        failing: the jobs whose last runs are read from their leases, as others may have run them: those that fail, and
+            in a fleet those that this member has never run.
         record: also store in the table what its revisions show; False: nothing is written.
     """
 
@@ -96,7 +97,7 @@ class Result:
         used: of a run or a poll, what it used, see :class:`memwal_ops.core.usage.Measurement`; None: unknown.
         achieved: of a run, what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
         applies: of a poll that opened the table, those of its jobs that apply to it; else None.
-        recorded: of a poll, the last runs in the leases of failing jobs: outcome, instance, finished.
+        recorded: of a poll, the last runs by the leases of ``failing`` jobs: outcome, instance, finished.
     """
 
     id: int

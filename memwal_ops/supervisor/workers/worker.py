@@ -315,7 +315,8 @@ def _poll(request: Mapping[str, Any]) -> Result:
     if known and is_unchanged(uri, options, known):
         return Result(request["id"], "succeeded", fingerprint=known, unchanged=True)
     table = open_table(uri, options)
-    jobs = [table.jobs[name] for name in request["jobs"] if name in table.jobs]
+    mine = table.jobs
+    jobs = [mine[name] for name in request["jobs"] if name in mine]
     fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
     figures, faults = poll_table(table, jobs, request["options"])
     if request["record"] and isinstance(table.format, RecordsRevisions):

@@ -159,6 +159,46 @@ def test_undone_work_is_done(stage: Stage, last: LastRun) -> None:
     assert stage.in_flight == [("a", "merge")]
 
 
+def taken_over(tmp_path: Path) -> Stage:
+    """Tables that this member of a fleet has just got; it has never run their jobs, and `merge` is due by schedule."""
+    stage = Stage(tmp_path, f"fleet: {{uri: {tmp_path}, name: us}}\n{PLAIN}")
+    stage.turn(1000)
+    stage.scheduler.on_schedule("a", "merge")
+    stage.turn()
+    assert stage.in_flight == [], "the poll reads the lease first"
+    return stage
+
+
+def by_lease(last: LastRun) -> dict[str, dict[str, str]]:
+    return {"merge": {"outcome": last.outcome, "instance": last.instance, "finished": last.finished.isoformat()}}
+
+
+def test_a_table_that_is_taken_over_keeps_its_schedule(tmp_path: Path) -> None:
+    stage = taken_over(tmp_path)
+    stage.see("a", recorded=by_lease(LastRun("succeeded", START + timedelta(seconds=700), "them")))
+    assert stage.in_flight == []
+    assert stage.leases.released == [], "no lease was taken"
+    assert (stage.job("a")["last_outcome"], stage.job("a")["seconds_since_success"]) == ("succeeded", 300)
+    stage.turn(600)
+    stage.scheduler.on_schedule("a", "merge")
+    stage.turn()
+    assert stage.in_flight == [("a", "merge")]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        None,
+        LastRun("failed", START + timedelta(seconds=900), "them"),
+        LastRun("succeeded", START + timedelta(seconds=300), "them"),
+    ],
+)
+def test_a_table_that_is_taken_over_is_maintained(tmp_path: Path, last: LastRun | None) -> None:
+    stage = taken_over(tmp_path)
+    stage.see("a", recorded=None if last is None else by_lease(last))
+    assert stage.in_flight == [("a", "merge")]
+
+
 def test_a_trigger_is_evaluated_again_after_another_run(stage: Stage) -> None:
     stage.turn(1000)
     stage.see("a", generations=8)
