@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from memwal_ops.cli.budget_now import budget_now
 from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import Duration, json_output
 from memwal_ops.cli.printing import echo_result
+from memwal_ops.core.fleet_budget import NOTHING
 from memwal_ops.core.prices import money_text
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe.budget_text import budget_notes
 from memwal_ops.supervisor.observe.ledger import BY, By, ledger_document
+from memwal_ops.supervisor.scheduling.ranking import budget_status
 from memwal_ops.supervisor.state.directory import history_path
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
@@ -43,15 +47,21 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
 
     Exit codes: 0; 50 the configuration is invalid; 56 there is no history, or it cannot be read.
     """  # noqa: D205, D301 - click keeps the lines of a block that begins so
-    config = load_settings(file).config
+    settings = load_settings(file)
+    config = settings.config
     begin = datetime.now(UTC) - since
     history = History.open_to_read(history_path(config))
     try:
         runs = history.ledger(begin)
         prices, polls = config.prices, history.polls(begin)
         document = ledger_document(runs, prices.by_store(), prices.currency, cast("By", by), begin, polls)
+        now, budget = datetime.now(UTC), None
+        if config.budget is not None:
+            budget = budget_status(config.budget, budget_now(settings, history, now), NOTHING, now, prices.currency)
     finally:
         history.close()
+    document["fleet"] = None if config.fleet is None else config.fleet.name
+    document["budget"] = budget
     document["history_keeps"] = duration_text(config.history.keep)
     echo_result(document, describe(document, since, config.history.keep), as_json=as_json)
     return 0
@@ -61,16 +71,25 @@ def describe(document: Mapping[str, Any], since: timedelta, keep: timedelta) -> 
     """The document as text for people."""
     total, currency = document["total"], document["currency"]
     span = duration_text(since)
+    whole = [*_part(document.get("fleet")), *map(paragraph, budget_notes(document.get("budget")))]
     if not total["runs"] and not total["polls"]:
-        return f"No run ended in the last {span}."
+        return "\n".join([f"No run ended in the last {span}.", *whole])
     parts = [paragraph(f"{counted(total['runs'], 'run')} in the last {span}: {_spent(total, currency)}.")]
     if achieved := _achieved(total, currency):
         parts.append(paragraph(f"They {achieved}."))
     parts += ["", _table(document)]
     hidden = len(document["groups"]) - _SHOWN
     parts += [f"and {hidden:,} more (--json shows all)."] if hidden > 0 else []
-    parts += ["", *(paragraph(note) for note in _notes(document, since, keep))]
+    parts += ["", *(paragraph(note) for note in _notes(document, since, keep)), *whole]
     return "\n".join(parts).rstrip()
+
+
+def _part(member: str | None) -> list[str]:
+    """What the history of one member of a fleet does not have."""
+    if member is None:
+        return []
+    text = f"These are the runs of the member {member} alone: each keeps the history of its own. For all, run it where"
+    return [paragraph(f"{text} each of them runs, or sum the metric memwal_ops_cost_total of all.")]
 
 
 def _spent(sums: Mapping[str, Any], currency: str) -> str:

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops.cli.budget_now import budget_now
 from memwal_ops.cli.config_option import config_option
 from memwal_ops.cli.options import Duration, json_output
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.cost import MAX_RUNS, describe_cost, spent_by
-from memwal_ops.core.fleet_budget import FleetBudget
+from memwal_ops.core.fleet_budget import NOTHING, FleetBudget
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.prices import money_text
 from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe.budget_text import budget_notes
 from memwal_ops.supervisor.observe.fleet import FleetStatus
 from memwal_ops.supervisor.observe.forecast import forecast
 from memwal_ops.supervisor.scheduling.discovery import discover
-from memwal_ops.supervisor.scheduling.ranking import CHARGED, new_budget
+from memwal_ops.supervisor.scheduling.ranking import budget_status
 from memwal_ops.supervisor.state.directory import history_path
 from memwal_ops.supervisor.state.history import History
-from memwal_ops.supervisor.state.outcomes import charged_runs
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 from memwal_ops.units import duration_text
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from memwal_ops.core.cost import Spent
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.observe.forecast import Forecast
+    from memwal_ops.supervisor.observe.status_document import BudgetStatus
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.state.outcomes import Charged
 
 _SHOWN = 40
 _READ = timedelta(seconds=60)
@@ -67,13 +68,14 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
         names = ", ".join(sorted(table.name for table in discovered.tables)) or "none"
         raise InvalidUsageError(f"There is no table {explain!r}.", remedy=redact(f"The tables of {file}: {names}."))
     now = datetime.now(UTC)
-    found = _forecast(settings, tables, now, now + span)
+    found, budget = _forecast(settings, tables, now, now + span)
     document: dict[str, Any] = {
         "from": now.isoformat(timespec="seconds"),
         "until": (now + span).isoformat(timespec="seconds"),
         "currency": settings.config.prices.currency,
         "runs": [one.to_json() for one in found if one.at is not None],
         "undone": [one.to_json() for one in found if one.at is None],
+        "budget": budget,
         "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in discovered.faults],
     }
     document["total"] = _total(document["runs"])
@@ -82,7 +84,10 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     return 0
 
 
-def _forecast(settings: Settings, tables: Sequence[FoundTable], now: datetime, until: datetime) -> list[Forecast]:
+def _forecast(
+    settings: Settings, tables: Sequence[FoundTable], now: datetime, until: datetime
+) -> tuple[list[Forecast], BudgetStatus | None]:
+    """What runs, and the budget now."""
     prices = settings.config.prices
     fleet, history = FleetStatus(settings, None), None
     try:
@@ -97,14 +102,14 @@ def _forecast(settings: Settings, tables: Sequence[FoundTable], now: datetime, u
 
         config, by_store = settings.config.budget, prices.by_store()
         shadow = config is not None and config.shadow
-        charged: list[Charged] = []
-        if config is not None and history is not None:
-            charged = charged_runs(history.ledger(now - CHARGED * config.per), by_store)
-        budget = FleetBudget({}, 1.0) if shadow else new_budget(settings, charged)
+        budget = budget_now(settings, history, now)
+        shown = None if config is None else budget_status(config, budget, NOTHING, now, prices.currency)
         documents, currency = fleet.tables(tables, _READ), prices.currency
-        return forecast(
-            tables, documents, fleet.applicable, past, budget, by_store, currency, now, until, by_age=shadow
+        limited = FleetBudget({}, 1.0) if shadow else budget
+        found = forecast(
+            tables, documents, fleet.applicable, past, limited, by_store, currency, now, until, by_age=shadow
         )
+        return found, shown
     finally:
         fleet.close()
         if history is not None:
@@ -137,6 +142,7 @@ def describe(document: Mapping[str, Any], span: timedelta, now: datetime) -> str
             for one in undone[:_SHOWN]
         ]
         parts += [f"  and {len(undone) - _SHOWN:,} more (--json shows all)."] if len(undone) > _SHOWN else []
+    parts += [paragraph(note) for note in budget_notes(document["budget"])]
     faults = document["discovery_faults"]
     parts += [paragraph(f"Not all tables are known: {one['pattern']}: {one['error']}") for one in faults]
     return "\n".join(parts)

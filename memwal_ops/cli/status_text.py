@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.cli.printing import page_path
 from memwal_ops.core.figures import backlog_of, shared_noun
 from memwal_ops.core.next_run import describe_next_run
+from memwal_ops.supervisor.observe.budget_text import budget_text
 from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
@@ -81,15 +82,19 @@ def _head(document: Mapping[str, Any]) -> str:
 
 
 def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the budget of the fleet defers."""
-    if budget is None or budget["shadow"]:
+    """What is used of the budget of the fleet, and what it defers."""
+    if budget is None:
         return []
+    # A service of an earlier release has no own part.
+    shown = [budget_text(budget)] if budget.get("own") and budget["limits"] else []
+    if budget["shadow"]:
+        return shown
     waiting = sum(job["waiting_for"] == "over_budget" for table in tables for job in table["jobs"].values())
     jobs = counted(waiting, "due job")
     if budget["used_up"] is None:
-        return [f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else []
+        return [*shown, f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else shown
     until = "" if budget["frees"] is None else f" until {budget['frees'][:16].replace('T', ' ')} UTC"
-    return [f"The budget of the fleet is used up ({budget['used_up']}){until}; it defers {jobs}."]
+    return [*shown, f"The budget of the fleet is used up ({budget['used_up']}){until}; it defers {jobs}."]
 
 
 def _fleet(fleet: Mapping[str, Any]) -> str:

@@ -1,12 +1,17 @@
-"""Limit what all runs of a supervisor together use in a time (:class:`FleetBudget`)."""
+"""Limit what all runs of a fleet together use in a time (:class:`FleetBudget`).
+
+Each member counts its own runs exactly, and those of the others by what it last read of them (:class:`Others`). What
+others use within the time between two readings is not seen: by so much the members may exceed a limit together.
+"""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _KEPT, _OWN = 0.05, 0.25
 """For runs that restore objectives: a part of each limit that is kept free, and a part that they have in any case."""
@@ -22,7 +27,13 @@ class Amounts(NamedTuple):
 
     def plus(self, other: Amounts, sign: float = 1.0) -> Amounts:
         """The sum; with a ``sign`` of -1 the difference."""
-        return Amounts(*(one + sign * more for one, more in zip(self, other, strict=True)))
+        (cpu, written, requests, money), (more, bytes_more, requests_more, money_more) = self, other
+        return Amounts(
+            cpu + sign * more,
+            written + sign * bytes_more,
+            requests + sign * requests_more,
+            money + sign * money_more,
+        )
 
     def share(self, limits: Mapping[str, float]) -> float:
         """What part of the limits it is, by name of an amount, in sum."""
@@ -41,12 +52,70 @@ def amounts_of(used: Mapping[str, Any] | None, money: float | None = None) -> Am
     return Amounts(float(used.get("cpu_seconds") or 0), float(used.get("bytes_written") or 0), requests, float(spent))
 
 
+class Charge(NamedTuple):
+    """What is charged until a time; ``kept``: the part of it that restored objectives."""
+
+    ends: float
+    used: Amounts
+    kept: Amounts = NOTHING
+
+
+class Charges:
+    """Charges, each of which ends."""
+
+    def __init__(self, charges: Iterable[Charge] = ()) -> None:
+        """Keep them until they end."""
+        self._heap = [*charges]
+        heapq.heapify(self._heap)
+        self._sum = self._kept = NOTHING
+        for one in self._heap:
+            self._sum, self._kept = self._sum.plus(one.used), self._kept.plus(one.kept)
+
+    def add(self, charge: Charge) -> None:
+        """Keep one more."""
+        heapq.heappush(self._heap, charge)
+        self._sum, self._kept = self._sum.plus(charge.used), self._kept.plus(charge.kept)
+
+    def at(self, now: float) -> tuple[Amounts, Amounts]:
+        """The sums of what has not ended: used, and kept."""
+        while self._heap and self._heap[0].ends <= now:
+            ended = heapq.heappop(self._heap)
+            self._sum, self._kept = self._sum.plus(ended.used, -1.0), self._kept.plus(ended.kept, -1.0)
+        if not self._heap:
+            self._sum = self._kept = NOTHING  # no rounding errors are left
+        return self._sum, self._kept
+
+    def __iter__(self) -> Iterator[Charge]:
+        """Those that are kept, in no order."""
+        return iter(self._heap)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What the other members of a fleet use, as last read.
+
+    Attributes:
+        charges: of all of them, also of those that ended.
+        in_flight: what their runs are expected to use.
+        living: how many of them live.
+        until: after that time what was read is too old.
+    """
+
+    charges: tuple[Charge, ...] = ()
+    in_flight: Amounts = NOTHING
+    living: int = 0
+    until: float = float("inf")
+
+
 class FleetBudget:
     """What runs have used within the last ``per`` seconds, beside the limits.
 
     A run starts if what it is expected to use fits. One whose turn it is, as it has waited longest, starts as long as
     no limit is reached, and so does one that restores an objective: these have a quarter of each limit in any case.
     What exceeds a limit is charged for longer, in proportion: in the long run no more is used than the limits allow.
+
+    While the other members cannot be read, each of those that lived is taken to use as much as this one does since:
+    then each has its part of what was left, and after ``per`` of the limits.
 
     Args:
         limits: by name of an amount.
@@ -58,27 +127,40 @@ class FleetBudget:
         """Nothing was used yet."""
         self.limits = limits
         self.per = per
+        self.others = Others()
         self._keeps = keeps
-        self._runs: list[tuple[float, Amounts, Amounts]] = []  # a heap, by when they are charged no more
-        self._sum = self._objectives = NOTHING
+        self._own, self._theirs, self._unseen = Charges(), Charges(), Charges()
+
+    @property
+    def own(self) -> Charges:
+        """What runs of this member are charged."""
+        return self._own
+
+    def meet(self, others: Others, now: float) -> None:
+        """Count what others use; if that is too old by now, they are taken to use as much as this member did."""
+        self.others, self._theirs = others, Charges(others.charges)
+        self._unseen = Charges(self._own if self.is_alone(now) else ())
+
+    def is_alone(self, now: float) -> bool:
+        """Whether what others use can no longer be read."""
+        return now > self.others.until
 
     def add(self, finished: float, used: Amounts, *, objective: bool = False) -> None:
         """Add a run that ended, in the order in which runs end; ``objective``: it restored one."""
         if self.limits:
-            self._sum = self.used(finished).plus(used)
-            kept = used if objective else NOTHING
-            self._objectives = self._objectives.plus(kept)
-            most = max(getattr(self._sum, name) / limit for name, limit in self.limits.items())
-            heapq.heappush(self._runs, (finished + self.per * max(1.0, most), used, kept))
+            spent = self.used(finished).plus(used)
+            most = max(getattr(spent, name) / limit for name, limit in self.limits.items())
+            charge = Charge(finished + self.per * max(1.0, most), used, used if objective else NOTHING)
+            self._own.add(charge)
+            self._unseen.add(charge)
 
     def used(self, now: float) -> Amounts:
         """What was used within the last ``per``, and what is charged for longer."""
-        while self._runs and self._runs[0][0] <= now:
-            _, used, kept = heapq.heappop(self._runs)
-            self._sum, self._objectives = self._sum.plus(used, -1.0), self._objectives.plus(kept, -1.0)
-        if not self._runs:
-            self._sum = self._objectives = NOTHING  # no rounding errors are left
-        return self._sum
+        return self._charged(now)[0]
+
+    def in_flight(self, now: float, own: Amounts) -> Amounts:
+        """What runs of all members are expected to use; ``own``: those of this one."""
+        return self.others.in_flight.plus(own, 1.0 + self._unread(now))
 
     def refuses(
         self, now: float, in_flight: Amounts = NOTHING, own: Amounts | None = None, *, objective: bool = False
@@ -87,20 +169,36 @@ class FleetBudget:
 
         Args:
             now: the time.
-            in_flight: what the runs that have not ended are expected to use.
+            in_flight: what the runs of this member that have not ended are expected to use.
             own: what it is expected to use itself, if that must fit.
             objective: it restores an objective.
         """
-        return self._reached(self.used(now).plus(in_flight), self._objectives, own, objective=objective)
+        spent, kept = self._charged(now)
+        if own is not None:
+            own = NOTHING.plus(own, 1.0 + self._unread(now))
+        return self._reached(spent.plus(self.in_flight(now, in_flight)), kept, own, objective=objective)
 
     def frees_at(self, now: float, own: Amounts | None = None, *, objective: bool = False) -> float:
         """When the next run may start, if no other does until then."""
-        spent, kept, at = self.used(now), self._objectives, now
-        for ends, used, restored in sorted(self._runs):
+        (spent, kept), at = self._charged(now), now
+        for ends, used, restored in sorted([*self._own, *self._theirs]):
             if self._reached(spent, kept, own, objective=objective) is None:
                 break
             spent, kept, at = spent.plus(used, -1.0), kept.plus(restored, -1.0), ends
         return at
+
+    def _charged(self, now: float) -> tuple[Amounts, Amounts]:
+        """The sums of all members: used, and what restored objectives."""
+        used, kept = self._own.at(now)
+        for charges, times in ((self._theirs, 1), (self._unseen, self._unread(now))):
+            more, restored = charges.at(now)
+            if times:
+                used, kept = used.plus(more, times), kept.plus(restored, times)
+        return used, kept
+
+    def _unread(self, now: float) -> int:
+        """How many members are taken to use as much as this one."""
+        return self.others.living if self.is_alone(now) else 0
 
     def _reached(self, spent: Amounts, restored: Amounts, own: Amounts | None, *, objective: bool) -> str | None:
         """The limit that is reached, or would be exceeded by a run; any run fits where nothing was used."""

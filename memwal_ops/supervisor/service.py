@@ -18,6 +18,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.fleet_budget import Others
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
@@ -38,7 +39,14 @@ from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.otlp import push
 from memwal_ops.supervisor.observe.pages import Pages
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.status import budget_status, paused, status_of, table_stamps, tables_status
+from memwal_ops.supervisor.observe.status import (
+    budget_status,
+    paused,
+    published_budget,
+    status_of,
+    table_stamps,
+    tables_status,
+)
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -474,13 +482,21 @@ class Service:
     def _make_member(self, settings: Settings) -> Member | None:
         if settings.config.fleet is None or self._once:
             return None
+        # Until it has read its fleet: as when that cannot be read any more.
+        self._meet(Others(living=self._state.members - 1, until=0.0))
         return Member(
             settings.config.fleet,
             self._holder,
             alive=lambda: self.alive()[0],
             on_change=lambda: self._post(self._apply_share),
             on_refusal=lambda error: self._post(lambda: self._refused(error)),
+            budget=lambda: published_budget(self.scheduler),
+            on_others=lambda others: self._post(lambda: self._meet(others)),
         )
+
+    def _meet(self, others: Others) -> None:
+        self.scheduler.ranking.meet(others, self.scheduler.clock.now())
+        self._state.members = 1 + others.living
 
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(

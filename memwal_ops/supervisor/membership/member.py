@@ -2,6 +2,8 @@
 
 It works on a thread of its own, whose requests may take as long as they want: nothing waits for them. While the store
 of the fleet cannot be reached, a member keeps the tables that it had; one that never reached it has all of them.
+
+With a budget, it publishes what this supervisor uses, and hands on what the others do.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import threading
 import time
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import AlreadyRunningError, MemwalOpsError
 from memwal_ops.log import get_logger
@@ -21,12 +23,15 @@ from memwal_ops.storage.redaction import redact
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.membership.decisions import BEATS, View, owner
+from memwal_ops.supervisor.membership.reading import Read, Reading
 from memwal_ops.supervisor.membership.records import Document, MemberRecords, name_taken
+from memwal_ops.supervisor.membership.uses import is_same
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from memwal_ops.core.fleet_budget import Others
     from memwal_ops.core.leases import Holder
     from memwal_ops.supervisor.config.model import FleetConfig
     from memwal_ops.supervisor.observe.status_document import FleetStatus, MemberStatus
@@ -45,6 +50,8 @@ class Member:
         alive: whether this supervisor works: if not, it lets the others take its tables.
         on_change: called on another thread when :meth:`share` may return other tables.
         on_refusal: called on another thread when it cannot be a member, with the reason.
+        budget: returns what this supervisor publishes of its budget; None: it has none.
+        on_others: called on another thread with what the others use, if it has a budget.
     """
 
     def __init__(
@@ -55,9 +62,13 @@ class Member:
         alive: Callable[[], bool],
         on_change: Callable[[], None],
         on_refusal: Callable[[MemwalOpsError], None],
+        budget: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        on_others: Callable[[Others], None] = lambda _: None,
     ) -> None:
         """Send no request yet."""
         self._config, self._holder = config, holder
+        self._read_budget, self._on_others = budget, on_others
+        self._budget: Mapping[str, Any] | None = None
         self._alive, self._on_change, self._on_refusal = alive, on_change, on_refusal
         self._heartbeat = config.heartbeat.total_seconds()
         self._process, self._started = uuid.uuid4().hex, datetime.now(UTC).isoformat(timespec="seconds")
@@ -65,7 +76,7 @@ class Member:
         # None: this member has no tables yet.
         self._living: frozenset[str] | None = None
         self._view = View(self._heartbeat)
-        self._documents: dict[str, tuple[int, Document | None]] = {}
+        self._documents: Mapping[str, Read] = {}
         self._entries, self._tables, self._known = "", 0, 0
         self._error: str | None = None
         self._joined = False
@@ -119,10 +130,11 @@ class Member:
             if error is None and silent > _SILENT_AFTER * self._heartbeat:
                 error = f"The store has not responded for {silent:.0f} s."
             joined = JOINED if self._joined else JOINING
-            documents = {name: document for name, (_, document) in self._documents.items()}
-            own = _member(self._config.name, self._document(), silent, self._entries)
+            documents = {name: read.document for name, read in self._documents.items()}
+            mine = self._document()
+            own = _member(self._config.name, mine, silent, mine)
             others = [
-                _member(name, documents.get(name), now - seen.since, self._entries, living=seen.living)
+                _member(name, documents.get(name), now - seen.since, mine, living=seen.living)
                 for name, seen in self._view.seen.items()
             ]
         return {
@@ -142,14 +154,14 @@ class Member:
     # -- its own thread
 
     def _work(self) -> None:
-        records: MemberRecords | None = None
+        joined: tuple[MemberRecords, Reading] | None = None
         while not self._leaving.is_set():
             began = time.monotonic()
             try:
-                if records is None:
-                    records = self._join()
+                if joined is None:
+                    joined = self._join()
                 elif self._alive():
-                    self._beat(records)
+                    self._beat(*joined)
             except AlreadyRunningError as error:
                 self._on_refusal(error)
                 return
@@ -158,15 +170,16 @@ class Member:
             except Exception as error:  # noqa: BLE001 - the tables are maintained without the fleet
                 self._failed(redact(f"Unexpected {type(error).__name__}: {error}"))
             self._leaving.wait(max(0.0, began + self._heartbeat / BEATS - time.monotonic()))
-        if records is not None:
+        if joined is not None:
             try:
-                records.leave()
+                self._budget = self._read_budget()
+                joined[0].leave(self._document())
                 self._log.info("fleet_left", member=self._config.name)
             except MemwalOpsError as error:
                 self._log.warning("fleet_not_left", member=self._config.name, error=redact(str(error)))
 
-    def _join(self) -> MemberRecords | None:
-        """Return the records once the name is this member's, and it is known which of the others live.
+    def _join(self) -> tuple[MemberRecords, Reading] | None:
+        """Return the records of the fleet once the name is this member's, and it is known which of the others live.
 
         The name is free, its own from before a restart, or that of a member that is dead.
         """
@@ -174,7 +187,8 @@ class Member:
         view = View(self._heartbeat)
         while True:
             began = time.monotonic()
-            newest = records.newest()
+            listed = records.listed()
+            newest = listed.newest
             other = None if name not in newest else records.read(name, newest[name])
             before = view.seen.get(name)
             own = other is not None and other.instance == self._holder.instance
@@ -187,9 +201,13 @@ class Member:
             if self._leaving.wait(self._heartbeat / BEATS):
                 return None
         self._view = view.without(name)
-        records.begin(newest)
-        self._beat(records)
-        return records
+        if other is not None and not own:
+            # Its state folder was lost, or is another one: what was used is charged on.
+            records.end(name, newest[name], other, listed.age(name))
+        records.begin(listed)
+        joined = records, Reading(records, self._holder.instance, self._heartbeat)
+        self._beat(*joined)
+        return joined
 
     def _open(self) -> MemberRecords:
         options = dict(self._config.storage_options)
@@ -201,16 +219,22 @@ class Member:
         probe_conditional_writes(store)
         return MemberRecords(store, self._config.name)
 
-    def _beat(self, records: MemberRecords) -> None:
+    def _beat(self, records: MemberRecords, reading: Reading) -> None:
+        # Outside the lock: it takes that of the scheduler.
+        budget = self._read_budget()
         began = time.monotonic()
         with self._lock:
+            self._budget = budget
             document = self._document()
-        newest = records.beat(document)
-        ended = time.monotonic()
-        view = self._view.after(newest, began, ended)
-        for name in view.forgotten:
-            records.delete(name)
-        documents = {name: self._read(records, name, number) for name, number in newest.items()}
+        listed = records.beat(document)
+        ended, now = time.monotonic(), time.time()
+        view = self._view.after(listed.newest, began, ended)
+        documents = reading.read(listed, now)
+        reading.forget(view.forgotten, listed)
+        others = reading.others(listed, len(view.living), now)
+        reading.sweep()
+        if budget is not None and others is not None:
+            self._on_others(others)
         with self._lock:
             changed = self._living != view.living
             self._view, self._living, self._documents = view, view.living, documents
@@ -218,13 +242,6 @@ class Member:
         if changed:
             self._log.info("fleet_changed", member=self._config.name, others=", ".join(sorted(view.living)) or "none")
             self._on_change()
-
-    def _read(self, records: MemberRecords, name: str, number: int) -> tuple[int, Document | None]:
-        """Return what a member says of itself, with the number of the record; it is read once a heartbeat."""
-        known = self._documents.get(name)
-        if known is not None and known[0] <= number < known[0] + BEATS:
-            return known
-        return number, records.read(name, number)
 
     def _failed(self, why: str) -> None:
         with self._lock:
@@ -248,10 +265,11 @@ class Member:
             tables=self._tables,
             known=self._known,
             entries=self._entries,
+            budget=self._budget,
         )
 
 
-def _member(name: str, document: Document | None, age: float, entries: str, *, living: bool = True) -> MemberStatus:
+def _member(name: str, document: Document | None, age: float, own: Document, *, living: bool = True) -> MemberStatus:
     return {
         "name": name,
         "holder": None if document is None else document.holder,
@@ -260,6 +278,7 @@ def _member(name: str, document: Document | None, age: float, entries: str, *, l
         "living": living,
         "tables": None if document is None else document.tables,
         "known_tables": None if document is None else document.known,
-        "same_tables": document is None or not document.entries or document.entries == entries,
+        "same_tables": document is None or not document.entries or document.entries == own.entries,
+        "same_budget": document is None or is_same(document.budget, own.budget),
         "seconds_since_heartbeat": round(age, 3),
     }

@@ -1,15 +1,20 @@
 """The records by which members of a fleet announce themselves: numbered ones in a folder for each, ``members/NAME/``.
 
-They are written by put-if-absent, as leases are, so that of two supervisors with one name one notices.
+They are written by put-if-absent, as leases are, so that of two supervisors with one name one notices. What a member
+used that ended stays beside them, in ``NUMBER.used``, until it is charged no more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.numbered_records import NumberedRecords
 from memwal_ops.errors import AlreadyRunningError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.storage.records import decode_record, encode_record
+from memwal_ops.supervisor.membership.uses import aged, as_ended
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = "members"
 _KEPT = 8
+_USED = "used"
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Document:
         process: changes with each start; instance: is that of its state folder.
         tables: how many tables it maintains, of how many ``known``.
         entries: a digest of the tables of its configuration.
+        budget: what it uses, see :mod:`memwal_ops.supervisor.membership.uses`; None: it has no budget.
     """
 
     process: str
@@ -39,6 +47,28 @@ class Document:
     tables: int
     known: int
     entries: str
+    budget: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The records of all members, from one listing; times are those of the store.
+
+    Attributes:
+        newest: the number of the newest record of each member that has one.
+        written: when that was written.
+        ended: what is kept of those that ended, by name and number, and when that was written.
+        now: when the newest of all was written.
+    """
+
+    newest: dict[str, int] = field(default_factory=dict)
+    written: dict[str, datetime] = field(default_factory=dict)
+    ended: dict[tuple[str, int], datetime] = field(default_factory=dict)
+    now: datetime = _EARLIEST
+
+    def age(self, name: str) -> float:
+        """How many seconds ago the newest record of a member was written."""
+        return max(0.0, (self.now - self.written[name]).total_seconds())
 
 
 class MemberRecords:
@@ -54,16 +84,22 @@ class MemberRecords:
         self._store, self._name = store, name
         self._number: int | None = None
 
-    def newest(self) -> dict[str, int]:
-        """Return the number of the newest record of each member that has one; one listing."""
-        found: dict[str, int] = {}
+    def listed(self) -> Listed:
+        """Return the newest record of each member; one listing."""
+        newest: dict[str, int] = {}
+        written: dict[str, datetime] = {}
+        ended: dict[tuple[str, int], datetime] = {}
         for meta in self._store.list(FOLDER):
             _, _, below = meta.path.partition("/")
             name, _, file = below.partition("/")
             number, _, suffix = file.partition(".")
-            if suffix == "json" and number.isascii() and number.isdigit():
-                found[name] = max(found.get(name, 0), int(number))
-        return found
+            if suffix not in {"json", _USED} or not (number.isascii() and number.isdigit()):
+                continue
+            if suffix == _USED:
+                ended[name, int(number)] = meta.last_modified
+            elif int(number) >= newest.get(name, 0):
+                newest[name], written[name] = int(number), meta.last_modified
+        return Listed(newest, written, ended, max([_EARLIEST, *written.values(), *ended.values()]))
 
     def read(self, name: str, number: int) -> Document | None:
         """Return a record of a member; None if it is gone, or is not readable by this release."""
@@ -71,18 +107,21 @@ class MemberRecords:
             found: Any = self._of(name).read(number)
             names = ("process", "instance", "holder", "version", "started", "entries")
             text = {key: printable(str(found[key])) for key in names}
-            return Document(**text, tables=int(found["tables"]), known=int(found["known"]))
+            uses = found.get("budget")
+            budget = uses if isinstance(uses, dict) else None
+            return Document(**text, tables=int(found["tables"]), known=int(found["known"]), budget=budget)
         except (ObjectNotFoundError, UnsupportedFeatureError):
             return None
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 
-    def begin(self, newest: Mapping[str, int]) -> None:
+    def begin(self, listed: Listed) -> None:
         """Continue with the name after its newest record: that member is dead, or was this one before a restart."""
-        self._number = newest.get(self._name, 0)
+        ended = [number for name, number in listed.ended if name == self._name]
+        self._number = max([listed.newest.get(self._name, 0), *ended])
 
-    def beat(self, document: Document) -> dict[str, int]:
-        """Write the next record, and return the numbers of the newest records of the others.
+    def beat(self, document: Document) -> Listed:
+        """Write the next record, and return the newest records of the others.
 
         Raises:
             AlreadyRunningError: another process writes records of this name.
@@ -91,8 +130,8 @@ class MemberRecords:
         assert self._number is not None  # noqa: S101 - after begin
         fields = {name: getattr(document, name) for name in Document.__slots__}
         written = self._of(self._name).put_if_absent(self._number + 1, fields)
-        newest = self.newest()
-        number = newest.pop(self._name, 0)
+        listed = self.listed()
+        number = listed.newest.pop(self._name, 0)
         if number > self._number and not (written and number == self._number + 1):
             # A response may be lost: then the record under the number is this process's own.
             found = self.read(self._name, number)
@@ -101,12 +140,33 @@ class MemberRecords:
         self._number = max(self._number, number)
         if number % _KEPT == 0:
             self._prune(number)
-        return newest
+        return listed
 
-    def leave(self) -> None:
+    def leave(self, document: Document) -> None:
         """Delete the records of this member: the others take its tables at their next reading."""
         if self._number is not None:
+            self.end(self._name, self._number, document)
             self.delete(self._name)
+
+    def end(self, name: str, number: int, document: Document, age: float = 0.0) -> None:
+        """Keep what a member used whose record under that number, written ``age`` seconds ago, is to be deleted."""
+        if document.budget is not None:
+            with suppress(KeyError, TypeError, ValueError):
+                kept = {"instance": document.instance, "budget": as_ended(aged(document.budget, age))}
+                self._store.put_if_absent(self._of(name).path(number, _USED), encode_record(kept))
+
+    def read_ended(self, name: str, number: int) -> tuple[str, Mapping[str, Any]] | None:
+        """Return what is kept of a member that ended, with its instance; None if this release cannot read it."""
+        path = self._of(name).path(number, _USED)
+        try:
+            found: Any = decode_record(self._store.get(path), path)
+            return str(found["instance"]), dict(found["budget"])
+        except (ObjectNotFoundError, UnsupportedFeatureError, KeyError, TypeError, ValueError, RecursionError):
+            return None
+
+    def delete_ended(self, name: str, number: int) -> None:
+        """Delete what is kept of a member, as it is charged no more."""
+        self._store.delete_many([self._of(name).path(number, _USED)])
 
     def delete(self, name: str) -> None:
         """Delete the records of a member."""

@@ -163,7 +163,7 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
 
 
 def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about a fleet: its store, members that died, members with other tables."""
+    """Yield the findings about a fleet: its store, members that died, members with other tables or another budget."""
     if fleet["error"] is not None:
         own = next(one for one in fleet["members"] if one["name"] == fleet["name"])
         what = f"The store of the fleet cannot be used; this member keeps its {own['tables']} tables. {fleet['error']}"
@@ -172,7 +172,12 @@ def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
         if not one["living"]:
             what = f"The member {one['name']} ended without leaving; the others have its tables."
             yield finding(WARNING, what, "Start it again, or find out why it ended.", _FLEET)
-        elif not one["same_tables"]:
+            continue
+        if not one.get("same_budget", True):
+            what = f"The member {one['name']} has another budget than this one, or none, or an earlier release."
+            do = "Give each member the same budget: what one without a budget uses is not counted."
+            yield finding(WARNING, what, do, _FLEET)
+        if not one["same_tables"]:
             what = f"The configuration of the member {one['name']} names other tables than this one's."
             do = "Give each member the same tables: one that its member does not know is maintained by none."
             yield finding(WARNING, what, do, _FLEET)

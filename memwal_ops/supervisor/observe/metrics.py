@@ -254,6 +254,8 @@ class _StatusCollector(Collector):
         yield self._gauge("budget_limit", "Limits of the budget of the fleet.", limits, "kind")
         used = [] if budget is None else [((kind,), amount) for kind, amount in budget["used"].items()]
         yield self._gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
+        own = [] if budget is None else [((kind,), amount) for kind, amount in budget["own"]["used"].items()]
+        yield self._gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
         polled = [
             ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
         ]

@@ -21,6 +21,7 @@ from memwal_ops.core.prices import money_text
 from memwal_ops.core.registry import formats
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
+from memwal_ops.supervisor.observe.budget_text import budget_notes
 from memwal_ops.supervisor.observe.buttons import add_buttons, commands_of, table_buttons
 from memwal_ops.supervisor.observe.findings import (
     DEFAULT_LIMITS,
@@ -157,6 +158,7 @@ class Pages:
             "overview",
             _Shell("tables", wanted.link(page=wanted.page), viewer),
             service=service,
+            budget=" ".join(budget_notes(service["budget"])),
             service_state="Stopping" if service["stopping"] else "Runs" if service["ready"] else "Not ready yet",
             service_findings=found,
             query=wanted,

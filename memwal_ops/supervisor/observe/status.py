@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.next_run import next_run
@@ -107,6 +107,12 @@ def budget_status(scheduler: Scheduler) -> BudgetStatus | None:
     """Return the budget of the fleet; None: none is configured."""
     with scheduler.lock:
         return scheduler.ranking.to_json(scheduler.begun(), scheduler.clock.now())
+
+
+def published_budget(scheduler: Scheduler) -> Mapping[str, Any] | None:
+    """Return what other members of the fleet are to know of it."""
+    with scheduler.lock:
+        return scheduler.ranking.published(scheduler.begun(), scheduler.clock.now())
 
 
 def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:

@@ -119,18 +119,31 @@ class PatternFault(TypedDict):
     error: str
 
 
+class OwnBudgetStatus(TypedDict):
+    """What this supervisor has of the budget of the fleet."""
+
+    used: dict[str, float]
+    in_flight: dict[str, float]
+
+
 class BudgetStatus(TypedDict):
     """The budget of the fleet: limits, what was used within ``per_seconds``, and what runs are expected to use.
 
+    ``members``: how many of them live. ``members_unread``: how many of them are taken to use as much as this one, as
+    the store of the fleet cannot be read.
     ``used_up``: the limit that defers runs, but not those that restore objectives; None: nothing does. ``frees``: when
     it defers no more.
     """
 
     per_seconds: float
+    currency: str
     shadow: bool
     limits: dict[str, float]
     used: dict[str, float]
     in_flight: dict[str, float]
+    own: OwnBudgetStatus
+    members: int
+    members_unread: int
     used_up: str | None
     frees: str | None
 
@@ -139,7 +152,7 @@ class MemberStatus(TypedDict):
     """A member of the fleet, by its last record; what is None could not be read.
 
     ``tables``: those that it maintains, of ``known_tables``. ``same_tables``: its configuration names the tables that
-    this member's does.
+    this member's does; ``same_budget``: it has the same ``budget``.
     """
 
     name: str
@@ -150,6 +163,7 @@ class MemberStatus(TypedDict):
     tables: int | None
     known_tables: int | None
     same_tables: bool
+    same_budget: bool
     seconds_since_heartbeat: float
 
 

@@ -12,12 +12,14 @@ from memwal_ops.core.job import POOLS
 from memwal_ops.core.prices import money_of
 from memwal_ops.core.turns import BY_WORTH, Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
+from memwal_ops.supervisor.membership.uses import published
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from memwal_ops.core.figures import Figures
+    from memwal_ops.core.fleet_budget import Others
     from memwal_ops.core.job import JobSpec, Pool
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import Settings
@@ -49,6 +51,32 @@ def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
     for finished, used, objective in charged:
         budget.add(finished, used, objective=objective)
     return budget
+
+
+def budget_status(
+    config: FleetBudgetConfig, budget: FleetBudget, expected: Amounts, now: datetime, currency: str
+) -> BudgetStatus:
+    """The document ``budget`` of the service's status; ``expected``: what runs of this supervisor will use."""
+    at = now.timestamp()
+    refused = budget.refuses(at, expected, NOTHING)
+    frees = budget.frees_at(at) if refused is not None else at
+
+    def shown(amounts: Amounts) -> dict[str, float]:
+        return {name: round(getattr(amounts, name), 6) for name in budget.limits}
+
+    return {
+        "per_seconds": config.per.total_seconds(),
+        "currency": currency,
+        "shadow": config.shadow,
+        "limits": dict(budget.limits),
+        "used": shown(budget.used(at)),
+        "in_flight": shown(budget.in_flight(at, expected)),
+        "own": {"used": shown(budget.own.at(at)[0]), "in_flight": shown(expected)},
+        "members": 1 + budget.others.living,
+        "members_unread": budget.others.living if budget.is_alone(at) else 0,
+        "used_up": refused,
+        "frees": datetime.fromtimestamp(frees, UTC).isoformat(timespec="seconds") if frees > at else None,
+    }
 
 
 def waits_since(entry: Entry) -> tuple[datetime, datetime]:
@@ -89,7 +117,26 @@ class Ranking:
         self._prices = settings.config.prices.by_store()
         self._worths.clear()
         charged = () if self._config is None else self._recorder.charged(now - CHARGED * self._config.per, self._prices)
+        others = self._budget.others
         self._budget = new_budget(settings, charged)
+        self.meet(others, now)
+
+    def meet(self, others: Others, now: datetime) -> None:
+        """Count what other members of the fleet use against its budget."""
+        self._budget.meet(others, now.timestamp())
+
+    def published(self, in_flight: Iterable[Entry], now: datetime) -> dict[str, Any] | None:
+        """What the other members are to know of this one's budget; None: it has none."""
+        if self._config is None:
+            return None
+        return published(
+            self._budget.limits,
+            self._budget.per,
+            self._budget.own,
+            self._expected(in_flight),
+            now.timestamp(),
+            shadow=self._config.shadow,
+        )
 
     def choose(self, pool: Pool, entries: Sequence[Entry], in_flight: Iterable[Entry], now: datetime) -> Entry | None:
         """Whose turn it is in a pool; sets what those wait for that the budget does not allow.
@@ -145,20 +192,8 @@ class Ranking:
         """The document ``budget`` of the service's status; None: none is configured."""
         if self._config is None:
             return None
-        at = now.timestamp()
-        expected = self._expected(in_flight)
-        refused = self._budget.refuses(at, expected, NOTHING)
-        frees = self._budget.frees_at(at) if refused is not None else at
-        used = self._budget.used(at)
-        return {
-            "per_seconds": self._config.per.total_seconds(),
-            "shadow": self._config.shadow,
-            "limits": dict(self._budget.limits),
-            "used": {name: round(getattr(used, name), 6) for name in self._budget.limits},
-            "in_flight": {name: round(getattr(expected, name), 6) for name in self._budget.limits},
-            "used_up": refused,
-            "frees": datetime.fromtimestamp(frees, UTC).isoformat(timespec="seconds") if frees > at else None,
-        }
+        currency = self._settings.config.prices.currency
+        return budget_status(self._config, self._budget, self._expected(in_flight), now, currency)
 
     def _allows(self, in_flight: Iterable[Entry], now: datetime) -> Callable[[Due, bool], bool]:
         """Whether the budget lets a job start, given whether it is its turn as it has waited longest."""

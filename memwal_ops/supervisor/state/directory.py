@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import AlreadyRunningError, HistoryError
@@ -28,6 +29,24 @@ def history_path(config: Config, environ: Mapping[str, str] | None = None) -> st
     """Return the path of the history file."""
     path = config.history.path
     return os.path.join(state_dir(config, environ), "history.sqlite") if path is None else os.path.expanduser(path)
+
+
+def instance_of(path: str) -> str:
+    """Return the id of a state folder without locking it; empty: no service has used it."""
+    try:
+        with open(os.path.join(path, "instance"), encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def members_of(path: str) -> int:
+    """Return how many members the fleet of a state folder's service had when it was last read; 1: it is not known."""
+    try:
+        with open(os.path.join(path, "members"), encoding="ascii") as file:
+            return max(1, int(file.read()))
+    except (OSError, ValueError):
+        return 1
 
 
 class StateDir:
@@ -56,6 +75,7 @@ class StateDir:
             raise AlreadyRunningError(f"Another supervisor, process {holder}, uses the state folder {path}.")
         try:
             self.instance = self._identity()
+            self._members = members_of(path)
         except OSError as error:
             os.close(self._lock)
             raise HistoryError(f"The state folder {self.path} cannot be written: {error.strerror}.") from error
@@ -70,6 +90,19 @@ class StateDir:
             return f"The state folder {self.path} was replaced. Restart the service."
         return None
 
+    @property
+    def members(self) -> int:
+        """How many members the fleet had when it was last read; 1: it is not known."""
+        return self._members
+
+    @members.setter
+    def members(self, number: int) -> None:
+        if number != self._members:
+            self._members = number
+            # Where that fails, fewer are known after a restart: the status reports the folder.
+            with suppress(OSError):
+                self._write("members", str(number))
+
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
@@ -81,7 +114,11 @@ class StateDir:
                 return str(uuid.UUID(file.read().strip()))
         except (OSError, ValueError):
             instance = str(uuid.uuid4())
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write(f"{instance}\n")
-        os.replace(f"{path}.new", path)
+        self._write("instance", instance)
         return instance
+
+    def _write(self, name: str, text: str) -> None:
+        path = os.path.join(self.path, name)
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{text}\n")
+        os.replace(f"{path}.new", path)

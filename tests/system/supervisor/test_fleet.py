@@ -17,7 +17,7 @@ pytest_plugins = ["tests.support.s3_server"]
 
 TABLES = [f"t{number}" for number in range(12)]
 ALL = sorted(TABLES)
-OFF = ", ".join(f"{job}: {{enabled: false}}" for job in ("catchup", "compact", "snapshot", "expire", "gc"))
+OFF = ", ".join(f"{job}: {{enabled: false}}" for job in ("catchup", "compact", "snapshot", "expire", "gc", "verify"))
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.long)])
@@ -96,3 +96,48 @@ def test_three_members_of_which_one_is_killed_and_one_leaves(tmp_path: Path, fle
         assert other.process.wait(PATIENCE) == 55
         assert f"The name '{name}' is that of another supervisor" in other.log_path.read_text()
         assert shares(left[0], again) == ALL
+
+
+@pytest.mark.timeout(4 * PATIENCE)
+def test_members_have_one_budget_and_find_it_again(tmp_path: Path) -> None:
+    """What one used is charged on when it is killed, when its state folder is lost, and once when both come back."""
+    fleet = f"uri: {tmp_path}/ops, heartbeat: 2s}}\nbudget: {{requests: 2M, per: 1h"
+    waiting = Workload(1, regions=1, base_rows=20).create(f"{tmp_path}/t0.lance")
+
+    def used(member: Running) -> dict[str, Any]:
+        found: dict[str, Any] = member.get("/api/v1/status")["service"]["budget"]
+        return found
+
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(service(configure(tmp_path, fleet, name))) for name in "ab")
+        assert until(lambda: shares(a, b) == ALL and all(map(shares, (a, b))))
+        waiting.put([1, 2, 50])
+        waiting.flush()
+        ran, other = (a, b) if "t0" in shares(a) else (b, a)
+        assert until(lambda: ran.runs(table="t0", job="merge"))
+        assert until(lambda: used(ran)["own"]["used"]["requests"] > 0)
+        spent = used(ran)["own"]["used"]["requests"]
+        assert until(lambda: used(other)["used"]["requests"] == spent == used(ran)["used"]["requests"])
+        assert used(other)["own"]["used"] == {"requests": 0}
+        assert f'memwal_ops_budget_used{{kind="requests"}} {spent}' in other.get("/metrics")
+        assert 'memwal_ops_budget_used_own{kind="requests"} 0.0' in other.get("/metrics")
+
+        name = ran.config.stem[0]
+        ran.kill()
+        lost = stack.enter_context(service(configure(tmp_path, fleet, name, 2)))
+        assert until(lambda: used(lost)["members"] == 2 and not used(lost)["members_unread"])
+        assert until(lambda: used(lost)["used"]["requests"] == used(other)["used"]["requests"] == spent)
+        assert used(lost)["own"]["used"] == {"requests": 0}
+
+        # Its first state folder is found again: with two of one name, under another one.
+        back = stack.enter_context(service(configure(tmp_path, fleet, "c", state=ran.config.stem)))
+        assert until(lambda: used(back)["members"] == 3)
+        assert until(lambda: all(used(one)["used"]["requests"] == spent for one in (back, lost, other)))
+        assert used(back)["own"]["used"]["requests"] == spent
+
+        # Left: what it used is kept beside the records of the others, until its period ends.
+        back.process.send_signal(signal.SIGTERM)
+        assert back.process.wait(PATIENCE) == 0
+        assert until(lambda: used(other)["members"] == 2)
+        assert used(other)["used"]["requests"] == used(lost)["used"]["requests"] == spent
+        assert [path.name.split(".")[1] for path in tmp_path.glob("ops/members/c/*")] == ["used"]

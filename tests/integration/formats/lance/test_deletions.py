@@ -34,6 +34,10 @@ PROOFS = {
         "supervisor/membership/records.py",
         "delete",
     ): "of no table: a member's own, or of a dead one: they save work",
+    (
+        "supervisor/membership/records.py",
+        "delete_ended",
+    ): "the same: what a member used that ended, once nothing of it is charged",
     ("supervisor/membership/records.py", "_prune"): "the same: numbers far behind the newest of the member",
     ("formats/lance/stub.py", "apply"): "of a folder without versions and data, older than any creation in progress",
 }

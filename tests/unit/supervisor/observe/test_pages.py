@@ -48,12 +48,14 @@ def test_the_worst_tables_come_first_with_what_is_wrong() -> None:
 def member(name: str, **changes: Any) -> dict[str, Any]:
     return {
         "name": name, "holder": f"ops@{name}", "version": "0", "started": "2026-01-01T00:00:00+00:00", "living": True,
-        "tables": 7, "known_tables": 20, "same_tables": True, "seconds_since_heartbeat": 3.2, **changes,
+        "tables": 7, "known_tables": 20, "same_tables": True, "same_budget": True,
+        "seconds_since_heartbeat": 3.2, **changes,
     }  # fmt: skip
 
 
 def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     members = [member("a"), member("b", living=False), member("c", same_tables=False), member("d", tables=None)]
+    members[2]["same_budget"] = False
     shown = {"uri": "s3://b/ops/", "name": "a", "state": "unreachable", "error": "Refused.", "members": members}
     page = pages_of(status(fleet(20), fleet=shown)).tables().body.decode()
     assert "This service is the member a of the fleet at s3://b/ops/" in page
@@ -61,6 +63,7 @@ def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     assert "cannot be used; this member keeps its 7 tables. Refused." in page
     assert "The member b ended without leaving" in page
     assert "The configuration of the member c names other tables" in page
+    assert "The member c has another budget than this one" in page
     assert "The member a " not in page
     assert 'href="/runbooks/split-membership.md"' in page
     text = describe({**NOTHING, "service": status([], fleet=shown)["service"]}, in_full=False)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.status_text import budget_lines
+from memwal_ops.core.fleet_budget import Amounts, Charge, Others
 from memwal_ops.errors import InvalidConfigError
-from memwal_ops.supervisor.observe.status import budget_status
+from memwal_ops.supervisor.observe.status import budget_status, published_budget
 from memwal_ops.supervisor.state.history import BY_HAND
 from memwal_ops.supervisor.workers.protocol import Result
 from tests.support.fakes import START, Stage, vars_of
@@ -218,3 +219,53 @@ def test_the_status_shows_what_the_budget_defers() -> None:
     ]
     assert budget_lines({**budget, "shadow": True}, tables) == budget_lines(None, tables) == []
     assert budget_lines({**budget, "used_up": None}, []) == []
+
+
+def test_what_other_members_use_counts_and_each_shows_its_part(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, LIMITED)
+    spend(stage, "a", 30.0)
+    now = stage.clock.now().timestamp()
+    theirs = Charge(now + 60, Amounts(cpu=65.0))
+    stage.scheduler.ranking.meet(Others((theirs,), Amounts(cpu=4.0), 2, now + 99), stage.clock.now())
+    shown = budget_status(stage.scheduler)
+    assert shown is not None
+    assert (shown["used"], shown["in_flight"]) == ({"cpu": 95.0}, {"cpu": 4.0})
+    assert shown["own"] == {"used": {"cpu": 30.0}, "in_flight": {"cpu": 0.0}}
+    assert (shown["used_up"], shown["members"], shown["members_unread"]) == ("cpu", 3, 0)
+    (text, deferred) = budget_lines(shown, [])
+    assert text == "Used of the budget of 3 members per 1h: 95 s of 100 s of processor (30 s by this member)."
+    assert "used up (cpu)" in deferred
+    stage.due("a")
+    stage.turn()
+    assert stage.job("a")["waiting_for"] == "over_budget"
+    stage.turn(61)
+    assert stage.in_flight == [("a", "merge")], "theirs ended"
+
+
+def test_a_member_that_cannot_read_the_others_has_its_part_of_what_is_left(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, LIMITED)
+    stage.scheduler.ranking.meet(Others((), Amounts(), 2, stage.clock.now().timestamp() + 15), stage.clock.now())
+    stage.turn(20)
+    spend(stage, "a", 30.0)
+    shown = budget_status(stage.scheduler)
+    assert shown is not None
+    assert (shown["used"], shown["own"]["used"], shown["members_unread"]) == ({"cpu": 90.0}, {"cpu": 30.0}, 2)
+    assert "2 other members cannot be read now" in budget_lines(shown, [])[0]
+    spend(stage, "b", 3.4)
+    stage.due("a")
+    stage.turn()
+    assert stage.job("a")["waiting_for"] == "over_budget"
+    stage.scheduler.set_settings(stage.scheduler.settings)
+    stage.turn()
+    assert stage.job("a")["waiting_for"] == "over_budget", "and after a reload"
+
+
+def test_what_is_published_is_what_is_charged(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, LIMITED)
+    spend(stage, "a", 30.0)
+    found = published_budget(stage.scheduler)
+    assert found is not None
+    assert (found["limits"], found["per"], found["in_flight"][0]) == ({"cpu": 100.0}, 3600.0, 0.0)
+    ((left, cpu, *_),) = found["charges"]
+    assert (left, cpu) == (3600.0, 30.0)
+    assert published_budget(Stage(tmp_path, PLAIN).scheduler) is None

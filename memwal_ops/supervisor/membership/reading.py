@@ -1,0 +1,111 @@
+"""Read what the other members of a fleet say of themselves, and count what they use (:class:`Reading`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.retries import RetryPolicy
+from memwal_ops.supervisor.membership.decisions import BEATS
+from memwal_ops.supervisor.membership.records import MemberRecords
+from memwal_ops.supervisor.membership.uses import Use, others_of, use_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from memwal_ops.core.fleet_budget import Others
+    from memwal_ops.supervisor.config.model import FleetConfig
+    from memwal_ops.supervisor.membership.records import Document, Listed
+
+_DEADLINE = 10.0
+_READ_EVERY = BEATS - 1
+"""So many records of another member: of what it uses, what came within one heartbeat is not known at most."""
+
+
+class Read(NamedTuple):
+    """What was read of another member: the number of the record, what it says, and what it uses."""
+
+    number: int
+    document: Document | None = None
+    use: Use | None = None
+
+
+class Reading:
+    """What one member has read of the others. It is called on the thread of the member alone.
+
+    Args:
+        records: of the fleet.
+        instance: of this member's state folder.
+        heartbeat: of the fleet, in seconds.
+    """
+
+    def __init__(self, records: MemberRecords, instance: str, heartbeat: float) -> None:
+        """Nothing was read yet."""
+        self._records, self._instance, self._heartbeat = records, instance, heartbeat
+        self._last, self._blind = float("inf"), float("-inf")
+        self._known: Mapping[str, Read] = {}
+        self._ended: dict[tuple[str, int], Use | None] = {}
+        self._over: list[tuple[str, int]] = []
+
+    def read(self, listed: Listed, now: float) -> Mapping[str, Read]:
+        """What the members that are listed say; each is read less often than it writes. ``now``: of this clock."""
+        if now - self._last > self._heartbeat:
+            # The others may not have been able to write, either: what is there now is as old.
+            self._blind = now + self._heartbeat
+        self._last = now
+        self._known = {name: self._read(name, listed, now) for name in listed.newest}
+        return self._known
+
+    def forget(self, names: Iterable[str], listed: Listed) -> None:
+        """Delete the records of members; what they used is kept."""
+        for name in names:
+            if (document := self._known[name].document) is not None:
+                self._records.end(name, listed.newest[name], document, listed.age(name))
+            self._records.delete(name)
+
+    def others(self, listed: Listed, living: int, now: float) -> Others | None:
+        """What all others use, and those that ended; None: for a heartbeat after a time without readings."""
+        self._ended = {
+            key: self._ended[key] if key in self._ended else self._read_ended(key, listed, now) for key in listed.ended
+        }
+        self._over = [key for key, use in self._ended.items() if use is not None and self._is_over(use, now)]
+        uses = [*(one.use for one in self._known.values()), *self._ended.values()]
+        return None if now < self._blind else others_of(uses, self._instance, living, now + self._heartbeat)
+
+    def sweep(self) -> None:
+        """Delete what is kept of members that ended, once nothing of it is charged, or it is in a history again."""
+        for key in self._over:
+            self._records.delete_ended(*key)
+
+    def _is_over(self, use: Use, now: float) -> bool:
+        return use.instance == self._instance or all(one.ends <= now for one in use.charges)
+
+    def _read(self, name: str, listed: Listed, now: float) -> Read:
+        number, known = listed.newest[name], self._known.get(name)
+        if known is not None and known.number <= number < known.number + _READ_EVERY:
+            return known
+        document = self._records.read(name, number)
+        if document is None:
+            return Read(number)
+        return Read(number, document, use_of(document.instance, document.budget, listed.written[name], listed.now, now))
+
+    def _read_ended(self, key: tuple[str, int], listed: Listed, now: float) -> Use | None:
+        found = self._records.read_ended(*key)
+        return None if found is None else use_of(*found, listed.ended[key], listed.now, now)
+
+
+def read_others(fleet: FleetConfig, instance: str, now: float) -> Others:
+    """What the members of a fleet use, but for one, as they last wrote; writes nothing.
+
+    Raises:
+        MemwalOpsError: the store of the fleet cannot be read.
+    """
+    store = open_store(resolve(fleet.uri, fleet.storage_options), retry=RetryPolicy(deadline=_DEADLINE))
+    records = MemberRecords(store, fleet.name)
+    reading, listed = Reading(records, instance, fleet.heartbeat.total_seconds()), records.listed()
+    known = reading.read(listed, now)
+    living = sum(one.document is not None and one.document.instance != instance for one in known.values())
+    others = reading.others(listed, living, now)
+    assert others is not None  # noqa: S101 - it is the first reading
+    return others
