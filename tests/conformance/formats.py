@@ -361,7 +361,7 @@ class IndexFolder:
     def write(self) -> None:
         from memwal_ops.formats import lm_diskann
 
-        with lm_diskann.open(self.uri) as index:
+        with lm_diskann.open(self.uri, wait=_SOON.total_seconds()) as index:
             for number in (0, 1, 100):
                 self._stamp += 1
                 vector = [float(self._stamp)] * _DIMENSION
@@ -419,13 +419,15 @@ _SOON = timedelta(milliseconds=200)
 
 def _index_options() -> Mapping[str, Options]:
     from memwal_ops.formats.lm_diskann.options import CatchupOptions as IndexCatchupOptions
+    from memwal_ops.formats.lm_diskann.options import CompactOptions as IndexCompactOptions
     from memwal_ops.formats.lm_diskann.options import GcOptions as IndexGcOptions
     from memwal_ops.formats.lm_diskann.options import MaintainOptions as IndexMaintainOptions
     from memwal_ops.formats.lm_diskann.options import MergeOptions as IndexMergeOptions
 
     merge, catchup, gc = (one(wait=_SOON) for one in (IndexMergeOptions, IndexCatchupOptions, IndexGcOptions))
-    maintain = IndexMaintainOptions(apply=True, merge=merge, catchup=catchup, gc=gc)
-    return {"merge": merge, "catchup": catchup, "gc": gc, "maintain": maintain}
+    compact = IndexCompactOptions(wait=_SOON)
+    maintain = IndexMaintainOptions(apply=True, merge=merge, catchup=catchup, compact=compact, gc=gc)
+    return {"merge": merge, "catchup": catchup, "compact": compact, "gc": gc, "maintain": maintain}
 
 
 INDEX = FormatUnderTest(
@@ -434,6 +436,7 @@ INDEX = FormatUnderTest(
     _index_folder,
     options=_index_options(),
     waits=True,
+    most_steps=6,
     with_store=lambda table, store: replace(table, store=store, steps=StoreSteps(table, store)),
     conditional=False,
     trims=True,

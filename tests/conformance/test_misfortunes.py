@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from memwal_ops.errors import ConditionalWriteUnsupportedError, LeaseLostError, 
 from memwal_ops.storage import probe
 from memwal_ops.storage.api import DeleteReport
 from memwal_ops.storage.wrapper import StoreWrapper
-from tests.conformance.formats import FormatUnderTest, Snapshot, TableUnderTest, opened
+from tests.conformance.formats import FORMATS, FormatUnderTest, Snapshot, TableUnderTest, opened
 from tests.conformance.test_running import run, steps_of
 from tests.support.calm import calm
 from tests.support.dying_store import DyingStore, Killed
@@ -34,6 +35,17 @@ def retained(made: TableUnderTest) -> dict[int, Rows]:
 @pytest.mark.filterwarnings("ignore:(?s).*Killed:pytest.PytestUnhandledThreadExceptionWarning")
 def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """Before and after each call. The run that follows ends it, and leaves nothing to do."""
+    killed_and_run_again(kind, made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [one for one in FORMATS if one.name == "lm_diskann"], ids=str)
+def test_killed_at_each_step_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
+    """As above at all of them, where no campaign does."""
+    killed_and_run_again(replace(kind, most_steps=None), made)
+
+
+def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
     with calm():
         for job in steps_of(opened(made)):
             start = Snapshot.of(made)

@@ -91,8 +91,7 @@ class View:
         assert base is not None
         assert (base["kind"], base["number"]) == (2, number)
         self.graph = (folder.path / "graph.lmd").read_bytes()
-        self.versions: dict[int, dict[int, bytes]] = {}
-        self._decoded: dict[tuple[int, int], dict[str, Any]] = {}
+        self.versions: dict[int, dict[int, dict[str, Any]]] = {}
         self.dead = dict(zip(_u4(base.get("dead")), _u8(base.get("deadat")), strict=True))
         self.rows = [*zip(_i8(base.get("rows")), _u4(base.get("rownodes")), strict=True)]
         self.entries = [tuple(one) for one in np.array(_u8(base.get("entries")), np.uint64).reshape(-1, 3).tolist()]
@@ -123,10 +122,10 @@ class View:
         overwritten = set()
         for number in sorted(last.values()):
             node, epoch, slot = self.placed[number]
-            found = self._slot(slot)  # nothing where the end of the file was cut off
-            head = self.folder.block(found) if found else {"node_id": None}
-            if head["node_id"] == node and epoch in {None, head["creation_epoch"]}:
-                self._add(node, epoch, self._slot(slot))
+            data = self._slot(slot)  # nothing where the end of the file was cut off
+            found = self.folder.block(data) if data else {"node_id": None}
+            if found["node_id"] == node and epoch in {None, found["creation_epoch"]}:
+                self._add(node, epoch, found)
             else:
                 overwritten.add((node, epoch))
         for node, epoch in overwritten:
@@ -138,16 +137,15 @@ class View:
         size = self.folder.block_size
         return self.graph[slot * size : (slot + 1) * size]
 
-    def _add(self, node: int, epoch: int | None, data: bytes) -> None:
-        found = self.folder.block(data)
+    def _add(self, node: int, epoch: int | None, found: dict[str, Any]) -> None:
         assert found["node_id"] == node
         assert epoch in {None, found["creation_epoch"]}
-        self.versions.setdefault(node, {})[found["creation_epoch"]] = data
+        self.versions.setdefault(node, {})[found["creation_epoch"]] = found
 
     def _deltas(self, frame: dict[str, Any], epochs: list[int]) -> None:
         size = self.folder.block_size
         for at, (node, epoch) in enumerate(zip(_u8(frame.get("dnodes")), epochs, strict=True)):
-            self._add(node, epoch, frame["blocks"][at * size : (at + 1) * size])
+            self._add(node, epoch, self.folder.block(frame["blocks"][at * size : (at + 1) * size]))
 
     def _apply(self, frame: dict[str, Any]) -> None:
         self._deltas(frame, [frame["epoch"]] * len(_u8(frame.get("dnodes"))))
@@ -187,10 +185,7 @@ class View:
         seen = [one for one in self.versions.get(node, {}) if one <= epoch]
         if not seen:
             return None
-        version = (node, max(seen))
-        if version not in self._decoded:  # once, however many links lead there
-            self._decoded[version] = self.folder.block(self.versions[node][version[1]])
-        return self._decoded[version]
+        return self.versions[node][max(seen)]
 
     def live_rows(self, epoch: int | None = None) -> dict[int, tuple[float, ...]]:
         """Rows and vectors at an epoch."""

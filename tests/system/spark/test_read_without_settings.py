@@ -12,7 +12,8 @@ import pytest
 from tests.support.spark import CHEAP_JAVA, skip_without_spark, submit_args
 from tests.support.tables.workload import Workload
 
-pytestmark = pytest.mark.timeout(1800)
+# Each starts a JVM of its own.
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
 PATIENCE = 1500.0
 PROGRAM = """
 import sys

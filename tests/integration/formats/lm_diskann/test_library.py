@@ -243,15 +243,15 @@ def test_a_deleted_entry_point_is_replaced_by_a_node_near_it(made: str, vectors:
     """Where rows are in clusters, no path may lead into the one that has lost its entry point."""
     with lm_diskann.open(made) as index:
         entries = index.view.entries(index.epoch)
-        near = {node for entry in entries.tolist() for node in View(made).block(entry, index.epoch)["links"]}
-        rows = [row for row, node in View(made).rows if node in entries]
-        index.delete(rows)
+        view = View(made)
+        near = {node for entry in entries.tolist() for node in view.block(entry, index.epoch)["links"]}
+        index.delete([row for row, node in view.rows if node in entries])
         now = index.view.entries(index.epoch)
         assert 3 * entry_points(len(index)) <= 4 * len(now) <= 4 * entry_points(len(index))
         assert not {*now.tolist()} & {*entries.tolist()}
         assert {*now.tolist()} <= near
         assert (index.view.entries(index.epoch - 1) == entries).all()
-        index.delete(sorted(row for row, node in View(made).rows if node in near))
+        index.delete(sorted(row for row, node in view.rows if node in near))
         now = index.view.entries(index.epoch)
         assert len(now) == entry_points(len(index)), "random nodes, as none near is left"
     check_sound(made)

@@ -13,6 +13,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import tiers
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt
@@ -21,8 +22,15 @@ from tests.support.tables.stale_indexes import written_by
 if TYPE_CHECKING:
     from pathlib import Path
 
-UNIT = FLOOR + 1
+UNIT = 256
 BASE = 8 * UNIT
+LARGE = FLOOR + 1  # eight of them are two zones of a bloom filter
+
+
+@pytest.fixture(autouse=True)
+def floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest segment that is not merged at once: one unit, of fewer rows than by default."""
+    monkeypatch.setattr(tiers, "FLOOR", UNIT - 1)
 
 
 def rows(start: int, end: int) -> pa.Table:
@@ -45,8 +53,12 @@ def append(uri: str, rows_: int) -> None:
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     """A table with the indexes ``by_id`` and ``by_text``, which may have several segments."""
-    uri = str(tmp_path / "t.lance")
-    dataset = lance.write_dataset(rows(0, BASE), uri)
+    return tiered(tmp_path, BASE)
+
+
+def tiered(folder: Path, base: int) -> str:
+    uri = str(folder / "t.lance")
+    dataset = lance.write_dataset(rows(0, base), uri)
     dataset.create_scalar_index("id", "BLOOMFILTER", name="by_id")
     dataset.create_scalar_index("text", "NGRAM", name="by_text")
     return uri
@@ -80,18 +92,19 @@ def test_appends_are_merged_by_tiers(uri: str) -> None:
     assert_right(uri)
 
 
-def test_what_is_written_is_reported_and_planned(uri: str) -> None:
+def test_what_is_written_is_reported_and_planned(tmp_path: Path) -> None:
+    uri = tiered(tmp_path, 8 * LARGE)
     whole = {one.name: sum(file.size_bytes for entry in one.segments for file in entry.files)
              for one in base_indexes(open_table(uri)).values()}  # fmt: skip
-    append(uri, UNIT)
+    append(uri, LARGE)
     planned = {one.name: one for one in run_job(uri, "catchup", apply=False).indexes}
     debts = debts_of(open_table(uri), CatchupOptions())
     backlog = catchup.backlog(open_table(uri))
     assert backlog["index_debt"] == sum(one.bytes for one in debts.values())
-    assert backlog["uncovered_rows"] == UNIT
+    assert backlog["uncovered_rows"] == LARGE
     done = {one.name: one for one in run_job(uri, "catchup").indexes}
     for name, size in whole.items():
-        assert debts[name] == SegmentDebt(UNIT, 0, planned[name].bytes_written)
+        assert debts[name] == SegmentDebt(LARGE, 0, planned[name].bytes_written)
         assert 0 < planned[name].bytes_written < size / 2
         assert 0 < done[name].bytes_written < size
         assert done[name].to_json()["bytes_written"] == done[name].bytes_written
@@ -100,8 +113,9 @@ def test_what_is_written_is_reported_and_planned(uri: str) -> None:
     assert {one.bytes for one in debts_of(open_table(uri), CatchupOptions()).values()} == {0}
 
 
-def test_what_is_due_by_the_schedule(uri: str) -> None:
+def test_what_is_due_by_the_schedule(tmp_path: Path) -> None:
     """An index that is written anew each time waits for a quarter, one that is written by tiers for a sixteenth."""
+    uri = tiered(tmp_path, 8 * LARGE)
     lance.dataset(uri).create_scalar_index("tags", "LABEL_LIST", name="by_tag")
 
     def counts() -> list[float]:
@@ -113,7 +127,7 @@ def test_what_is_due_by_the_schedule(uri: str) -> None:
     assert counts() == [3, 0, 0, 0]
     append(uri, 200)
     assert counts() == [3, 2, 0, 0]
-    append(uri, UNIT)
+    append(uri, LARGE)
     assert counts() == [3, 3, 3, 0]
 
 
@@ -139,7 +153,7 @@ def test_one_as_the_factor_writes_indexes_anew(uri: str) -> None:
 
 def test_few_rows_are_merged(uri: str) -> None:
     for _ in range(3):
-        append(uri, 100)
+        append(uri, 80)
         run_job(uri, "catchup", indexes=("by_id",))
     assert segments(uri) == [[0], [1, 2, 3]]
 
