@@ -33,7 +33,7 @@ from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import lance
 
@@ -43,49 +43,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
-
-
-@names_damage
-def plan(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
-    """Report what holds such rows, without changes."""
-    return run_erasure(table, options, partial(begin, TableErasure, table, options, context), applied=False)
-
-
-@names_damage
-def apply(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
-    """Erase. Safe to kill, to repeat and to run twice concurrently; each step is that of a job of its own.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        MemwalOpsError: as the jobs of which it is made; what was done stays, and the next run continues.
-    """
-    begun = partial(begin, TableErasure, table, options, context, changes=True)
-    return run_erasure(table, options, begun, applied=True)
-
-
-def begin(
-    kind: type[TableErasure],
-    table: Table,
-    options: EraseOptions,
-    context: RunContext | None,
-    *,
-    changes: bool = False,
-) -> TableErasure:
-    """Check a table and the options, and begin an erasure of a kind, which may change the table or not."""
-    now = datetime.now(UTC)
-    cut = options.cut(now)
-    if cut is not None and changes:  # the store's clock may be behind ours
-        cut = min(cut, store_time(table.store))
-    too_old = options.ttl.expression(now)
-    targets = [Target(options.where, cut), *([] if too_old is None else [Target(too_old, None)])]
-    for target in targets:
-        target.check(table.dataset, table.location.uri)
-    check_rewritable(table)
-    if changes:
-        probe_conditional_writes(table.store)
-        now = store_time(table.store)
-    surveyor = kind.surveyor_of(targets, table.store, options, now)
-    return kind(table.newest(), targets, surveyor, options=options, context=context or RunContext())
 
 
 @dataclass
@@ -109,6 +66,31 @@ class TableErasure(Erasure):
         "values of columns that were dropped or overwritten, in data files that were not rewritten since",
         "averages in vector indexes: centroids and codebooks, which are kept where there is a log",
     )
+
+    @classmethod
+    def begin(
+        cls, table: Table, options: EraseOptions, context: RunContext | None, *, changes: bool = False
+    ) -> TableErasure:
+        """Check a table and the options, and begin an erasure, which may change the table or not."""
+        now = datetime.now(UTC)
+        cut = options.cut(now)
+        if cut is not None and changes:  # the store's clock may be behind ours
+            cut = min(cut, store_time(table.store))
+        too_old = options.ttl.expression(now)
+        targets = [Target(options.where, cut), *([] if too_old is None else [Target(too_old, None)])]
+        for target in targets:
+            target.check(table.dataset, table.location.uri)
+        check_rewritable(table)
+        if changes:
+            cls.check(table)
+            probe_conditional_writes(table.store)
+            now = store_time(table.store)
+        surveyor = cls.surveyor_of(targets, table.store, options, now)
+        return cls(table.newest(), targets, surveyor, options=options, context=context or RunContext())
+
+    @staticmethod
+    def check(table: Table) -> None:
+        """Refuse a table that cannot be changed so."""
 
     @property
     def has_log(self) -> bool:
@@ -240,3 +222,27 @@ class TableErasure(Erasure):
         self.count("objects_deleted", report.deleted_objects)
         if report.drained:
             self._left = None
+
+
+def job_of(kind: type[TableErasure]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The plan and the apply of a kind of erasure."""
+
+    @names_damage
+    def plan(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
+        """Report what holds such rows, without changes."""
+        return run_erasure(table, options, partial(kind.begin, table, options, context), applied=False)
+
+    @names_damage
+    def apply(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
+        """Erase. Safe to kill, to repeat and to run twice concurrently; each step is that of a job of its own.
+
+        Raises:
+            CommitConflictError: too many commit conflicts in a row.
+            MemwalOpsError: as the jobs of which it is made; what was done stays, and the next run continues.
+        """
+        return run_erasure(table, options, partial(kind.begin, table, options, context, changes=True), applied=True)
+
+    return plan, apply
+
+
+plan, apply = job_of(TableErasure)

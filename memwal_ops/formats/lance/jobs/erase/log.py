@@ -14,8 +14,9 @@ from uuid import UUID
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.erasure import Holder
-from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.jobs.erase.found import CLEAN, LogSurvey
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.options import GcOptions
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.candidates import Gate
     from memwal_ops.core.erasure import EraseOptions
-    from memwal_ops.formats.lance.jobs.erase.target import Target
     from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
-    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
 _POST = "fence post"
@@ -59,28 +58,23 @@ def gc_options(options: EraseOptions) -> GcOptions:
 
 
 @dataclass
-class LogSurvey:
-    """What of the log holds such rows, as of one listing.
+class RegionLogs(LogSurvey):
+    """What of the logs of regions holds such rows, as of one listing.
 
     Attributes:
-        merged: whether this run merged already: what is not merged now is blocked.
-        objects: every object, and why it cannot hold such a row; None: it may.
+        now: by the store's clock.
         entries: log entries that hold them, by path.
         generations: generation folders that do, with the reason.
+        unknown: objects that are not of a log.
     """
 
-    table: Table
-    target: Target
-    options: GcOptions
-    now: datetime
-    merged: bool = False
-    objects: list[tuple[ObjectMeta, str | None]] = field(default_factory=list)
+    now: datetime = field(kw_only=True)
     entries: dict[str, str] = field(default_factory=dict)
     generations: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     _written: dict[str, datetime] = field(default_factory=dict)
 
-    def read(self) -> LogSurvey:
+    def read(self) -> RegionLogs:
         """List the log, and search all of it."""
         listed = list(self.table.store.list(MEM_WAL_FOLDER))
         folders: dict[str, list[ObjectMeta]] = {}
@@ -105,12 +99,11 @@ class LogSurvey:
             return "it has no rows"
         if parse_generation_dir(first) is not None and name:
             folder = f"{MEM_WAL_FOLDER}/{region}/{first}"
-            return None if folder in self.generations else "it was read: it has no such row"
+            return None if folder in self.generations else CLEAN
         if first == "wal" and parse_wal_entry_name(name) is not None:
             self._written[meta.path] = meta.last_modified
-            search = partial(self._why_entry, UUID(region), meta)
-            if (why := self.target.once((meta.path, meta.size, meta.last_modified), search)) is None:
-                return "it was read: it has no such row"
+            if (why := self._why_file(meta, partial(self._why_entry, UUID(region), meta))) is None:
+                return CLEAN
             self.entries[meta.path] = why
             return None
         self.unknown.append(meta.path)
@@ -134,18 +127,13 @@ class LogSurvey:
 
     def _why_entry(self, region_id: UUID, meta: ObjectMeta) -> str | None:
         layout = self.table.layout_of(region_id)
-        try:
-            if self.target.before is not None:
-                old = meta.last_modified < self.target.before and layout.entry_rows(self.table.store, meta.path)
-                return "it has rows from before that time" if old else None
-            return self.target.matches(layout.entry_table(self.table.store, meta.path))
-        except ObjectNotFoundError:
-            return None
-        except InvalidFormatError as error:
-            return f"it cannot be read: {error}"
+        if self.target.before is not None:
+            old = meta.last_modified < self.target.before and layout.entry_rows(self.table.store, meta.path)
+            return "it has rows from before that time" if old else None
+        return self.target.matches(layout.entry_table(self.table.store, meta.path))
 
     def versions(self, reading: Mapping[tuple[UUID, int], list[int]]) -> Mapping[int, str]:
-        """Versions whose readers need a generation that holds such rows."""
+        """See the base class."""
         return {
             version: f"its readers need generation {generation} of region {region_id}"
             for (region_id, generation), versions in reading.items()
@@ -154,7 +142,7 @@ class LogSurvey:
 
     @property
     def numbers(self) -> list[tuple[UUID, int]]:
-        """Region and number of the generations that hold such rows."""
+        """See the base class."""
         found = []
         for folder in self.generations:
             _, region, name = folder.split("/")
@@ -164,11 +152,7 @@ class LogSurvey:
         return found
 
     def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
-        """What holds such rows, with what keeps it.
-
-        Args:
-            versions_until: when the last version may expire that needs a generation.
-        """
+        """See the base class."""
         if not (self.entries or self.generations or self.unknown):
             return
         kept = {one.path: one for one in gc.candidates(self.table, self.options)}
@@ -196,7 +180,7 @@ class LogSurvey:
 
     @staticmethod
     def _stays(gate: Gate) -> bool:
-        """Whether a gate waits for somebody, and not for a time or a version that expires."""
+        """Whether a gate waits for an act, and not for a time or a version that expires."""
         if gate.until is not None or "has its rows in it" in gate.text:
             return False
         needed = gate.text.startswith("needed by") and "(memwal-ops expire)" not in gate.text
@@ -215,9 +199,9 @@ class LogSurvey:
     def empty_posts(self) -> int:
         """Write entries that are kept as fence posts alone without their rows, in place; return how many.
 
-        No writer and no reader replays them any more, and no generation has its rows there. Whoever finds the place
-        taken reads no more of it than the epoch. If gc deletes one meanwhile, an entry without rows is there again,
-        which the next gc deletes.
+        No writer and no reader replays them any more, and no generation has its rows there. A writer that finds the
+        place taken reads no more of it than the epoch. If gc deletes one meanwhile, an entry without rows is there
+        again, which the next gc deletes.
         """
         if not self.entries:
             return 0

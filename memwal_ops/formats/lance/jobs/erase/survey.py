@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.files.versions import (
     read_version_manifest,
 )
 from memwal_ops.formats.lance.jobs.erase.found import Survey
-from memwal_ops.formats.lance.jobs.erase.log import LogSurvey, gc_options
+from memwal_ops.formats.lance.jobs.erase.log import RegionLogs, gc_options
 from memwal_ops.formats.lance.jobs.erase.objects import Objects
 from memwal_ops.formats.lance.jobs.erase.segments import Segments
 from memwal_ops.formats.lance.jobs.erase.target import Target, fragment_key
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.erasure import EraseOptions
     from memwal_ops.core.followers import Follower
-    from memwal_ops.formats.lance.jobs.erase.found import AnyLog
+    from memwal_ops.formats.lance.jobs.erase.found import LogSurvey
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -55,7 +55,7 @@ _NO_ROWS = "it has no rows"
 
 
 class Surveyor:
-    """Surveys a table again and again in one run; what cannot change is read once."""
+    """Surveys a table again and again in one run. What cannot change is read once."""
 
     def __init__(self, targets: Sequence[Target], store: Store, options: EraseOptions, now: datetime) -> None:
         """Read what earlier runs recorded.
@@ -118,11 +118,11 @@ class Surveyor:
         found.holders += self._objects(table, found, without)
         return found
 
-    def _log(self, table: Table) -> AnyLog | None:
+    def _log(self, table: Table) -> LogSurvey | None:
         """What of the log holds such rows; None: there is no log."""
         if not table.regions.region_ids:
             return None
-        return LogSurvey(table, self.target, self.gc_options, self.now, self.merged).read()
+        return RegionLogs(table, self.target, self.gc_options, self.merged, now=self.now).read()
 
     def _is_old(self, version: int) -> bool:
         return self.target.before is None or self._retention.written(version) < self.target.before

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lance.fragment import write_fragments
 
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.core.erasing import run_erasure
-from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
+from memwal_ops.core.erasure import Holder
 from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
@@ -26,50 +25,23 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.jobs.answers_guard import SAMPLE, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.erase.job import TableErasure, begin
+from memwal_ops.formats.lance.jobs.erase.job import TableErasure, job_of
 from memwal_ops.formats.lance.jobs.legacy import gc, merge
 from memwal_ops.formats.lance.jobs.legacy.erase_log import OUTSIDE, LegacySurveyor
 from memwal_ops.formats.lance.legacy.publish import Draft, check_mergeable, draft_of, merge_draft, publish
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.options import MergeOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
     import lance
 
-    from memwal_ops.core.certificate import CheckReport
-    from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.jobs.erase.found import Survey
     from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
     from memwal_ops.formats.lance.table import Table
 
-__all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
-
-
-@names_damage
-def plan(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
-    """Report what holds such rows, without changes."""
-    return run_erasure(table, options, partial(begin, LegacyErasure, table, options, context), applied=False)
-
-
-@names_damage
-def apply(table: Table, options: EraseOptions, context: RunContext | None = None) -> EraseReport | CheckReport:
-    """Erase. Safe to kill, to repeat and to run twice concurrently.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        UnsupportedFeatureError: the table has stable row ids.
-        MemwalOpsError: as the jobs of which it is made; what was done stays, and the next run continues.
-    """
-    begun = partial(_begin, table, options, context)
-    return run_erasure(table, options, begun, applied=True)
-
-
-def _begin(table: Table, options: EraseOptions, context: RunContext | None) -> TableErasure:
-    check_mergeable(table)
-    return begin(LegacyErasure, table, options, context, changes=True)
+__all__ = ["apply", "plan"]
 
 
 @dataclass
@@ -82,6 +54,11 @@ class LegacyErasure(TableErasure):
         *TableErasure.not_seen,
         "logs and MemTables outside of the table, once the index does not list them any more",
     )
+
+    @staticmethod
+    def check(table: Table) -> None:
+        """Raise ``UnsupportedFeatureError`` if the table has stable row ids."""
+        check_mergeable(table)
 
     def commit(self, table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
         """See the base class."""
@@ -158,6 +135,9 @@ class LegacyErasure(TableErasure):
         report = gc.apply(self.table.newest(), self.surveyor.gc_options, self.context)
         self.count("objects_deleted", report.deleted_objects)
         self.count("mem_wals_trimmed", report.drained)
+
+
+plan, apply = job_of(LegacyErasure)
 
 
 def _rewritten(table: Table, number: int) -> Rewrite:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.erasure import Holder
-from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.jobs.erase.found import CLEAN, LogSurvey
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.legacy import gc
 from memwal_ops.formats.lance.legacy.index import mem_wals_of
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from memwal_ops.formats.lance.jobs.erase.found import AnyLog
-    from memwal_ops.formats.lance.jobs.erase.target import Target
     from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
-    from memwal_ops.formats.lance.options import GcOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.legacy_index import MemWal
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -34,37 +32,29 @@ if TYPE_CHECKING:
 OUTSIDE = "log outside of the table"
 _IN_MEMORY = "memory:"
 _UNMERGED = "lists it as unmerged"
-_CLEAN = "it was read: it has no such row"
 
 
 class LegacySurveyor(Surveyor):
     """Surveys a table with the legacy MemWAL index."""
 
-    def _log(self, table: Table) -> AnyLog:
-        return LegacyLog(table, self.target, self.gc_options, merged=self.merged).read(self.others(table))
+    def _log(self, table: Table) -> LegacyLogs:
+        return LegacyLogs(table, self.target, self.gc_options, self.merged).read(self.others(table))
 
 
 @dataclass
-class LegacyLog:
-    """What of the logs and MemTables holds such rows; those outside of the table are not read.
+class LegacyLogs(LogSurvey):
+    """What of the logs and MemTables holds such rows. Those outside of the table are not read.
 
     Attributes:
-        merged: whether this run merged already: what is not merged now is blocked.
-        objects: every object of them, and why it cannot hold such a row; None: it may.
         dirty: objects that may, by path, with the reason.
     """
 
-    table: Table
-    target: Target
-    options: GcOptions
-    merged: bool = False
-    objects: list[tuple[ObjectMeta, str | None]] = field(default_factory=list)
     dirty: dict[str, str] = field(default_factory=dict)
     _owners: dict[str, MemWal] = field(default_factory=dict)
     _outside: dict[str, MemWal] = field(default_factory=dict)
     _needed: dict[int, str] = field(default_factory=dict)
 
-    def read(self, others: Iterable[tuple[int, VersionManifest | None]]) -> LegacyLog:
+    def read(self, others: Iterable[tuple[int, VersionManifest | None]]) -> LegacyLogs:
         """Search them; ``others`` are the versions but the newest, which may list a MemWAL as unmerged."""
         for one in [*mem_wals_of(self.table), *gc.trimmed(self.table)]:
             for location, is_log in ((one.wal_location, True), (one.mem_table_location, False)):
@@ -90,12 +80,12 @@ class LegacyLog:
         files = list(self.table.store.list(place))
         if not is_log and files:
             why = self.target.once((place, len(files)), partial(self._why_mem_table, place, files))
-            self.objects += [(meta, _CLEAN if why is None else None) for meta in files]
+            self.objects += [(meta, CLEAN if why is None else None) for meta in files]
             self.dirty |= {} if why is None else {f"{place}/": why}
             return
         for meta in files:
-            why = self.target.once((meta.path, meta.size, meta.last_modified), partial(self._why_file, meta))
-            self.objects.append((meta, _CLEAN if why is None else None))
+            why = self._why_file(meta, partial(self._why_entry, meta))
+            self.objects.append((meta, CLEAN if why is None else None))
             self.dirty |= {} if why is None else {meta.path: why}
 
     def _why_mem_table(self, place: str, files: list[ObjectMeta]) -> str | None:
@@ -104,30 +94,20 @@ class LegacyLog:
             return "it has rows from before that time" if old else None
         return self.target.search(partial(open_dataset, self.table.location, place))
 
-    def _why_file(self, meta: ObjectMeta) -> str | None:
+    def _why_entry(self, meta: ObjectMeta) -> str | None:
         if self.target.before is not None:
             return "it is from before that time" if meta.last_modified < self.target.before else None
         if entry_of(meta.path.rpartition("/")[2]) is None:
             return "it is no log file of Lance or Arrow, and is not searched"
-        try:
-            return self.target.matches(entry_rows(self.table.store.get(meta.path), meta.path))
-        except ObjectNotFoundError:
-            return None
-        except InvalidFormatError as error:
-            return f"it cannot be read: {error}"
-
-    @property
-    def numbers(self) -> list[tuple[UUID, int]]:
-        """None: versions name the logs that their readers replay."""
-        return []
+        return self.target.matches(entry_rows(self.table.store.get(meta.path), meta.path))
 
     def versions(self, reading: Mapping[tuple[UUID, int], list[int]]) -> Mapping[int, str]:
-        """Versions whose readers replay a log that holds such rows."""
+        """See the base class."""
         del reading
         return self._needed
 
     def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
-        """What holds such rows, with what keeps it; versions may expire at ``versions_until``."""
+        """See the base class."""
         for place, one in self._outside.items():
             if self._is_there(place):
                 why = f"of {one.id}: it is not read, and no job deletes it: delete it yourself"
@@ -143,10 +123,6 @@ class LegacyLog:
             return gc.exists_outside(self.table, place)
         except MemwalOpsError:
             return True
-
-    def empty_posts(self) -> int:
-        """None: these logs have no fence posts."""
-        return 0
 
     def _holder(
         self, path: str, why: str, one: MemWal, candidate: LanceCandidate | None, until: datetime | None

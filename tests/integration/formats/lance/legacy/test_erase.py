@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lance
 import pytest
 
-from memwal_ops import open_table, run_job
-from memwal_ops.core.erasure import EraseOptions
+from memwal_ops import run_job
 from memwal_ops.errors import HeldError
 from memwal_ops.formats.lance.jobs.legacy import erase as job
-from tests.support.dying_store import DyingStore, Killed
+from tests.support.erasing import Erasing
 from tests.support.tables import legacy_table, patterns
 
 # In the base; updated by a log; in a log alone; not flushed.
@@ -103,65 +98,30 @@ def test_what_others_keep_is_named(uri: str) -> None:
     assert not [path for path in patterns.holders(uri, GONE) if path.split("/")[0] in {"data", "_indices"}]
 
 
-def kill(uri: str, at: int) -> int:
-    """Run until the n-th call of the store, and no further; returns how many calls there were."""
-    table = open_table(uri)
-    store = DyingStore(table.store, at, after=at % 2 == 0)
-    options = EraseOptions(where=WHERE, older_than=timedelta(0), allow_unsafe=True)
-    with suppress(Killed):
-        job.apply(replace(table, store=store), options)
-    return len(store.calls)
-
-
-def finish(uri: str) -> None:
-    erase(uri)
-    old = time.time() - timedelta(days=8).total_seconds()
-    for folder, _, names in os.walk(uri):
-        for name in names:
-            os.utime(os.path.join(folder, name), (old, old))
-    for _ in range(3):
-        report = erase(uri)
-    assert report.decision == "erased", report.describe()
-    assert patterns.holders(uri, GONE) == {}
-    check_rows(uri)
+@pytest.fixture
+def erasing(made: str) -> Erasing:
+    return Erasing(job.apply, made, WHERE, GONE, check_rows, runs=3)
 
 
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
-def test_killed_and_run_again(made: str, tmp_path: Path, part: float) -> None:
-    calls = kill(str(shutil.copytree(made, tmp_path / "whole")), 10**9)
-    uri = str(shutil.copytree(made, tmp_path / "t.lance"))
-    assert kill(uri, int(calls * part)) < calls
-    finish(uri)
+def test_killed_and_run_again(erasing: Erasing, tmp_path: Path, part: float) -> None:
+    erasing.killed_at(tmp_path, [int(len(erasing.calls(tmp_path)) * part)])
 
 
-def test_a_version_that_a_killed_run_did_not_publish_goes(made: str, tmp_path: Path) -> None:
+def test_a_version_that_a_killed_run_did_not_publish_goes(erasing: Erasing, tmp_path: Path) -> None:
     """Nothing else of the run that follows would delete its manifest, so that it would wait for ever."""
-    options = EraseOptions(where=WHERE, older_than=timedelta(0), allow_unsafe=True)
-
-    def run(name: str, at: int) -> tuple[str, DyingStore]:
-        uri = str(shutil.copytree(made, tmp_path / name))
-        table = open_table(uri)
-        store = DyingStore(table.store, at, after=False)
-        with suppress(Killed):
-            job.apply(replace(table, store=store), options)
-        return uri, store
-
-    _, whole = run("whole.lance", 10**9)
     # A few calls before a version is published, pylance reads what is to become it.
-    staged = [at - 3 for at, name in enumerate(whole.calls, 1) if name == "put_if_absent" and at > 15]
-    for at in staged:
-        uri, _ = run(f"{at}.lance", at)
+    published = [at for at, name in enumerate(erasing.calls(tmp_path), 1) if name == "put_if_absent" and at > 15]
+    for at in published:
+        uri = str(shutil.copytree(erasing.made, tmp_path / f"{at}.lance"))
+        erasing.kill(uri, at - 3)
         if list(Path(uri, "_versions").glob("d*.manifest")):
-            finish(uri)
+            erasing.finish(uri)
             return
-    raise AssertionError(f"no detached version is left by a run that is killed at {staged}")
+    raise AssertionError(f"no detached version is left by a run that is killed before {published}")
 
 
 @pytest.mark.campaign
-def test_killed_at_every_call_and_run_again(made: str, tmp_path: Path) -> None:
-    calls = kill(str(shutil.copytree(made, tmp_path / "whole")), 10**9)
-    for at in range(1, calls, max(1, calls // 60)):
-        uri = str(shutil.copytree(made, tmp_path / f"{at}.lance"))
-        kill(uri, at)
-        finish(uri)
-        shutil.rmtree(uri)
+def test_killed_at_every_call_and_run_again(erasing: Erasing, tmp_path: Path) -> None:
+    calls = len(erasing.calls(tmp_path))
+    erasing.killed_at(tmp_path, range(1, calls, max(1, calls // 60)))

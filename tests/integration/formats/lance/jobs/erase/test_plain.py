@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -15,12 +14,11 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import HeldError, InvalidUsageError
 from memwal_ops.formats.lance.jobs.erase import job
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
-from tests.support.dying_store import DyingStore, Killed
+from tests.support.erasing import Erasing
 from tests.support.run_cli import contents
 from tests.support.tables import patterns
 
@@ -237,43 +235,18 @@ def test_bad_options_are_refused(uri: str, options: dict[str, Any], named: str) 
     assert contents(uri) == before
 
 
-def kill(uri: str, at: int, *, after: bool = False) -> int:
-    """Run until the n-th call of the store, and no further; returns how many calls there were."""
-    table = open_table(uri)
-    store = DyingStore(table.store, at, after=after)
-    options = EraseOptions(where=WHERE, older_than=timedelta(0), allow_unsafe=True)
-    with suppress(Killed):
-        job.apply(replace(table, store=store), options)
-    return len(store.calls)
-
-
-def finish(uri: str) -> None:
-    """What the next run leaves is gone after a week: files that may belong to a commit in progress."""
-    erase(uri)
-    old = time.time() - timedelta(days=8).total_seconds()
-    for folder, _, names in os.walk(uri):
-        for name in names:
-            os.utime(os.path.join(folder, name), (old, old))
-    report = erase(uri)
-    assert report.decision == "erased", report.describe()
-    assert patterns.holders(uri, GONE) == {}
-    check_rows(uri, STAYING)
+@pytest.fixture
+def erasing(made: str) -> Erasing:
+    return Erasing(job.apply, made, WHERE, GONE, partial(check_rows, numbers=STAYING))
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 0.95])
-def test_killed_and_run_again(made: str, tmp_path: Path, part: float) -> None:
-    calls = kill(str(shutil.copytree(made, tmp_path / "whole")), 10**9)
-    uri = str(shutil.copytree(made, tmp_path / "t.lance"))
-    assert kill(uri, int(calls * part)) < calls
-    finish(uri)
+def test_killed_and_run_again(erasing: Erasing, tmp_path: Path, part: float) -> None:
+    erasing.killed_at(tmp_path, [int(len(erasing.calls(tmp_path)) * part)])
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(4))
-def test_killed_at_every_call_and_run_again(made: str, tmp_path: Path, part: int) -> None:
-    calls = kill(str(shutil.copytree(made, tmp_path / "whole")), 10**9)
-    for at in range(1 + part, calls, 4 * max(1, calls // 120)):
-        uri = str(shutil.copytree(made, tmp_path / f"{at}.lance"))
-        kill(uri, at, after=at % 2 == 0)
-        finish(uri)
-        shutil.rmtree(uri)
+def test_killed_at_every_call_and_run_again(erasing: Erasing, tmp_path: Path, part: int) -> None:
+    calls = len(erasing.calls(tmp_path))
+    erasing.killed_at(tmp_path, range(1 + part, calls, 4 * max(1, calls // 120)))
