@@ -83,7 +83,7 @@ def test_every_version_reads_after_a_stalled_commit(
     stall(monkeypatch, step, lambda: others(made.uri))
     report = job.apply(open_table(made.uri), job.MergeOptions(max_generations=3))
     assert report.decision in {"merged", "superseded"}
-    assert report.lost_races == 1
+    assert report.commit_conflicts == 1
     assert_same(read_base(made.uri), made.expected())
     for version in lance.dataset(made.uri).versions():
         lance.dataset(made.uri, version=version["version"]).to_table()
@@ -111,7 +111,7 @@ def test_a_late_version_that_is_named_stays(made: Workload, monkeypatch: pytest.
 
     stall(monkeypatch, "publish", go_on)
     report = job.apply(open_table(made.uri), job.MergeOptions(max_generations=3))
-    assert report.lost_races == 1
+    assert report.commit_conflicts == 1
     assert late[0] in {one["version"] for one in lance.dataset(made.uri).versions()}
     assert_same(read_base(made.uri), made.expected())
 

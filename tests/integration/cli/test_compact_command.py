@@ -33,7 +33,7 @@ KEYS = {
         "error",
         "expected_seconds",
     ),
-    *("version", "seconds", "lost_races", "run_id"),
+    *("version", "seconds", "commit_conflicts", "lost_races", "run_id"),
 }
 
 

@@ -45,7 +45,7 @@ def test_snapshot(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.code == 0
     assert set(ran.document) == {
         *("decision", "num_regions", "stored", "current", "wal_hints_updated", "skipped", "version", "seconds"),
-        *("lost_races", "run_id"),
+        *("commit_conflicts", "lost_races", "run_id"),
     }
     assert {key: ran.document[key] for key in ("decision", "num_regions", "stored", "version")} == {
         "decision": "built",
@@ -98,7 +98,16 @@ def test_catchup(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     )
     one = run_here(capfd, "catchup", made.uri, "--index", "val_idx", "--json")
     assert one.code == 0
-    assert set(one.document) == {"decision", "indexes", "blocked", "version", "seconds", "lost_races", "run_id"}
+    assert set(one.document) == {
+        "decision",
+        "indexes",
+        "blocked",
+        "version",
+        "seconds",
+        "commit_conflicts",
+        "lost_races",
+        "run_id",
+    }
     (index,) = one.document["indexes"]
     assert set(index) == INDEX_KEYS
     assert (index["name"], index["type"], index["decision"], index["before"]) == ("val_idx", "BTree", "updated", {})

@@ -63,6 +63,7 @@ MERGE = {
     "engine",
     "engine_reason",
     "version",
+    "commit_conflicts",
     "lost_races",
     "run_id",
 }
@@ -190,7 +191,7 @@ def test_superseded(table: Workload, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     monkeypatch.setattr(LocalEngine, "run", run_late)
     outcome = run_here(capfd, "merge", table.uri, "--json")
     assert (outcome.code, outcome.document["decision"]) == (0, "superseded")
-    assert outcome.document["lost_races"] == 1
+    assert outcome.document["commit_conflicts"] == outcome.document["lost_races"] == 1
     assert not [path for path in contents(table.uri) if "/d" in path and path.startswith("_versions")]
 
 

@@ -111,12 +111,12 @@ def test_progress_and_snapshot_stay(tmp_path: Path, kind: type[LsmTable]) -> Non
 def test_writers_between_plan_and_commit(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     at_commit(monkeypatch, lambda: made.append(5))
     report = run_job(made.uri, "compact", SPARK)
-    assert (report.decision, report.to_json()["lost_races"]) == ("compacted", 0)
+    assert (report.decision, report.to_json()["commit_conflicts"]) == ("compacted", 0)
     assert made.read() == made.model
     made.delete(*range(1, 400, 5))
     at_commit(monkeypatch, lambda: made.update(2, text="beside"))
     again = run_job(made.uri, "compact", SPARK)
-    assert (again.decision, again.to_json()["lost_races"]) == ("compacted", 1)
+    assert (again.decision, again.to_json()["commit_conflicts"]) == ("compacted", 1)
     assert made.read() == made.model
     assert run_job(made.uri, "verify", deep=True).decision == "healthy"
 

@@ -105,7 +105,7 @@ def test_a_conflict_leaves_no_file(
     monkeypatch.setattr(engine, "commit_pass", late)
     report = job.apply(open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes))
     assert others[0].decision == "merged"
-    assert (report.decision, report.lost_races) == ("superseded", 1)
+    assert (report.decision, report.commit_conflicts) == ("superseded", 1)
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
     assert unreferenced(table.uri) == set()
 
@@ -199,7 +199,7 @@ def test_files_that_a_version_may_name_stay_and_are_named(
         report = job.apply(
             open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
         )
-    assert (report.decision, report.lost_races) == ("merged", 1)
+    assert (report.decision, report.commit_conflicts) == ("merged", 1)
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
     assert unreferenced(table.uri) == set(lost)
     (left,) = [one for one in logs if one["event"] == "files_left"]

@@ -142,7 +142,7 @@ class CatchupReport:
     run_id: str
     indexes: tuple[IndexReport, ...]
     version: int
-    lost_races: int
+    commit_conflicts: int
     seconds: float
     blocked: tuple[Blocked, ...] = ()
     plain: bool = False
@@ -170,7 +170,8 @@ class CatchupReport:
             "blocked": [fault.to_json() for fault in self.blocked],
             "version": self.version,
             "seconds": round(self.seconds, 6),
-            "lost_races": self.lost_races,
+            "commit_conflicts": self.commit_conflicts,
+            "lost_races": self.commit_conflicts,  # its name in 0.1
             "run_id": self.run_id,
         }
 

@@ -76,7 +76,7 @@ _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run; ``table`` is the newest version that it has read.
+    """State of a run. ``table`` is the newest version that it has read.
 
     By index, ``methods``: how it was built; ``compared``: how it answered; ``reasons``: why it was trained anew;
     ``written``: the bytes of its new segments, also of those that were not published.
@@ -193,7 +193,7 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         run_id=run.note.run_id,
         indexes=tuple(reports),
         version=run.table.version,
-        lost_races=run.retry.conflicts,
+        commit_conflicts=run.retry.conflicts,
         seconds=time.monotonic() - started,
         blocked=_replaced(run.table),
         plain=run.table.memwal is None,

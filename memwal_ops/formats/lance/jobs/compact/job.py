@@ -217,7 +217,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         settings=planner.settings,
         snapshot_lost=False,
         version=table.version,
-        lost_races=0,
+        commit_conflicts=0,
         seconds=time.monotonic() - started,
         expected_seconds=seconds_at(run.rows, rates),
     )
@@ -352,7 +352,7 @@ def _compact_all(
         settings=planner.settings,
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,
-        lost_races=retry.conflicts,
+        commit_conflicts=retry.conflicts,
         seconds=time.monotonic() - started,
         answers=tuple(guard.compared),
         error=worse,

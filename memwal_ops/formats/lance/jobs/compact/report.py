@@ -63,7 +63,7 @@ class CompactReport:
     settings: Mapping[str, Setting]
     snapshot_lost: bool
     version: int
-    lost_races: int
+    commit_conflicts: int
     seconds: float
     answers: tuple[tuple[str, Comparison], ...] = ()
     error: AnswersWorseError | None = None
@@ -99,7 +99,8 @@ class CompactReport:
             else {"reason": self.error.reason, "detail": f"{self.error} {self.error.remedy}"},
             "version": self.version,
             "seconds": round(self.seconds, 6),
-            "lost_races": self.lost_races,
+            "commit_conflicts": self.commit_conflicts,
+            "lost_races": self.commit_conflicts,  # its name in 0.1
             "run_id": self.run_id,
         }
 

@@ -109,7 +109,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         work=work,
         restored=None if emptied is None else emptied.source,
         version=table.version,
-        lost_races=0,
+        commit_conflicts=0,
         seconds=time.monotonic() - started,
     )
 
@@ -166,7 +166,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         work=run.work,
         restored=run.restored,
         version=table.version,
-        lost_races=retry.conflicts,
+        commit_conflicts=retry.conflicts,
         seconds=time.monotonic() - started,
     )
 

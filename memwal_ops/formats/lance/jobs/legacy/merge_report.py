@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LegacyPass:
-    """The MemWALs of one pass, and what it did; ``version`` is None in a dry run."""
+    """The MemWALs of one pass, and what it did. ``version`` is None in a dry run."""
 
     ids: tuple[MemWalId, ...]
     version: int | None = None
@@ -69,7 +69,7 @@ class LegacyMergeReport(MergeOutcome):
     work: Mapping[str, RegionWork]
     restored: int | None
     version: int
-    lost_races: int
+    commit_conflicts: int
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,8 @@ class LegacyMergeReport(MergeOutcome):
             "engine": "local",
             "engine_reason": "the legacy layout",
             "version": self.version,
-            "lost_races": self.lost_races,
+            "commit_conflicts": self.commit_conflicts,
+            "lost_races": self.commit_conflicts,  # its name in 0.1
             "run_id": self.run_id,
         }
 

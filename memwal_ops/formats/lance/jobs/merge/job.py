@@ -139,7 +139,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         blocked=planned.blocked,
         backlog_after=planned.backlog,
         version=table.version,
-        lost_races=0,
+        commit_conflicts=0,
         seconds=time.monotonic() - started,
     )
 
@@ -255,7 +255,7 @@ def _merge_all(
         blocked=blocked,
         backlog_after=backlog,
         version=table.version,
-        lost_races=retry.conflicts,
+        commit_conflicts=retry.conflicts,
         seconds=time.monotonic() - started,
     )
 

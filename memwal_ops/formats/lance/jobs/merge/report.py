@@ -22,7 +22,7 @@ _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "versio
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """One pass in a report; ``result`` is None in a dry run."""
+    """One pass in a report. ``result`` is None in a dry run."""
 
     merge_pass: MergePass
     result: PassResult | None
@@ -58,7 +58,7 @@ class MergeReport(MergeOutcome):
     blocked: tuple[Blocked, ...]
     backlog_after: Backlog
     version: int
-    lost_races: int
+    commit_conflicts: int
     seconds: float
     engine_reason: str = ""
     fell_back: bool = False
@@ -74,7 +74,8 @@ class MergeReport(MergeOutcome):
             "engine": self.engine,
             "engine_reason": self.engine_reason,
             "version": self.version,
-            "lost_races": self.lost_races,
+            "commit_conflicts": self.commit_conflicts,
+            "lost_races": self.commit_conflicts,  # its name in 0.1
             "run_id": self.run_id,
         }
 

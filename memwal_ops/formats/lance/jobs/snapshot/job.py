@@ -72,7 +72,7 @@ __all__ = ["SnapshotOptions", "SnapshotReport", "apply", "backlog", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """All regions at one time, ascending by id; ``specs`` and ``layout`` are those that they were read with."""
+    """All regions at one time, ascending by id. ``specs`` and ``layout`` are those that they were read with."""
 
     taken_millis: int
     regions: tuple[_Region, ...]
@@ -118,7 +118,7 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
         wal_hints_updated=0,
         skipped=observed.skipped,
         version=table.version,
-        lost_races=0,
+        commit_conflicts=0,
         seconds=time.monotonic() - started,
         is_current=_is_stored(table, _rows(observed), _storage(observed, options))
         and not any(region.lags for region in observed.regions),
@@ -204,7 +204,7 @@ def take(
         wal_hints_updated=hints_updated,
         skipped=observed.skipped,
         version=table.version,
-        lost_races=retry.conflicts,
+        commit_conflicts=retry.conflicts,
         seconds=time.monotonic() - started,
     )
 

@@ -51,7 +51,7 @@ class SnapshotReport:
     wal_hints_updated: int
     skipped: tuple[Skipped, ...]
     version: int
-    lost_races: int
+    commit_conflicts: int
     seconds: float
     is_current: bool = True
 
@@ -76,7 +76,8 @@ class SnapshotReport:
             "skipped": [entry.to_json() for entry in self.skipped],
             "version": self.version,
             "seconds": round(self.seconds, 6),
-            "lost_races": self.lost_races,
+            "commit_conflicts": self.commit_conflicts,
+            "lost_races": self.commit_conflicts,  # its name in 0.1
             "run_id": self.run_id,
         }
 

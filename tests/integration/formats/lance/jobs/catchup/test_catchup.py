@@ -355,7 +355,7 @@ def test_a_merge_in_between_costs_no_second_build(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(building, "update_index", lambda *a, **k: (builds.append(a[1]), real(*a, **k))[1])
     report = run_beside(uri, lambda: write(uri, 1), CatchupOptions(indexes=("id_idx",)))
     assert builds == ["id_idx"]
-    assert report.lost_races == 1
+    assert report.commit_conflicts == 1
     table = open_table(uri)
     assert table.index.merged_generations == {REGION: 2}
     assert claims(table)["id_idx"] == {REGION: 1}, "built before generation 2 was merged"
@@ -419,7 +419,7 @@ def test_a_build_that_pylance_gives_up_for_a_compaction_is_a_conflict(
     monkeypatch.setattr(building, "update_index", late)
     report = catchup.apply(open_table(uri), CatchupOptions(indexes=("kind_idx",)))
     assert [one.decision for one in report.indexes] == ["updated"]
-    assert report.lost_races == 1
+    assert report.commit_conflicts == 1
     assert builds[0] < builds[1]
     assert claims(open_table(uri))["kind_idx"] == {REGION: 2}
 

@@ -125,7 +125,7 @@ def test_writers_do_not_stop_a_build(
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
     assert report.decision == "caught_up"
     assert builds[0] == "id_btree"
-    assert report.to_json()["lost_races"] == 0
+    assert report.to_json()["commit_conflicts"] == 0
     assert made.read() == made.model
     for number in (3, 4, 7, 450, 460, 900):
         found = made.dataset.to_table(filter=f"id = {number}", columns=["text"])["text"].to_pylist()
@@ -146,7 +146,7 @@ def test_a_compaction_in_between_is_a_conflict(made: PlainTable, monkeypatch: py
     monkeypatch.setattr(rebased_commit, "refuse_gaps", late)
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
     assert report.decision == "caught_up"
-    assert report.to_json()["lost_races"] == 1
+    assert report.to_json()["commit_conflicts"] == 1
     assert made.read() == made.model
     assert "id_btree" not in behind(made.uri)
 
@@ -163,7 +163,7 @@ def test_an_index_that_was_dropped_or_caught_up_in_between_is_not_published(
 
     monkeypatch.setattr(rebased_commit, "refuse_gaps", late)
     report = run_job(made.uri, "catchup", indexes=["text_ngram"])
-    assert report.to_json()["lost_races"] == 1
+    assert report.to_json()["commit_conflicts"] == 1
     assert len(base_indexes(open_table(made.uri))["text_ngram"].segments) == 1
 
     made.append(3)
@@ -208,7 +208,7 @@ def test_a_table_that_was_made_again_gets_no_index(made: PlainTable, monkeypatch
 
     monkeypatch.setattr(building, "update_index", replaced)
     report = run_job(made.uri, "catchup", indexes=["id_btree"])
-    assert report.to_json()["lost_races"] == 1
+    assert report.to_json()["commit_conflicts"] == 1
     assert run_job(made.uri, "verify").decision == "healthy"
     assert behind(made.uri) != []
     assert "id_btree" not in behind(made.uri)

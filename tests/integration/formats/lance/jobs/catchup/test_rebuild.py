@@ -189,7 +189,7 @@ def test_others_commit_while_an_index_is_built(made: PlainTable, monkeypatch: py
     report = run_job(made.uri, "catchup", indexes=["id_btree"], rebuild=True)
     assert [one.decision for one in report.indexes] == ["updated"]
     assert len(builds) == (1 + (write in CONFLICTS) + (write == "rebuild"))
-    assert report.lost_races == (write in CONFLICTS)
+    assert report.commit_conflicts == (write in CONFLICTS)
     assert made.read() == made.model
     assert found(made, "id >= 0") == sorted(made.model)
     for number in (3, 4, 7, 450, 460, 499, 900):

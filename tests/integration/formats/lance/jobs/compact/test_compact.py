@@ -61,7 +61,7 @@ def test_rows_progress_and_all_else_stay(tmp_path: Path, kind: type[LsmTable], s
     assert report.bytes_written == sum(
         file.file_size_bytes for fragment in after.manifest.manifest.fragments for file in fragment.files
     )
-    assert (report.version, report.lost_races, report.snapshot_lost) == (after.version, 0, False)
+    assert (report.version, report.commit_conflicts, report.snapshot_lost) == (after.version, 0, False)
     assert covered(after) == {"id_idx": True}
     if stored != "none":
         found = read_snapshot(after)

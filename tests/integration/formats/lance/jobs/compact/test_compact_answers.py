@@ -240,7 +240,7 @@ def test_a_rebased_version_is_asked_if_its_indexes_are_others(
 
     monkeypatch.setattr(answers._Question, "__call__", beside)
     report = run_job(made.uri, "compact")
-    assert (report.decision, report.lost_races) == ("compacted", 0)
+    assert (report.decision, report.commit_conflicts) == ("compacted", 0)
     assert len(seen) == 3
     assert seen[2] == seen[1] + 1
     names = [name for name, _ in report.answers]

@@ -80,7 +80,7 @@ def test_a_merge_that_touches_what_was_rewritten_wins(
     at_commit(others)
     report = job.apply(open_table(made.uri), CompactOptions())
     table = open_table(made.uri)
-    assert (report.decision, report.lost_races) == ("compacted", 1)
+    assert (report.decision, report.commit_conflicts) == ("compacted", 1)
     assert table.index.merged_generations == {
         region: max(one.generation for one in table.region(region).latest().flushed_generations)
         for region in table.regions.region_ids
@@ -107,7 +107,7 @@ def test_a_merge_between_plan_and_rewrite(
 
     monkeypatch.setattr(planning, "Compaction", type("Beside", (), {"plan": plan}))
     report = job.apply(open_table(made.uri), CompactOptions())
-    assert (report.decision, report.lost_races) == ("compacted", 1)
+    assert (report.decision, report.commit_conflicts) == ("compacted", 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
@@ -126,7 +126,7 @@ def test_a_merge_that_only_adds_rows_costs_nothing(
     at_commit(others)
     report = job.apply(before, CompactOptions())
     after = open_table(made.uri)
-    assert (report.decision, report.lost_races, report.snapshot_lost) == ("compacted", 0, False)
+    assert (report.decision, report.commit_conflicts, report.snapshot_lost) == ("compacted", 0, False)
     assert report.fragments_after == 2, "what came meanwhile is left for the next run"
     assert sum(after.index.merged_generations.values()) == sum(before.index.merged_generations.values()) + 1
     assert after.index.index_catchup == before.index.index_catchup
@@ -138,7 +138,7 @@ def test_indexes_that_others_change_meanwhile(tmp_path: Path, at_commit: Callabl
     made = make(tmp_path)
     at_commit(lambda: lance.dataset(made.uri).create_scalar_index("val", "BTREE"))
     report = job.apply(open_table(made.uri), CompactOptions())
-    assert (report.decision, report.lost_races) == ("compacted", 1)
+    assert (report.decision, report.commit_conflicts) == ("compacted", 1)
     assert covered(open_table(made.uri)) == {"id_idx": True, "val_idx": True}
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
@@ -148,7 +148,7 @@ def test_two_compactions_at_once(tmp_path: Path, at_commit: Callable[..., list[i
     before = open_table(made.uri)
     at_commit(lance.dataset(made.uri).optimize.compact_files)
     report = job.apply(before, CompactOptions())
-    assert (report.decision, report.lost_races, report.fragments_after) == ("unchanged", 1, 1)
+    assert (report.decision, report.commit_conflicts, report.fragments_after) == ("unchanged", 1, 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
@@ -172,7 +172,7 @@ def test_a_version_that_is_gone_is_never_passed_over(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(planning, "Compaction", type("Beside", (), {"plan": plan}))
     report = job.apply(open_table(made.uri), CompactOptions())
-    assert (report.decision, report.lost_races) == ("compacted", 1)
+    assert (report.decision, report.commit_conflicts) == ("compacted", 1)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
@@ -190,7 +190,7 @@ def test_another_table_in_the_same_place(tmp_path: Path) -> None:
 
     table = open_table(made.uri)
     assert open_table(other.uri).version == table.version
-    assert job.apply(table, CompactOptions(), at_checkpoint(replace)).lost_races == 1
+    assert job.apply(table, CompactOptions(), at_checkpoint(replace)).commit_conflicts == 1
     assert_same(read_base(made.uri), other.expected(), seed=made.seed)
 
 
@@ -233,7 +233,7 @@ def test_fragments_that_others_keep_changing_are_left_out(tmp_path: Path, at_com
     numbers = iter(range(10))
     at_commit(lambda: made.delete(next(numbers)), times=10**6)
     report = job.apply(open_table(made.uri), CompactOptions())
-    assert (report.decision, report.lost_races, report.fragments_removed) == ("compacted", 3, 7)
+    assert (report.decision, report.commit_conflicts, report.fragments_removed) == ("compacted", 3, 7)
     assert "left for the next run" in report.describe()
     assert made.read() == made.model
 
@@ -265,7 +265,7 @@ def test_a_lost_answer_is_not_a_conflict(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(job, "Compaction", type("Lossy", (), {"plan": Compaction.plan, "commit": commit}))
     report = job.apply(before, CompactOptions())
-    assert (report.decision, report.lost_races, report.snapshot_lost) == ("compacted", 0, False)
+    assert (report.decision, report.commit_conflicts, report.snapshot_lost) == ("compacted", 0, False)
     assert report.fragments_removed == fragments(before)
     assert open_table(made.uri).index.index_catchup == before.index.index_catchup
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)

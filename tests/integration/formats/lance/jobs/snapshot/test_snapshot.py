@@ -286,7 +286,7 @@ def test_older_rows_never_replace_newer_ones(tmp_path: Path) -> None:
 
     slow = Beside(table.store, "put_if_absent", lambda path, _: path.startswith("_versions"), other)
     report = snapshot.apply(replace(table, store=slow), SnapshotOptions())
-    assert report.lost_races == 1
+    assert report.commit_conflicts == 1
     assert report.decision == "unchanged", "what the other one said is what this one sees when it looks again"
     newest = open_table(made.uri)
     found = read_snapshot(newest)
@@ -332,7 +332,7 @@ def test_rows_of_a_layout_that_shows_meanwhile_are_read_again(tmp_path: Path) ->
         lance.dataset(uri).update_config({"of": "the owner"})
 
     slow = Beside(table.store, "put_if_absent", lambda path, _: path.startswith("_versions"), other)
-    assert snapshot.apply(replace(open_table(uri), store=slow), SnapshotOptions(0)).lost_races == 1
+    assert snapshot.apply(replace(open_table(uri), store=slow), SnapshotOptions(0)).commit_conflicts == 1
     found = read_snapshot(open_table(uri))
     assert found is not None
     assert [str(row.region_id) for row in found.regions] == [region]
@@ -405,7 +405,7 @@ def test_a_store_that_contradicts_itself_keeps_what_its_version_names(tmp_path: 
     lying = replace(table, store=LyingStore(table.store, put_if_absent=put_if_absent, get=get))
     report = snapshot.apply(lying, SnapshotOptions(0))
     assert hidden == landed != []
-    assert (report.lost_races, report.decision) == (1, "unchanged"), "it landed, and the next look finds it"
+    assert (report.commit_conflicts, report.decision) == (1, "unchanged"), "it landed, and the next look finds it"
     newest = open_table(made.uri)
     assert newest.version == table.version + 1
     assert Files(made.uri).size(snapshot_path(newest.index.uuid)) > 0
