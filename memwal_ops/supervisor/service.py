@@ -12,7 +12,6 @@ import queue
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from operator import attrgetter
@@ -38,15 +37,9 @@ from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.otlp import push
 from memwal_ops.supervisor.observe.pages import Pages
+from memwal_ops.supervisor.observe.scheduled_tables import ScheduledTables
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.status import (
-    budget_status,
-    paused,
-    published_budget,
-    status_of,
-    table_stamps,
-    tables_status,
-)
+from memwal_ops.supervisor.observe.status import budget_status, paused, published_budget, status_of
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -60,11 +53,11 @@ from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from memwal_ops.supervisor.config.effective import Settings, TableSettings
     from memwal_ops.supervisor.config.model import NotifyConfig
-    from memwal_ops.supervisor.observe.status_document import ServiceStatus, StatusDocument, TableStatus
+    from memwal_ops.supervisor.observe.status_document import ServiceStatus, StatusDocument
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
@@ -501,7 +494,7 @@ class Service:
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(
             service=self._service_status,
-            tables=_Tables(self.scheduler, self._timers, self._history, self._spending),
+            tables=ScheduledTables(self.scheduler, self._timers, self._history, self._spending),
             spending=self._spending,
             runs=self._history.runs,
             run=self._history.run,
@@ -620,44 +613,6 @@ class Service:
         self._history.close()
         self._state.close()
         self._log.info("stopped")
-
-
-class _Tables:
-    """The scheduler's tables, for the pages."""
-
-    def __init__(self, scheduler: Scheduler, timers: Timers, history: History, spending: Spending) -> None:
-        self._scheduler, self._timers, self._history, self._spending = scheduler, timers, history, spending
-        self._lock = threading.Lock()
-        self._later: dict[str, Mapping[str, Any]] = {}
-        self._last_run = 0
-
-    def stamps(self) -> Mapping[str, object]:
-        return table_stamps(self._scheduler)
-
-    def status(self, names: Iterable[str]) -> list[TableStatus]:
-        return tables_status(self._scheduler, names, self._timers.next_run)
-
-    def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
-        """What runs of expire reported, with those since the last call, if the history can be read."""
-        with self._lock, self._logged():
-            for number, table, later in self._history.deletable_later(self._last_run):
-                self._later[table], self._last_run = later, number
-        return dict(self._later)
-
-    def costs(self) -> Mapping[str, float]:
-        return self._spending.week()
-
-    def read_costs(self) -> None:
-        with self._logged():
-            self._spending.read()
-
-    @contextmanager
-    def _logged(self) -> Iterator[None]:
-        """A history that cannot be read leaves pages with what was read before."""
-        try:
-            yield
-        except HistoryError as error:
-            get_logger(__name__).error("history_not_read", error=str(error))
 
 
 def _digest(entries: Iterable[TableSettings]) -> str:
