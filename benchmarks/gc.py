@@ -43,7 +43,7 @@ from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.storage.counting import CountingStore
@@ -102,7 +102,7 @@ def retention_simulated(folder: str, history: History) -> dict[str, Any]:
     table = make_regions(f"{folder}/t.lance", 1, SHARD_LAYOUT)
     store = SimulatedHistory(table, history)
     table = replace(table, store=store)
-    retention = Retention()
+    retention = LiveVersions()
     before = int(peak_mib() * 2**20)
     seconds = {}
     calls = {}

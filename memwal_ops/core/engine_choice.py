@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Which engine, and why; ``fell_back`` if Spark would have been selected and cannot run."""
+    """Which engine, and why. ``fell_back`` if Spark would have been selected and cannot run."""
 
     name: str
     reason: str

@@ -257,7 +257,7 @@ class EraseReport:
             case EraseDecision.ERASED:
                 return "nothing that is listed here holds such a row."
             case EraseDecision.HELD:
-                return f"{left} may hold such rows, and some are kept by somebody who must act first."
+                return f"{left} may hold such rows, and some stay until someone acts."
             case EraseDecision.WAITING:
                 when = "" if self.until is None else f", until {self.until:%Y-%m-%d %H:%M} UTC"
                 return f"{left} may hold such rows{when}. The next run continues."

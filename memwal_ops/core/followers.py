@@ -61,7 +61,7 @@ def read_followers(store: Store) -> Iterator[Follower]:
             found = decode_record(store.get(meta.path), meta.path)
             one = Follower(str(found["uuid"]), str(found["folder"]), str(found["host"]), int(found["erased"]))
         except ObjectNotFoundError:
-            continue  # somebody deleted it meanwhile
+            continue  # deleted meanwhile
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidFormatError(
                 f"{meta.path} is no readable record of an index that follows the table: {error}",

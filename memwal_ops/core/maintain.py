@@ -36,7 +36,7 @@ _WIDTH = 9
 
 @dataclass(frozen=True)
 class MaintainOptions(Options):
-    """The options of a maintenance run; a format adds the options of its steps."""
+    """The options of a maintenance run. A format adds the options of its steps."""
 
     apply: bool = flag(help="Let the deleting steps delete. Without it, they only plan.")
     dry_run: bool = flag(help="Change nothing at all.", command_line=False)

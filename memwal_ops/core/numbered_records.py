@@ -1,7 +1,7 @@
 """JSON records in a folder, named by ascending numbers and written by put-if-absent: leases and holds.
 
 Put-if-absent decides who writes a number, on every store. A number is never written twice as long as the highest one
-is never deleted: whoever writes into a gap below it sees that it is not the highest.
+is never deleted: a writer that fills a gap below it sees that its number is not the highest.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Options:
                 continue
             if option.bare is not None and isinstance(value, bool):
                 value = option.unabbreviated(value)
-                object.__setattr__(self, option.name, value)  # before anybody sees it
+                object.__setattr__(self, option.name, value)  # before it is shared
             option.check(value)
         self.validate()
 

@@ -53,7 +53,7 @@ class EstimatesWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one job needs; ``seconds`` is None if nobody can tell."""
+    """What one job needs. ``seconds`` is None if it cannot be estimated."""
 
     job: str
     seconds: float | None

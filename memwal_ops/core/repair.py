@@ -68,7 +68,7 @@ class Fix(Generic[TableT]):
 
 
 class UnsafeError(Exception):
-    """A finding has no fix that is provably safe; the message is the reason."""
+    """A finding has no fix that is provably safe. The message is the reason."""
 
 
 def _no_fix(table: Table, finding: Finding) -> None:

@@ -44,7 +44,7 @@ class SparkRows(Protocol):
 
 
 class RowSink(Protocol):
-    """A table that one migration fills; nothing else writes to it before it is finished.
+    """A table that one migration fills. Nothing else writes to it before it is finished.
 
     Each method is one commit, or several that can be repeated: a migration that was killed begins again, and compares
     what is there.

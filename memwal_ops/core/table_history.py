@@ -70,7 +70,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class IndexRecord:
-    """How much of the table an index covers; ``covered`` and ``total`` count parts of the table."""
+    """How much of the table an index covers. ``covered`` and ``total`` count parts of the table."""
 
     name: str
     kind: str
@@ -81,7 +81,7 @@ class IndexRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageRecord:
-    """Storage used by objects of one kind; ``held_by`` is why they are kept, or the command that frees them."""
+    """Storage used by objects of one kind. ``held_by`` is why they are kept, or the command that frees them."""
 
     what: str
     objects: int

@@ -119,7 +119,7 @@ def performed(
         try:
             yield lambda report: _reported(span, report)
         except BaseException as error:
-            _failed(span, error)  # whoever runs the job may turn it into a result
+            _failed(span, error)  # the caller may turn it into a result
             raise
         finally:
             span.set_attributes({f"{_NAME}.{name}": _number(value) for name, value in figures.items()})

@@ -62,7 +62,7 @@ class Turns:
     """The turns of one pool."""
 
     def __init__(self) -> None:
-        """Nobody has waited yet."""
+        """Start with no credit."""
         self._credit = 0.0
 
     def choose(self, due: Iterable[Due], allows: Allows = _all) -> Due | None:

@@ -74,7 +74,7 @@ class Vended:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """A namespace of a catalog; ``storage_options`` are those of its tables, for what the catalog does not vend."""
+    """A namespace of a catalog. ``storage_options`` are those of its tables, for what the catalog does not vend."""
 
     impl: str
     path: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 A commit (S3-053) puts the manifest under a staged name, ``N.manifest-UUID``, then an entry for its version in DynamoDB
 if there is none, which decides; then it copies the manifest to ``N.manifest``, replaces the path in the entry, and
-deletes the staged one. Whoever reads finishes what a killed writer left (S3-054, S3-055). All else, and what is below
+deletes the staged one. A reader finishes what a killed writer left (S3-054, S3-055). All else, and what is below
 other folders than ``_versions/`` of the table and its branches, is as in S3.
 
 The commit could be lost if another writer committed to ``s3://`` alone, or by another table in DynamoDB. So the first
@@ -214,7 +214,7 @@ class ManifestEntryStore(ObjectStore):
         if not self._created(base, entry):
             super().delete_many([staged])
             return False
-        with suppress(StorageError):  # committed: whoever reads it finishes it
+        with suppress(StorageError):  # committed: the next reader finishes it
             self._finish(match["folder"], entry)
         return True
 

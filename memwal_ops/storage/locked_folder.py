@@ -41,7 +41,7 @@ def swaps_wait(wait: timedelta) -> Iterator[None]:
 
 
 class LockedFolder(LocalObjectStore):
-    """The files below one local folder; ``compare_and_swap`` compares the hash of the content, under a lock file."""
+    """The files below one local folder. ``compare_and_swap`` compares the hash of the content, under a lock file."""
 
     def get_with_tag(self, path: str) -> tuple[bytes, str]:
         """The content and its hash. Raises ``ObjectNotFoundError``."""

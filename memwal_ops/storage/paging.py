@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Pages:
-    """The pages of one recursive listing, in order; :meth:`attempt` may be called again after an error."""
+    """The pages of one recursive listing, in order. :meth:`attempt` may be called again after an error."""
 
     def __init__(self, client: Callable[[], Client], folder: str, after: str | None = None) -> None:
         """List the objects below ``folder`` that sort after ``after`` (by bytes in UTF-8); empty: below the root.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     _Wanted = Callable[[], bool]
 
 REQUEST = "request"
-"""Why a job runs that someone asked for."""
+"""Why a job runs that a user requested."""
 # Less than a request may take.
 _ERRAND_SECONDS = 20.0
 _MAX_PAUSE = timedelta(days=3650)
@@ -44,7 +44,7 @@ class ActionConflictError(Exception):
 
 
 class Actions:
-    """What can be done to a running scheduler; ``by`` is who asks."""
+    """What can be done to a running scheduler. ``by`` is who asks."""
 
     def __init__(self, scheduler: Scheduler, elsewhere: Callable[[str], str] = lambda _: "") -> None:
         """Do nothing yet."""
@@ -108,7 +108,7 @@ class Actions:
         answer: Future[Mapping[str, Any]] = Future()
 
         def give(result: Mapping[str, Any]) -> None:
-            with suppress(InvalidStateError):  # nobody waits for it any more
+            with suppress(InvalidStateError):  # the request has timed out
                 answer.set_result(result)
 
         def queue() -> None:

@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.files.branch import Branch
 from memwal_ops.formats.lance.generations import backlog, lost_index
 from memwal_ops.formats.lance.jobs.expire import job as expire
-from memwal_ops.formats.lance.jobs.gc import rules
+from memwal_ops.formats.lance.jobs.gc import evidence
 from memwal_ops.formats.lance.log.memtable import Growing
 from tests.campaigns.sim.planted import Bug, Patch
 from tests.integration.formats.lance import test_branches, test_index_made_again
@@ -39,7 +39,7 @@ def merged_by_an_index_that_was_not_checked() -> Iterable[Patch]:
 
 def drained_when_merged() -> Iterable[Patch]:
     """A generation is taken off its region's list while a reader keeps the version before its merge open."""
-    yield Patch(rules, "merged_before", lambda _, retention, __: retention.progress_at(None))
+    yield Patch(evidence, "merged_before", lambda _, retention, __: retention.progress_at(None))
 
 
 def records_of_before_a_restore() -> Iterable[Patch]:

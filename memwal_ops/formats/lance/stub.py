@@ -184,7 +184,7 @@ def _report(stub: Stub, now: datetime, *, apply: bool) -> RepairReport:
 
 def _why(stub: Stub) -> str:
     if stub.with_data:
-        return "Without a version it cannot be proven that nobody needs its files."
+        return "Without a version it cannot be proven that its files are unreferenced."
     if stub.declared:
         return "The catalog's entry must be removed with it."
     age = duration_text(UNFINISHED_AGE)

@@ -51,7 +51,7 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a copy; ``run`` is the name of the run that wrote its parts."""
+    """The files of a copy. ``run`` is the name of the run that wrote its parts."""
 
     uuid: str
     epoch: int

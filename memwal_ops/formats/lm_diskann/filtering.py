@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Filter:
-    """The rows that match filters; keeps the result for the last one.
+    """The rows that match filters. Keeps the result for the last one.
 
     Args:
         folder: of an index that follows a table.

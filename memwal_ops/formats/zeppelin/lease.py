@@ -48,7 +48,7 @@ _IMPLAUSIBLE = timedelta(days=1)
 
 @dataclass
 class HeldLease:
-    """A lease that this run holds; ``lost`` once another process has it."""
+    """A lease that this run holds. ``lost`` once another process has it."""
 
     token: int
     holder: str

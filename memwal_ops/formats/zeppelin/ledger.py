@@ -27,7 +27,7 @@ _VERSION = 1
 
 @dataclass
 class Ledger:
-    """Per path since when it has been unlisted; ``seen`` collects the paths of this run.
+    """Per path since when it has been unlisted. ``seen`` collects the paths of this run.
 
     Attributes:
         path: its object.

@@ -215,7 +215,7 @@ class SegmentReader:
 
 @dataclass
 class SegmentWriter:
-    """Write one segment, cluster by cluster; no manifest lists its objects until it is published.
+    """Write one segment, cluster by cluster. No manifest lists its objects until it is published.
 
     Attributes:
         store: for the objects.

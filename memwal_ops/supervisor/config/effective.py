@@ -51,7 +51,7 @@ DEFAULT = Source("default")
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """How one job runs on one table; ``options`` as in the file, validated.
+    """How one job runs on one table. ``options`` as in the file, validated.
 
     ``named``: the table's own entry names it, so it is a failure if it does not apply to the table. ``follows_debt``:
     its metrics show what is due, and the file gives it neither a schedule nor a trigger.

@@ -125,7 +125,7 @@ def _document(response: HTTPResponse) -> Any:
 def _only(certificate: str) -> ssl.SSLContext:
     """Trust the certificate of the configuration, and no other, whatever host it names.
 
-    Of a chain only the first one: whoever has a certificate of the same authority is not this service.
+    Of a chain only the first one: another holder of a certificate of the same authority is not this service.
     """
     try:
         found = _CERTIFICATE.search(Path(certificate).read_text(encoding="utf-8", errors="replace"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Certificate:
-    """A certificate and its key; a pair that does not fit, while it is replaced, leaves the previous one in effect."""
+    """A certificate and its key. A pair that does not fit, while it is replaced, leaves the previous one in effect."""
 
     def __init__(self, certificate: str, key: str) -> None:
         """Read both files.

@@ -83,8 +83,8 @@ class View:
         """Return the view after a reading that began and ended at these times, in monotonic seconds.
 
         Only a reading whose own record was written just before may be given: while this member cannot write, the
-        others may not be able to either, and must not be taken for dead. After a time without readings nobody is dead
-        yet, for the same reason: the others may not have written since. One reading may fail before that: with
+        others may not be able to either, and must not be taken for dead. After a time without readings no member is
+        dead yet, for the same reason: the others may not have written since. One reading may fail before that: with
         more, a member that missed a write on each side of a short outage would be dead (membership.pml, bug 6).
 
         Args:

@@ -31,7 +31,7 @@ _FIRST_RETRY, _LONGEST_RETRY = 30.0, 900.0
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What holds now; of ``unread`` tables, which were not polled yet, nothing is resolved."""
+    """What holds now. Of ``unread`` tables, which were not polled yet, nothing is resolved."""
 
     found: tuple[Found, ...]
     unread: frozenset[str] = frozenset()

@@ -73,7 +73,7 @@ class _LabelSets(dict[tuple[str, ...], str]):
 
 
 class _Values(dict[str, str]):
-    """The escaped text of label values; the same few are in many series."""
+    """The escaped text of label values. The same few are in many series."""
 
     def __missing__(self, value: str) -> str:
         text = _safe(value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\""))

@@ -48,7 +48,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the page of all tables has about one; numbers and times are None where they are not known.
+    """What the page of all tables has about one. Numbers and times are None where they are not known.
 
     Attributes:
         level: the level of its worst finding.

@@ -279,7 +279,7 @@ class _Errors:
 
 
 class _CachedRuns:
-    """Cached queries of the run history; an entry is valid until a run of its table begins or ends."""
+    """Cached queries of the run history. An entry is valid until a run of its table begins or ends."""
 
     def __init__(self, runs: Callable[..., list[dict[str, Any]]]) -> None:
         self._runs = runs

@@ -1,4 +1,4 @@
-"""Short work of workers that someone waits for, beside runs and polls: the plan of a job, a hold."""
+"""Assign short requests of users to workers, beside runs and polls: the plan of a job, a hold."""
 
 from __future__ import annotations
 

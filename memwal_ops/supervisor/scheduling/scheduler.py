@@ -356,7 +356,7 @@ class Scheduler:
                 self._release(entry, lease, None)
             return
         if self._is_paused(entry):
-            # Paused while the lease was requested, and whoever did it was told that nothing runs.
+            # Paused while the lease was requested: the user was told that nothing runs.
             entry.state, entry.waiting = QUEUED, "paused"
             if lease is not None:
                 self._release(entry, lease, None)

@@ -80,7 +80,7 @@ PastFigures = tuple[float, "Mapping[str, Any]", "Mapping[str, float]"]
 
 @dataclass(frozen=True, slots=True)
 class LastRuns:
-    """The last runs of a job on a table; times are None if there was no such run.
+    """The last runs of a job on a table. Times are None if there was no such run.
 
     ``started`` is that of the last run that ended by itself: one that was stopped, killed or lost its lease does not
     count. ``attempted`` is that of the last run, however it ended; ``interrupted``: that was stopped or killed.

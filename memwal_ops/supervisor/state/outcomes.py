@@ -25,7 +25,7 @@ LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
 STOPPED: Mapping[str, Any] = {"reason": "stopped", "error": "The service stopped.", "remedy": None}
 CANCELLED = ("cancel", "abort")
-"""Why a run ends that someone cancelled; by ``abort``, at once."""
+"""Why a run ends that a user cancelled; by ``abort``, at once."""
 _RESULT_COLUMNS = ("decision", "figures", "phases", "versions", "report")
 _LEDGER_COLUMNS = ("used", "achieved")
 _WHY = ("reason", "error", "remedy")

@@ -65,7 +65,7 @@ class Entry:
     Attributes:
         due: since when it is due (wall clock); None if it is not.
         why: what made it due: ``schedule``, ``when: ...``, ``objective ...``, ``retry``, ``answers``, ``request``.
-        asked_by: who asked for the run that is due or in flight; None: nobody did.
+        asked_by: the user who requested the run that is due or in flight; None: it was not requested.
         at_once: it runs before others, in a closed window, and beyond its budget.
         not_before: it does not start before this time (wall clock).
         waiting: what it waits for: paused, window, backoff, breaker, budget, over_budget (that of the fleet), lease,

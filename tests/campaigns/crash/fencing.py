@@ -16,12 +16,12 @@ from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
 from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, _History
-from memwal_ops.formats.lance.jobs.gc.rules import Rules
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 from memwal_ops.storage.api import ObjectMeta
 from tests.integration.contracts.small import REGION
@@ -41,7 +41,7 @@ class Wal(WalView):
     """The product's view of a log in memory; only the reading of bytes is replaced."""
 
     def _epoch_of(self, entry_id: int) -> int | None:
-        entry: Entry = self.view.rules.table.region_in_memory.log[entry_id]  # type: ignore[attr-defined]
+        entry: Entry = self.view.evidence.table.region_in_memory.log[entry_id]  # type: ignore[attr-defined]
         return entry.epoch
 
 
@@ -68,7 +68,9 @@ def view(region: MemoryRegion, layout: Layout, options: gc.GcOptions = PATIENT, 
         layout=layout, layout_of=lambda _: layout, index=index, manifest=manifest, region_in_memory=region
     )
     newest = read[max(read)]
-    return Wal(RegionView(Rules(table, Retention(), {}, NOW, options), contents, newest, newest, _history=history))
+    return Wal(
+        RegionView(Evidence(table, LiveVersions(), {}, NOW, options), contents, newest, newest, _history=history)
+    )
 
 
 def decoded(one: Manifest) -> RegionManifest:

@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.retention.garbage import Needed, find_garbage
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.storage.clock import store_time
 from tests.campaigns.faults.jobs import JOBS
 from tests.campaigns.faults.plan import Fault
@@ -75,8 +75,8 @@ def expire_in_silence(patch: Patch) -> None:
         yield
 
     patch.setattr(expire, "announced_expiry", silent)
-    look = Retention.refresh
-    patch.setattr(Retention, "refresh", lambda self, *rest: None if self._trees else look(self, *rest))
+    look = LiveVersions.refresh
+    patch.setattr(LiveVersions, "refresh", lambda self, *rest: None if self._trees else look(self, *rest))
     assert announced_expiry is not expire.announced_expiry
 
 

@@ -37,14 +37,14 @@ from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.generations import generation as generations
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.catchup import update as catchup
+from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc import region as gc_region
-from memwal_ops.formats.lance.jobs.gc import rules as gc_rules
 from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
+from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
-from memwal_ops.formats.lance.jobs.gc.rules import Basis, Rules
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.regions import fence_posts
@@ -52,7 +52,7 @@ from memwal_ops.formats.lance.regions import manifests as regions
 from memwal_ops.formats.lance.regions.fence_posts import FencePosts
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.retention import live_versions as retention
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.version_progress import VersionProgress
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL
 from memwal_ops.formats.lance.wire.region_manifest import encode_region_manifest, encode_version_hint
@@ -261,12 +261,12 @@ def stale_catchup() -> Iterable[Patch]:
 @bug
 def nobody_but_readers_of_the_newest() -> Iterable[Patch]:
     """Only readers of the newest version are considered."""
-    yield Patch(Retention, "needs", lambda *_: None)
+    yield Patch(LiveVersions, "needs", lambda *_: None)
 
 
 def _but_for(kept: Callable[[Any], Collection[int]], *, branches: bool = True) -> Patch:
     """Needs without those of some versions of main."""
-    real = Retention.needs
+    real = LiveVersions.needs
 
     def needs(self: Any, region_id: Any, generation: int) -> Any:
         left = self.without(kept(self))
@@ -274,7 +274,7 @@ def _but_for(kept: Callable[[Any], Collection[int]], *, branches: bool = True) -
             left._trees = {name: tree for name, tree in left._trees.items() if not name}
         return real(left, region_id, generation)
 
-    return Patch(Retention, "needs", needs)
+    return Patch(LiveVersions, "needs", needs)
 
 
 @bug
@@ -298,7 +298,7 @@ def gc_ignores_holds() -> Iterable[Patch]:
 @bug
 def gc_ignores_catchup() -> Iterable[Patch]:
     """Whether an index covers a generation is not asked."""
-    yield Patch(gc_rules, "covered_generations", lambda _: {})
+    yield Patch(gc_evidence, "covered_generations", lambda _: {})
 
 
 @bug
@@ -330,12 +330,12 @@ def delete_before_drain() -> Iterable[Patch]:
 @bug
 def no_grace() -> Iterable[Patch]:
     """What is drained, or flushed, goes at once."""
-    real = gc.read_rules
+    real = gc.read_evidence
 
-    def read_rules(table: Any, options: Any, now: Any) -> Any:
+    def read_evidence(table: Any, options: Any, now: Any) -> Any:
         return real(table, replace(options, reader_grace=timedelta(0)), now)
 
-    yield Patch(gc, "read_rules", read_rules)
+    yield Patch(gc, "read_evidence", read_evidence)
 
 
 @bug
@@ -370,13 +370,13 @@ def references_forgotten() -> Iterable[Patch]:
 @bug
 def orphan_age_ignored() -> Iterable[Patch]:
     """The age of an orphan is not asked."""
-    real = Rules.age_gate
+    real = Evidence.age_gate
 
     def age_gate(self: Any, what: str, written: Any, limit: Any) -> Gate:
         found = real(self, what, written, limit)
         return replace(found, met=True) if "flush may be in progress" in what else found
 
-    yield Patch(Rules, "age_gate", age_gate)
+    yield Patch(Evidence, "age_gate", age_gate)
 
 
 @bug
@@ -401,9 +401,9 @@ def another_table_in_the_place() -> Iterable[Patch]:
         return item if item.kind is Kind.REGION_MANIFEST else real(self, item)
 
     yield Patch(collector, "delete_proven", lambda store, paths, _: store.delete_many(paths))
-    yield Patch(Basis, "check", lambda _: None)
+    yield Patch(CurrentEvidence, "check", lambda _: None)
     yield Patch(RegionView, "revalidate", revalidate)
-    yield Patch(gc_rules, "require_complete", lambda _: None)
+    yield Patch(gc_evidence, "require_complete", lambda _: None)
 
 
 # -- running

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.campaigns.sim.branch_steps import BRANCH_STEPS, BranchHistory
 from tests.campaigns.sim.history import run_histories
 from tests.campaigns.sim.planted import Bug, Patch, hunt
@@ -39,7 +39,7 @@ def _tags_of_main() -> Iterable[Patch]:
     def named(self: Any) -> frozenset[int]:
         return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch is None}
 
-    yield Patch(Retention, "named", named)
+    yield Patch(LiveVersions, "named", named)
 
 
 def test_an_expiry_that_takes_all_tags_for_those_of_main_is_found() -> None:

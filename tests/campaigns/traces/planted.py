@@ -11,7 +11,7 @@ from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.storage.records import encode_record
 from tests.campaigns.sim.planted import Bug, Patch
 
@@ -46,7 +46,7 @@ def manifests_are_not_set_aside() -> Iterable[Patch]:
 @_deviation
 def expiry_ignores_tags() -> Iterable[Patch]:
     """Tagged versions are expired."""
-    yield Patch(Retention, "protected", lambda _: {})
+    yield Patch(LiveVersions, "protected", lambda _: {})
 
 
 @_deviation

@@ -27,7 +27,7 @@ from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedErro
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.support.stores import beside
 from tests.support.tables.workload import Workload
 
@@ -73,7 +73,7 @@ def test_a_hold_is_in_force_until_it_ends(table: Table) -> None:
     assert holds(table) == (hold,)
     assert standing(table, hold.until - timedelta(seconds=1)) == [1]
     assert standing(table, hold.until) == []
-    retention = Retention()
+    retention = LiveVersions()
     retention.refresh(table, datetime.now(UTC))
     assert retention.protected()[2].startswith("hold 1 of ")
     retention.refresh(table, hold.until)

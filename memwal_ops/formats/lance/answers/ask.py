@@ -79,7 +79,7 @@ class _Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """Compares the answers of an index for some fragments; may be sent to another process."""
+    """Compares the answers of an index for some fragments. May be sent to another process."""
 
     index: AskedIndex
     queries: Sequence[Query]

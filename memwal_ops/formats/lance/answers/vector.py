@@ -203,7 +203,7 @@ class _Exact:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Finds the nearest rows of some fragments; may be sent to another process."""
+    """Finds the nearest rows of some fragments. May be sent to another process."""
 
     index: AskedIndex
     asked: NDArray[Any]

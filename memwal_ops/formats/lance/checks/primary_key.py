@@ -8,7 +8,7 @@ from memwal_ops.core.published import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.checks.rows import check_keys
-from memwal_ops.formats.lance.commit.publication import lost
+from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.wire.feature_flags import check_writable
@@ -62,7 +62,7 @@ def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
         _mark(table, columns)
     except MemwalOpsError as error:
         if is_commit_conflict(error):
-            raise lost(table, table.version + 1) from error
+            raise commit_lost(table, table.version + 1) from error
         raise
 
 

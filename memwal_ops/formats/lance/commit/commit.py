@@ -38,9 +38,9 @@ from memwal_ops.formats.lance.commit.publication import (
     CommitNote,
     added_files,
     advance_hint,
+    commit_lost,
     deleted_unless_named,
     is_taken,
-    lost,
     publish,
     refuse_if_not_newest,
     refuse_missing_files,
@@ -395,7 +395,7 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
             return int(dataset.version)
     except StorageError as error:
         if is_taken(table, table.version + 1):
-            raise lost(table, table.version + 1) from error
+            raise commit_lost(table, table.version + 1) from error
         raise
 
 
@@ -408,7 +408,7 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
     """
     entry = find_memwal_entry(built.indexes)
     if entry is None or decode_memwal_index(entry).merged_generations != table.index.merged_generations:
-        raise lost(table, version)
+        raise commit_lost(table, version)
 
 
 def _encoded(table: Table, built: VersionManifest) -> bytes:

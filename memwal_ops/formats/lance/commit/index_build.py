@@ -17,7 +17,7 @@ from uuid import UUID
 import lance
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit.publication import lost
+from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
@@ -158,7 +158,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
             raise _no_transaction_file(table, name) from error
         if not found and is_commit_conflict(error):
             # pylance found before the lock that the index was changed; its files are left to its own clean-up.
-            raise lost(table, table.version + 1, files_unreferenced=False) from error
+            raise commit_lost(table, table.version + 1, files_unreferenced=False) from error
         if not found:
             raise
     else:
@@ -166,7 +166,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
             return None
     if len(found) > 1:
         # It cannot be determined which of them is this run's, so none is published, and none deleted.
-        raise lost(table, table.version + 1, files_unreferenced=False)
+        raise commit_lost(table, table.version + 1, files_unreferenced=False)
     operation = found[0]
     return IndexBuild(
         tuple(operation.new_indices), frozenset(UUID(bytes=entry.uuid.uuid) for entry in operation.removed_indices)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _T = TypeVar("_T")
-# Only a limit: whoever waits is woken.
+# Only a limit: the waiting thread is notified.
 _SECONDS = 1.0
 
 

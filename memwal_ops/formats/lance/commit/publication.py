@@ -122,7 +122,7 @@ def refuse_if_not_newest(table: Table, version: int) -> None:
     """
     listed = list_page(table.store)
     if newest_version(table, listed) != table.version:
-        raise lost(table, version)
+        raise commit_lost(table, version)
     refuse_replaced(table, version, listed)
 
 
@@ -172,9 +172,9 @@ def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:
     try:
         current = read_version_manifest(table.store, table.version, table.naming)
     except (ObjectNotFoundError, InvalidFormatError) as error:
-        raise lost(table, version) from error
+        raise commit_lost(table, version) from error
     if current != table.manifest:
-        raise lost(table, version)
+        raise commit_lost(table, version)
 
 
 def refuse_gaps(table: Table) -> None:
@@ -187,7 +187,7 @@ def refuse_gaps(table: Table) -> None:
     newest = newest_version(table, listed)
     since = range(table.version + 1, newest + 1)
     if not all(version in listed.versions or is_taken(table, version) for version in since):
-        raise lost(table, newest)
+        raise commit_lost(table, newest)
     refuse_replaced(table, table.version + 1, listed)
 
 
@@ -196,7 +196,7 @@ def is_taken(table: Table, version: int) -> bool:
     return table.store.head(version_path(version, table.naming)) is not None
 
 
-def lost(table: Table, version: int, *, files_unreferenced: bool = True) -> CommitLostError:
+def commit_lost(table: Table, version: int, *, files_unreferenced: bool = True) -> CommitLostError:
     """The error for a version that another writer published first."""
     return CommitLostError(
         f"Version {version} of {table.location.uri} was published by another writer.",
@@ -230,10 +230,10 @@ def publish(table: Table, data: bytes, version: int) -> None:
             if stored is None:
                 # Taken a moment ago, and absent now: cleaned up, or this read is stale and the
                 # manifest is this run's. The files to which it may refer must be kept.
-                raise lost(table, version, files_unreferenced=False)
+                raise commit_lost(table, version, files_unreferenced=False)
             published = stored == data
     if not published:
-        raise lost(table, version)
+        raise commit_lost(table, version)
     record(version)
 
 

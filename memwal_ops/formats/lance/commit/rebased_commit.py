@@ -13,7 +13,7 @@ import lance
 
 from memwal_ops.core.published import record
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.commit.publication import lost, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.commit.publication import commit_lost, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.pylance_indexes import to_pylance
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
@@ -55,7 +55,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         if published:
             return
         if is_commit_conflict(error):
-            raise lost(table, table.version + 1, files_unreferenced=published is False) from error
+            raise commit_lost(table, table.version + 1, files_unreferenced=published is False) from error
         raise
 
 
@@ -93,7 +93,7 @@ def _commit_or_lose(table: Table, operation: lance.LanceOperation.BaseOperation,
         _commit(table, operation, note)
     except MemwalOpsError as error:
         if is_commit_conflict(error):
-            raise lost(table, table.version + 1) from error
+            raise commit_lost(table, table.version + 1) from error
         raise
 
 

@@ -78,7 +78,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The backlog of all regions, ascending by id; a blocked region keeps the generations before the fault.
+    """The backlog of all regions, ascending by id. A blocked region keeps the generations before the fault.
 
     ``unrecorded`` are records of regions that the table should have, and does not have yet (:func:`check_identity`).
     """

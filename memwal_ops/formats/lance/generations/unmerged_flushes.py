@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
-    from memwal_ops.formats.lance.retention.live_versions import Retention
+    from memwal_ops.formats.lance.retention.live_versions import LiveVersions
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_READS = 8
@@ -38,7 +38,7 @@ class UnmergedFlushes:
 
     _flushed: dict[GenerationRef, int | None] = field(default_factory=dict)
 
-    def needed(self, table: Table, retention: Retention, protected: Collection[int]) -> Mapping[int, str]:
+    def needed(self, table: Table, retention: LiveVersions, protected: Collection[int]) -> Mapping[int, str]:
         """The versions that show the columns of unmerged generations, each with the version that has not merged them.
 
         Regions with an unreadable manifest, and missing generations, are not considered.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LegacyLayout(Layout):
-    """Has its own merge, gc, verify and migrate jobs; every other job would write the current kind of details."""
+    """Has its own merge, gc, verify and migrate jobs. Every other job would write the current kind of details."""
 
     name = "legacy"
 

@@ -108,7 +108,7 @@ class Meanings:
 
 @dataclass(frozen=True, slots=True)
 class BlockedMemWal:
-    """Why a region cannot be merged completely; ``generation`` is the first faulty one, None: the whole region."""
+    """Why a region cannot be merged completely. ``generation`` is the first faulty one, None: the whole region."""
 
     region: str
     generation: int | None

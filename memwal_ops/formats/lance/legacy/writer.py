@@ -44,7 +44,7 @@ _MAX_SKIPPED_IDS = 10_000
 
 
 class MemWalWriter:
-    """Writes the MemWALs of one region; it owns the newest generation from the start.
+    """Writes the MemWALs of one region. It owns the newest generation from the start.
 
     Attributes:
         region: its region.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The result of a move; ``new_id`` is None if the region had no generations."""
+    """The result of a move. ``new_id`` is None if the region had no generations."""
 
     new_id: UUID | None
     generations: tuple[int, ...]

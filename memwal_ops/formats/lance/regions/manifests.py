@@ -154,7 +154,7 @@ def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFolder:
-    """The result of listing a region's manifests; ``newest`` is None if one page does not determine it.
+    """The result of listing a region's manifests. ``newest`` is None if one page does not determine it.
 
     ``created``: when the oldest of them was written, by the store's clock; None if there is none.
     """

@@ -39,7 +39,7 @@ _RUN_PROPERTY = "memwal-ops.run_id"
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A detached manifest, and its number; ``job`` and ``run_id`` are None if memwal-ops did not write it.
+    """A detached manifest, and its number. ``job`` and ``run_id`` are None if memwal-ops did not write it.
 
     ``transaction`` is its transaction file, unless a version refers to that file: then the
     commit was killed after it had been published.

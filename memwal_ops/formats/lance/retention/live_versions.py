@@ -49,7 +49,7 @@ _DETACHED = ""
 _NO_VERSION = 1 << 64
 
 
-class Retention:
+class LiveVersions:
     """All versions of one table that can be opened, as of the last :meth:`refresh`.
 
     "Own" are the versions of the branch that was opened, mostly main.
@@ -214,7 +214,7 @@ class Retention:
         """The size of the manifest of an own version."""
         return self._trees[self._own].size(version)
 
-    def without(self, versions: Collection[int]) -> Retention:
+    def without(self, versions: Collection[int]) -> LiveVersions:
         """The retention without these own versions. A shallow copy, which must not be refreshed."""
         reduced = copy.copy(self)
         own = copy.copy(self._trees[self._own])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime, timedelta
 
-    from memwal_ops.formats.lance.retention.live_versions import Retention
+    from memwal_ops.formats.lance.retention.live_versions import LiveVersions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     meta: ObjectMeta
 
 
-def merged_before(store: Store, retention: Retention, moment: datetime) -> Mapping[UUID, int]:
+def merged_before(store: Store, retention: LiveVersions, moment: datetime) -> Mapping[UUID, int]:
     """Per region the last generation that was merged, and covered by the indexes that search, at that time or before.
 
     A lower bound: what neither a version nor a record shows counts as merged later. A listing, and a request.
@@ -76,7 +76,7 @@ def recorded_before(store: Store, newest: int, moment: datetime) -> Mapping[UUID
 
 
 def record_progress(
-    store: Store, retention: Retention, now: datetime, drain_after: timedelta, check: Callable[[], None]
+    store: Store, retention: LiveVersions, now: datetime, drain_after: timedelta, check: Callable[[], None]
 ) -> None:
     """Record the newest version's progress, unless a young record exists, and drop those that are outdated.
 
@@ -102,7 +102,7 @@ def record_progress(
         store.delete_many(outdated)
 
 
-def drop_overtaken(store: Store, retention: Retention) -> list[Record]:
+def drop_overtaken(store: Store, retention: LiveVersions) -> list[Record]:
     """Delete all records if a later version has less progress than the newest of them, or there is no later version.
 
     Called before such a version is expired: nothing else shows that its readers need a generation that is recorded.

@@ -97,7 +97,7 @@ _KNOWN: WeakKeyDictionary[Store, dict[int, _Version]] = WeakKeyDictionary()
 
 
 class SchemaHistory:
-    """The schema history of one table; versions are read lazily, newest first, and by any number of threads."""
+    """The schema history of one table. Versions are read lazily, newest first, and by any number of threads."""
 
     def __init__(self, table: Table) -> None:
         self._table = table

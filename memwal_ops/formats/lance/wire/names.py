@@ -111,7 +111,7 @@ class NamingScheme(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VersionName:
-    """The version in a manifest's file name; ``scheme`` is None for a detached one, whose name is of neither scheme."""
+    """The version in a manifest's file name. ``scheme`` is None for a detached one, whose name is of neither scheme."""
 
     version: int
     scheme: NamingScheme | None

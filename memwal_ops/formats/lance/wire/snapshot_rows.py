@@ -66,7 +66,7 @@ class RegionRow:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """The state in a region manifest of that version; names and units as there."""
+    """The state in a region manifest of that version. Names and units as there."""
 
     version: int
     writer_epoch: int

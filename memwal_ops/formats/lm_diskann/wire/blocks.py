@@ -37,7 +37,7 @@ HEADER = np.dtype(
 
 @dataclass(frozen=True)
 class Block:
-    """One decoded block; the arrays have as many entries as there are links."""
+    """One decoded block. The arrays have as many entries as there are links."""
 
     header: Any
     vector: NDArray[np.float32]

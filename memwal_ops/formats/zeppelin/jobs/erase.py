@@ -147,10 +147,10 @@ class NamespaceErasure(Erasure):
             return self._left
         self.table = newest
         found = Survey(newest, living=len(self._living()))
-        rules = gc.Rules.of(newest, self.gc_options, self.now)
+        evidence = gc.Evidence.of(newest, self.gc_options, self.now)
         report = gc.ZeppelinGcReport(applied=False)
-        listed = {one.path: one for one in collector.candidates([gc.Objects(newest, rules)], report)}
-        why = {**self._live(newest), **self._retained(rules)}
+        listed = {one.path: one for one in collector.candidates([gc.Objects(newest, evidence)], report)}
+        why = {**self._live(newest), **self._retained(evidence)}
         for meta in newest.store.list():
             path = prefix_of(meta.path).rstrip("/") if meta.path.startswith("segments/") else meta.path
             found.objects.append((meta, self._proof(path, why)))
@@ -182,12 +182,12 @@ class NamespaceErasure(Erasure):
         """Why objects of the live manifest may hold such rows; None: they do not."""
         return self._of(table.manifest, is_live=True)
 
-    def _retained(self, rules: gc.Rules) -> dict[str, str | None]:
+    def _retained(self, evidence: gc.Evidence) -> dict[str, str | None]:
         """The same of objects that only a retained revision needs."""
         live = self.table.manifest
         found: dict[str, str | None] = {}
-        for one in rules.roots.revisions:
-            manifest = rules.cache.read.get(one.entry.revision)
+        for one in evidence.roots.revisions:
+            manifest = evidence.cache.read.get(one.entry.revision)
             if one.kept is not None and manifest is not None:
                 found |= self._of(manifest, is_live=False)
         gone = live.fragment_keys | {prefix.rstrip("/") for prefix in live.prefixes}

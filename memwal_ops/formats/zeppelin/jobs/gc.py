@@ -101,7 +101,7 @@ class ZeppelinGcReport(GcReport[Candidate]):
 
 
 @dataclass
-class Rules:
+class Evidence:
     """Creates candidates with their gates, from roots, lease and ledger."""
 
     options: GcOptions
@@ -114,7 +114,7 @@ class Rules:
     busy: str | None = None
 
     @classmethod
-    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Rules:
+    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Evidence:
         """Read the roots, the lease and the ledger."""
         cache = Cache()
         roots = read_roots(table, options.keep_revisions, options.reader_grace, now, cache)
@@ -198,9 +198,9 @@ class Rules:
 class Objects(collector.Collector[Candidate]):
     """Fragments, segments and records of compactions, from one listing of the namespace."""
 
-    def __init__(self, table: Namespace, rules: Rules, anchors: tuple[Anchor, ...] = ()) -> None:
+    def __init__(self, table: Namespace, evidence: Evidence, anchors: tuple[Anchor, ...] = ()) -> None:
         """Keep the arguments; nothing is listed."""
-        self.table, self.rules, self.store = table, rules, table.store
+        self.table, self.evidence, self.store = table, evidence, table.store
         self._anchors = anchors
         self.existing: set[str] = set()
         self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
@@ -214,18 +214,18 @@ class Objects(collector.Collector[Candidate]):
         """Fragments and records as they are listed, then segments."""
         segments: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         yield collector.Stage(self._listed(segments))
-        yield collector.Stage(self.rules.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
+        yield collector.Stage(self.evidence.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by roots that are read again."""
-        self.rules.refresh(self.table)
+        self.evidence.refresh(self.table)
         for one in batch:
             if one.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
-                yield self.rules.fragment(one.path, one.bytes)
+                yield self.evidence.fragment(one.path, one.bytes)
             elif one.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
-                yield self.rules.segment(f"{one.path}/", one.bytes, one.objects)
+                yield self.evidence.segment(f"{one.path}/", one.bytes, one.objects)
             elif (meta := self.store.head(one.path)) is not None:
-                yield self.rules.note(one.path, meta.size, meta.last_modified)
+                yield self.evidence.note(one.path, meta.size, meta.last_modified)
 
     def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
         """The objects below a segment's prefix now."""
@@ -247,14 +247,14 @@ class Objects(collector.Collector[Candidate]):
     def _candidate(self, meta: ObjectMeta, segments: dict[str, list[int]]) -> Candidate | None:
         path = meta.path
         if self._is_fragment(path):
-            return self.rules.fragment(path, meta.size)
+            return self.evidence.fragment(path, meta.size)
         if _SEGMENT.fullmatch(path):
             sizes = segments[prefix_of(path)]
             sizes[0] += meta.size
             sizes[1] += 1
             return None
         if _TRAINING.fullmatch(path) or _STAGING.fullmatch(path) or _PROBE.fullmatch(path):
-            return self.rules.note(path, meta.size, meta.last_modified)
+            return self.evidence.note(path, meta.size, meta.last_modified)
         if _KEPT.fullmatch(path):
             return None
         return unrecognized(path, meta.size, f"no object of a {self.table.manifest.dialect} namespace has such a name")
@@ -263,9 +263,11 @@ class Objects(collector.Collector[Candidate]):
 class Revisions(collector.Collector[Candidate]):
     """Recorded revisions, after the objects that only they list."""
 
-    def __init__(self, table: Namespace, rules: Rules, objects: Objects, anchors: tuple[Anchor, ...] = ()) -> None:
+    def __init__(
+        self, table: Namespace, evidence: Evidence, objects: Objects, anchors: tuple[Anchor, ...] = ()
+    ) -> None:
         """``objects`` determines which objects still exist."""
-        self.table, self.rules, self.store = table, rules, table.store
+        self.table, self.evidence, self.store = table, evidence, table.store
         self._anchors = anchors
         self._objects = objects
 
@@ -276,18 +278,18 @@ class Revisions(collector.Collector[Candidate]):
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Oldest first."""
-        yield collector.Stage(self._candidate(one.entry.revision) for one in self.rules.roots.revisions)
+        yield collector.Stage(self._candidate(one.entry.revision) for one in self.evidence.roots.revisions)
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by the revisions that are retained now."""
-        self.rules.refresh(self.table)
+        self.evidence.refresh(self.table)
         wanted = {one.path for one in batch}
-        numbers = [one.entry.revision for one in self.rules.roots.revisions if one.entry.path in wanted]
+        numbers = [one.entry.revision for one in self.evidence.roots.revisions if one.entry.path in wanted]
         return [self._candidate(number) for number in numbers]
 
     def _candidate(self, number: int) -> Candidate:
-        one = next(one for one in self.rules.roots.revisions if one.entry.revision == number)
-        manifest = self.rules.cache.read.get(number)
+        one = next(one for one in self.evidence.roots.revisions if one.entry.revision == number)
+        manifest = self.evidence.cache.read.get(number)
         named = frozenset() if manifest is None else manifest.fragment_keys | manifest.prefixes
         existing = sorted(named & self._objects.existing)
         gates = (
@@ -306,10 +308,10 @@ def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinG
     """Report the candidates, and why others are kept. Reads only. Raises: see :func:`apply`."""
     table.check_writable()
     _require_complete(table)
-    rules = Rules.of(table, options, datetime.now(UTC))
-    objects = Objects(table, rules)
+    evidence = Evidence.of(table, options, datetime.now(UTC))
+    objects = Objects(table, evidence)
     return collector.plan(
-        [objects, Revisions(table, rules, objects)],
+        [objects, Revisions(table, evidence, objects)],
         ZeppelinGcReport(applied=False, warnings=options.dangers()),
         options,
         context,
@@ -332,21 +334,21 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     table = recorded(table)
     now = store_time(table.store)
     report = ZeppelinGcReport(applied=True, warnings=options.dangers())
-    rules = Rules.of(table, options, now)
-    expiring = [one.entry.revision for one in rules.roots.revisions if one.kept is None]
+    evidence = Evidence.of(table, options, now)
+    expiring = [one.entry.revision for one in evidence.roots.revisions if one.kept is None]
     with ExitStack() as stack:
         if expiring:
             # A hold that is placed later finds the announcement; one placed earlier is read with the roots.
             stack.enter_context(announced_expiry(table.store, expiring))
-        table = _fence(table, rules)
-        rules.refresh(table)
-        anchors = (anchor_at(table.store, _anchor_path(rules), "The newest recorded manifest"),)
-        objects = Objects(table, rules, anchors)
-        collectors = [objects, Revisions(table, rules, objects, anchors)]
+        table = _fence(table, evidence)
+        evidence.refresh(table)
+        anchors = (anchor_at(table.store, _anchor_path(evidence), "The newest recorded manifest"),)
+        objects = Objects(table, evidence, anchors)
+        collectors = [objects, Revisions(table, evidence, objects, anchors)]
         collector.collect(collectors, report, options, context)
     if report.replaced is None:
         _settle_pending(table)
-        write_ledger(table, rules.ledger, now)
+        write_ledger(table, evidence.ledger, now)
     return report
 
 
@@ -362,29 +364,29 @@ def _require_complete(table: Namespace) -> None:
             raise kind(f"{part.error} Nothing is deleted before that is repaired.", remedy=part.error.remedy)
 
 
-def _anchor_path(rules: Rules) -> str:
-    newest = next(reversed(rules.roots.revisions), None)
+def _anchor_path(evidence: Evidence) -> str:
+    newest = next(reversed(evidence.roots.revisions), None)
     if newest is None:
         raise TableReplacedError("No manifest is recorded any more: the namespace was recreated or restored.")
     return newest.entry.path
 
 
-def _fence(table: Namespace, rules: Rules) -> Namespace:
+def _fence(table: Namespace, evidence: Evidence) -> Namespace:
     """Put a new token into the manifest if an orphan is old enough to be deleted.
 
     Timeline without it: A (token 5) uploads S2 and stalls for days; no other process compacts; S2's objects are deleted
     as orphans; A resumes, the manifest still has its token, and it publishes a segment whose objects are gone. The same
     with a writer and its fragment: its compare-and-swap fails once, and then it writes an old fragment again.
     """
-    if not rules.has_old_orphan:
+    if not evidence.has_old_orphan:
         return table
     try:
         with held_lease(table, DEFAULT_TTL) as lease:
             table = claim(table.newest(), lease)
-            rules.token = lease.token
+            evidence.token = lease.token
             return recorded(table)
     except (BusyError, FencedError) as error:
-        rules.busy = str(error)
+        evidence.busy = str(error)
         return table
 
 

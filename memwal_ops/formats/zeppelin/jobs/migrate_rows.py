@@ -143,7 +143,7 @@ def _differing(table: Namespace, columns: Columns, existing: Digests) -> Iterato
 
 
 class StreamedUpserts:
-    """Batches as a reader; errors of this project that end it are raised unchanged, not as Arrow's."""
+    """Batches as a reader. Errors of this project that end it are raised unchanged, not as Arrow's."""
 
     def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], context: RunContext) -> None:
         """``read`` is called when the rows are written."""

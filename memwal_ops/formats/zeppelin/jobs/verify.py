@@ -8,7 +8,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.verification import AnswersPlan, Findings, VerifyReport, finding_of, missing_object
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.zeppelin.answers import check_answers, plan_answers
-from memwal_ops.formats.zeppelin.verification import Checked, check_namespace
+from memwal_ops.formats.zeppelin.jobs.verification import Checked, check_namespace
 
 if TYPE_CHECKING:
     from memwal_ops.core.answers import IndexAnswers

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.explanation import Explanation, explain
-from memwal_ops.formats.zeppelin.jobs.gc import Objects, Revisions, Rules
+from memwal_ops.formats.zeppelin.jobs.gc import Evidence, Objects, Revisions
 
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
@@ -21,9 +21,9 @@ def plan(table: Namespace, options: WhyOptions, context: RunContext | None = Non
         ObjectNotFoundError: it does not exist, or is not an object that gc collects.
     """
     del context
-    rules = Rules.of(table, options, datetime.now(UTC))
-    objects = Objects(table, rules)
-    return explain(table, options.target, (objects, Revisions(table, rules, objects)))
+    evidence = Evidence.of(table, options, datetime.now(UTC))
+    objects = Objects(table, evidence)
+    return explain(table, options.target, (objects, Revisions(table, evidence, objects)))
 
 
 apply = plan

@@ -77,7 +77,7 @@ class PassResult:
 
 
 class BlockedRegionsError(RegionsBlockedError):
-    """Some regions cannot be merged; the pass was abandoned before anything was published.
+    """Some regions cannot be merged. The pass was abandoned before anything was published.
 
     ``causes`` maps a region id to the generation at fault (None: the region as a whole) and the
     error.

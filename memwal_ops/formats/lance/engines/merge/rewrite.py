@@ -106,7 +106,7 @@ def rewrite(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The base version that files are written for; each process opens its own handle."""
+    """The base version that files are written for. Each process opens its own handle."""
 
     location: Location
     dataset: lance.LanceDataset

@@ -173,7 +173,7 @@ class _Search:
 
 
 class _Base:
-    """The base table, by its index; rows without coverage are scanned, or found by indexes of merged generations."""
+    """The base table, by its index. Rows without coverage are scanned, or found by indexes of merged generations."""
 
     def __init__(
         self, table: Table, search: _Search, staleness: Staleness, index: BaseIndex | None, *, bridged: bool

@@ -29,7 +29,7 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class Reader:
-    """A version of a table with its unmerged rows; each call reads the regions again.
+    """A version of a table with its unmerged rows. Each call reads the regions again.
 
     If generations that the version needs were merged and collected since, a call reads the newest version.
 

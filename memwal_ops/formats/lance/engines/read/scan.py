@@ -69,7 +69,7 @@ class Winning:
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of a pinned version; nothing is read before the first call.
+    """One scan of a pinned version. Nothing is read before the first call.
 
     Attributes:
         table: the version.

@@ -85,7 +85,7 @@ class RegionRead:
 
 @dataclass(frozen=True)
 class Unmerged:
-    """The unmerged rows of a version, at one time; ``pruned`` are regions that have no rows that the read needs."""
+    """The unmerged rows of a version, at one time. ``pruned`` are regions that have no rows that the read needs."""
 
     table: Table
     regions: tuple[RegionRead, ...]

@@ -98,7 +98,7 @@ class SparkBuilder(TaskRunner):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the tasks of an index share; sent to executors in the closure of Spark's tasks."""
+    """What the tasks of an index share. Sent to executors in the closure of Spark's tasks."""
 
     location: Location
     version: int

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Builders:
-    """The engines of one run; Spark is started for the first index that it builds.
+    """The engines of one run. Spark is started for the first index that it builds.
 
     Attributes:
         choices: by index, the engine that built it last.

@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.jobs.erase.objects import Objects
 from memwal_ops.formats.lance.jobs.erase.segments import Segments
 from memwal_ops.formats.lance.jobs.erase.target import Target, fragment_key
 from memwal_ops.formats.lance.retention.garbage import Needed
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import load
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
@@ -74,7 +74,7 @@ class Surveyor:
         self._clean: set[str] = set()  # index segments of other branches, main among them, that are proven
         self.segments = Segments(store)
         self.segments.read()
-        self._retention = Retention()
+        self._retention = LiveVersions()
 
     def newest(self, table: Table) -> Survey:
         """What of a table's newest version ``table`` holds such rows: its fragments and indexes, and no other file."""

@@ -28,13 +28,13 @@ from memwal_ops.formats.lance.generations.unmerged_flushes import UnmergedFlushe
 from memwal_ops.formats.lance.jobs.expire.report import ExpireReport, KeptVersion
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.collectors import views
-from memwal_ops.formats.lance.jobs.gc.rules import read_rules
+from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import SAFE_VERSION_AGE, ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.garbage import Later, Needed, find_garbage, unreadable_versions
 from memwal_ops.formats.lance.retention.identity import anchored
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
 from memwal_ops.formats.lance.retention.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.retention.schema_recorder import record_schema
@@ -77,7 +77,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     started = time.monotonic()
     check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
-    retention = Retention()
+    retention = LiveVersions()
     now = datetime.now(UTC)
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
@@ -173,7 +173,7 @@ class _Run:
     context: RunContext
     now: datetime
     only: Collection[int] | None = None
-    retention: Retention = field(default_factory=Retention)
+    retention: LiveVersions = field(default_factory=LiveVersions)
     objects: int = 0
     bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -287,7 +287,7 @@ def _uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _batches(retention: Retention, versions: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _batches(retention: LiveVersions, versions: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Batches, bounded by number, and by the bytes that their copies need for a short time, even on a full disk."""
     batch: list[int] = []
     size = 0
@@ -302,7 +302,7 @@ def _batches(retention: Retention, versions: tuple[int, ...]) -> Iterator[tuple[
         yield tuple(batch)
 
 
-def _refuse_unreadable(table: Table, retention: Retention) -> None:
+def _refuse_unreadable(table: Table, retention: LiveVersions) -> None:
     """Raise if a manifest does not decode: older versions may be needed to restore the table from."""
     suspects = [path for path in retention.unreadable if path.endswith(".manifest")]
     for _ in read_references(table.store, suspects):
@@ -321,7 +321,7 @@ def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
     return frozenset(version_path(one.version, table.naming) for one in kept if one.old_enough is not None)
 
 
-def _note_later(report: ExpireReport, retention: Retention, found: Garbage) -> None:
+def _note_later(report: ExpireReport, retention: LiveVersions, found: Garbage) -> None:
     young = {one.version: one.old_enough for one in report.kept if one.old_enough is not None}
     size = found.later + sum(map(retention.manifest_bytes, young))
     times = [*young.values(), *([] if found.until is None else [found.until])]
@@ -331,7 +331,7 @@ def _note_later(report: ExpireReport, retention: Retention, found: Garbage) -> N
 def _report(
     decision: str,
     table: Table,
-    retention: Retention,
+    retention: LiveVersions,
     options: ExpireOptions,
     expired: tuple[int, ...],
     kept: tuple[KeptVersion, ...],
@@ -346,7 +346,7 @@ def _report(
 
 def _choose(
     table: Table,
-    retention: Retention,
+    retention: LiveVersions,
     options: ExpireOptions,
     now: datetime,
     flushes: UnmergedFlushes,
@@ -409,7 +409,7 @@ def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[Kept
             )
 
 
-def _shows_progress(table: Table, retention: Retention) -> int | None:
+def _shows_progress(table: Table, retention: LiveVersions) -> int | None:
     """The first version without which it is not known what of the regions is merged, or that they are the table's."""
     regions = table.regions.region_ids
     shown = (retention.last_with(regions), table.index_removed_after if regions else None)
@@ -420,16 +420,16 @@ def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
     """Number of generations that only these versions keep, and their bytes."""
     if not versions or table.memwal is None:
         return 0, 0
-    rules = read_rules(table, RetentionOptions(), datetime.now(UTC))
-    left = rules.retention.without(frozenset(versions))
+    evidence = read_evidence(table, RetentionOptions(), datetime.now(UTC))
+    left = evidence.retention.without(frozenset(versions))
     count = size = 0
-    for _, log in views(rules):
+    for _, log in views(evidence):
         for candidate in log.view.directories() if isinstance(log, WalView) else ():
             region_id, generation = candidate.region_id, candidate.generation
             if candidate.kind is not Kind.GENERATION or generation is None or region_id is None:
                 continue
-            unmet = [gate for gate in rules.generation_gates(region_id, generation) if not gate.met]
-            without = rules.with_retention(left).generation_gates(region_id, generation)
+            unmet = [gate for gate in evidence.generation_gates(region_id, generation) if not gate.met]
+            without = evidence.with_retention(left).generation_gates(region_id, generation)
             if unmet and all(gate.met for gate in without):
                 count += 1
                 size += candidate.bytes

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.anchors import Anchor
     from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence
     from memwal_ops.formats.lance.jobs.gc.region import RegionView
-    from memwal_ops.formats.lance.jobs.gc.rules import Basis, Rules
     from memwal_ops.storage.api import DeleteReport
 
 _log = get_logger(__name__)
@@ -45,16 +45,16 @@ _DRAIN_ATTEMPTS = 8
 _NO_GAP = "an older version could not be deleted, and versions must not have a gap"
 
 
-def views(rules: Rules, regions: Iterable[UUID] | None = None) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
+def views(evidence: Evidence, regions: Iterable[UUID] | None = None) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
     """All regions, read in chunks and not further ahead; or the error of one that cannot be read."""
-    ids = rules.table.regions.region_ids if regions is None else regions
-    _ = rules.table.layout  # read once, before the threads use it
+    ids = evidence.table.regions.region_ids if regions is None else regions
+    _ = evidence.table.layout  # read once, before the threads use it
 
     def read(region_id: UUID) -> tuple[UUID, WalView | MemwalOpsError | None]:
         try:
-            return region_id, WalView(read_region_view(rules, region_id)).prepare()
+            return region_id, WalView(read_region_view(evidence, region_id)).prepare()
         except NoRegionManifestError as error:
-            return region_id, error if rules.table.region(region_id).is_claimed() else None
+            return region_id, error if evidence.table.region(region_id).is_claimed() else None
         except REGION_FAULTS as error:
             return region_id, error
 
@@ -67,16 +67,16 @@ class RegionCollector(Collector[LanceCandidate]):
     """Collects one region.
 
     Args:
-        basis: of the run.
+        current: of the run.
         region_id: the region.
         log: the region with its log, or the error with which it cannot be read.
     """
 
     part: UUID
 
-    def __init__(self, basis: Basis, region_id: UUID, log: WalView | MemwalOpsError) -> None:
+    def __init__(self, current: CurrentEvidence, region_id: UUID, log: WalView | MemwalOpsError) -> None:
         """Keep the arguments; nothing is read."""
-        self.basis, self.part, self.store = basis, region_id, basis.rules.table.store
+        self.current, self.part, self.store = current, region_id, current.evidence.table.store
         self._log = log
         self._drained = self._fenced = False
         self._anchor: Anchor | None = None
@@ -85,7 +85,7 @@ class RegionCollector(Collector[LanceCandidate]):
     @property
     def anchors(self) -> Sequence[Anchor]:
         """The table's, and after the first batch the region's too."""
-        return self.basis.anchors if self._anchor is None else (*self.basis.anchors, self._anchor)
+        return self.current.anchors if self._anchor is None else (*self.current.anchors, self._anchor)
 
     @property
     def log(self) -> WalView:
@@ -111,14 +111,14 @@ class RegionCollector(Collector[LanceCandidate]):
         for _ in range(_DRAIN_ATTEMPTS):
             if not self.view.drainable():
                 return 0
-            self.basis.renew()
-            self._log = WalView(read_region_view(self.basis.rules, self.part))
+            self.current.renew()
+            self._log = WalView(read_region_view(self.current.evidence, self.part))
             generations = self.view.drainable()
             drained = self.view.newest.next().without_generations(generations)
             # Timeline without this check: all generations are read as merged; the table is created again; the new
             # table's unmerged generations are removed from the list.
-            check = self.basis.check
-            if generations and self.basis.rules.table.region(self.part).commit(drained, check=check):
+            check = self.current.check
+            if generations and self.current.evidence.table.region(self.part).commit(drained, check=check):
                 _log.info("drained", region=str(self.part), generations=list(generations))
                 self._drained = True
                 return len(generations)
@@ -128,15 +128,15 @@ class RegionCollector(Collector[LanceCandidate]):
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
         """The deletions in the order of the module's docstring; strays last."""
         if self._drained:
-            self._log = WalView(read_region_view(self.basis.rules, self.part))
+            self._log = WalView(read_region_view(self.current.evidence, self.part))
         yield Stage(self.view.directories())
         yield Stage(self.log.entries())
         yield Stage(self.view.manifests(), in_order=_NO_GAP)
         yield Stage(self.view.strays())
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
-        """Check the gates again by the current rules and region manifest; the listing is that of the view."""
-        self.basis.renew()
+        """Check the gates again by the current evidence and region manifest; the listing is that of the view."""
+        self.current.renew()
         with self._of_one_table():
             self._fence_flushes(batch)
             view = self._renewed()
@@ -178,13 +178,13 @@ class RegionCollector(Collector[LanceCandidate]):
         try:
             yield
         except TableReplacedError as error:
-            self.basis.check()
+            self.current.check()
             raise PartReplacedError(str(error)) from error
 
     def _renewed(self) -> RegionView:
-        table = self.basis.rules.table
+        table = self.current.evidence.table
         previous = self._anchor or region_anchor(table, self.view.newest)
-        view = self.view.with_rules(self.basis.rules)
+        view = self.view.with_evidence(self.current.evidence)
         self._anchor = previous
         if table.region(self.part).path(view.newest.version) != previous.meta.path:
             self._anchor = region_anchor(table, view.newest)
@@ -204,12 +204,12 @@ class RegionCollector(Collector[LanceCandidate]):
         ):
             return
         # False: another process published that version after the listing, which serves as well.
-        self.basis.rules.table.region(self.part).commit(newest.next(), check=self.basis.check)
+        self.current.evidence.table.region(self.part).commit(newest.next(), check=self.current.check)
         self._fenced = True
 
     def _point_past(self, last: LanceCandidate, newest: int) -> None:
         """Make the hint name a version that is kept, before versions are deleted that it may name."""
-        manifests = self.basis.rules.table.region(self.part)
+        manifests = self.current.evidence.table.region(self.part)
         hint = manifests.hint()
         if hint is None or not (parse_region_manifest_name(last.name) or 0) < hint <= newest:
             # Otherwise, if the region was created again, the hint would name a version that it lacks: a permanent gap.
@@ -222,18 +222,18 @@ class RegionCollector(Collector[LanceCandidate]):
 class RemovedIndexCollector(Collector[LanceCandidate]):
     """The regions of a table whose MemWAL index was removed: all of them are kept until it is made again."""
 
-    def __init__(self, basis: Basis, regions: Iterable[UUID] | None) -> None:
+    def __init__(self, current: CurrentEvidence, regions: Iterable[UUID] | None) -> None:
         """``regions``: only these. Nothing is read."""
-        self.basis, self.store, self._regions = basis, basis.rules.table.store, regions
+        self.current, self.store, self._regions = current, current.evidence.table.store, regions
 
     @property
     def anchors(self) -> Sequence[Anchor]:
         """The table's."""
-        return self.basis.anchors
+        return self.current.anchors
 
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
         """One stage with all regions."""
-        table = self.basis.rules.table
+        table = self.current.evidence.table
         why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
         ids = table.regions.region_ids if self._regions is None else self._regions
         yield Stage(unrecognized(region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
@@ -246,21 +246,21 @@ class RemovedIndexCollector(Collector[LanceCandidate]):
 class TableCollector(Collector[LanceCandidate]):
     """Collects the objects that belong to no region."""
 
-    def __init__(self, basis: Basis) -> None:
-        """Keep the basis; nothing is read."""
-        self.basis, self.store = basis, basis.rules.table.store
+    def __init__(self, current: CurrentEvidence) -> None:
+        """Keep the current; nothing is read."""
+        self.current, self.store = current, current.evidence.table.store
 
     @property
     def anchors(self) -> Sequence[Anchor]:
         """The table's."""
-        return self.basis.anchors
+        return self.current.anchors
 
     def stages(self) -> Iterator[Stage[LanceCandidate]]:
         """One stage with all candidates."""
-        yield Stage(table_candidates(self.basis.rules))
+        yield Stage(table_candidates(self.current.evidence))
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
         """List the candidates again, with their gates."""
-        self.basis.renew()
+        self.current.renew()
         wanted = {candidate.path for candidate in batch}
-        return (candidate for candidate in table_candidates(self.basis.rules) if candidate.path in wanted)
+        return (candidate for candidate in table_candidates(self.current.evidence) if candidate.path in wanted)

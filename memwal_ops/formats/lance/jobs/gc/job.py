@@ -19,7 +19,7 @@ from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs.gc.candidates import KINDS, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
-from memwal_ops.formats.lance.jobs.gc.rules import Basis, read_rules
+from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
@@ -108,7 +108,7 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
     """
     check_writable(table.manifest.manifest)
     report = _report(options, applied=False)
-    collectors = _collectors(Basis(read_rules(table, options, datetime.now(UTC))), report)
+    collectors = _collectors(CurrentEvidence(read_evidence(table, options, datetime.now(UTC))), report)
     collector.plan(collectors, report, options, context or RunContext())
     if report.decision is GcDecision.PLANNED:
         require_complete(table)
@@ -146,10 +146,12 @@ def _apply(table: Table, options: GcOptions, context: RunContext, *, writes: boo
         probe_conditional_writes(table.store)
     report = _report(options, applied=True)
     table, anchor = anchored(table)
-    basis = Basis(read_rules(table, options, store_time(table.store)), (anchor,))
+    current = CurrentEvidence(read_evidence(table, options, store_time(table.store)), (anchor,))
     if writes and options.drain_after and table.memwal is not None:
-        record_progress(table.store, basis.rules.retention, basis.rules.now, options.drain_after, basis.check)
-    collectors = _collectors(basis, report)
+        record_progress(
+            table.store, current.evidence.retention, current.evidence.now, options.drain_after, current.check
+        )
+    collectors = _collectors(current, report)
     collector.collect(collectors, report, options, context, drains=writes)
     context.figures["generations_drained"] += report.drained
     return report
@@ -160,8 +162,8 @@ def candidates(
 ) -> Iterator[LanceCandidate]:
     """All candidates of a plan; if ``regions`` are given, only those that belong to these."""
     report = GcReport(applied=False)
-    basis = Basis(read_rules(table, options, datetime.now(UTC)))
-    return collector.candidates(_collectors(basis, report, regions), report)
+    current = CurrentEvidence(read_evidence(table, options, datetime.now(UTC)))
+    return collector.candidates(_collectors(current, report, regions), report)
 
 
 def backlog(table: Table) -> Mapping[str, float]:
@@ -186,19 +188,19 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def _collectors(
-    basis: Basis, report: GcReport, regions: Iterable[UUID] | None = None
+    current: CurrentEvidence, report: GcReport, regions: Iterable[UUID] | None = None
 ) -> Iterator[Collector[LanceCandidate]]:
     """One for each region, then one for the rest."""
-    report.versions = len(basis.rules.retention.versions)
-    without_index = basis.rules.table.memwal is None
+    report.versions = len(current.evidence.retention.versions)
+    without_index = current.evidence.table.memwal is None
     if without_index:
-        yield RemovedIndexCollector(basis, regions)
-    for region_id, log in () if without_index else views(basis.rules, regions):
+        yield RemovedIndexCollector(current, regions)
+    for region_id, log in () if without_index else views(current.evidence, regions):
         report.regions += 1
         report.sealed += isinstance(log, WalView) and log.view.newest.sealed
-        yield RegionCollector(basis, region_id, log)
+        yield RegionCollector(current, region_id, log)
     if regions is None:
-        yield TableCollector(basis)
+        yield TableCollector(current)
 
 
 def _report(options: GcOptions, *, applied: bool) -> GcReport:

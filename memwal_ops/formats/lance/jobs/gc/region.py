@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.region_contents import DirectoryContents
-    from memwal_ops.formats.lance.jobs.gc.rules import Rules
+    from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
     from memwal_ops.formats.lance.layouts.api import Layout
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
 
@@ -65,14 +65,14 @@ class RegionView:
     """One region as of one listing.
 
     Attributes:
-        rules: inputs that do not belong to the region.
+        evidence: inputs that do not belong to the region.
         contents: the listing.
         newest: the newest manifest, read after the listing.
         settled: the newest manifest that is older than every reader; None: all are younger.
         undeleted: deletable generation directories that count as needed, since their deletion failed.
     """
 
-    rules: Rules
+    evidence: Evidence
     contents: RegionContents
     newest: RegionManifest
     settled: RegionManifest | None
@@ -87,7 +87,7 @@ class RegionView:
     @property
     def layout(self) -> Layout:
         """The region's, which after a migration may not be the table's."""
-        return self.rules.table.layout_of(self.region_id)
+        return self.evidence.table.layout_of(self.region_id)
 
     @cached_property
     def folder(self) -> str:
@@ -123,8 +123,8 @@ class RegionView:
         # A writer that resumes and finds it deleted cannot rename it, and fails: nothing was acknowledged.
         gates = (
             Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
-            self.rules.age_gate(
-                "a write may be in progress: written", state.modified, self.rules.options.orphan_min_age
+            self.evidence.age_gate(
+                "a write may be in progress: written", state.modified, self.evidence.options.orphan_min_age
             ),
         )
         return LanceCandidate(Kind.LEFTOVER, path, state.bytes, 1, gates, region_id=self.region_id)
@@ -141,16 +141,16 @@ class RegionView:
         listed = self.listed_at.get(name)
         return self._unlisted(name, state) if listed is None else self._listed(listed, state)
 
-    def with_rules(self, rules: Rules) -> RegionView:
-        """The same listing with current rules and the current region manifest.
+    def with_evidence(self, evidence: Evidence) -> RegionView:
+        """The same listing with current evidence and the current region manifest.
 
         If there is no newer one, it is not read again: its anchor is checked before each deletion.
 
         Raises:
             RegionManifestCorruptError: it cannot be read any more.
         """
-        newest = rules.table.region(self.region_id).latest_from(self.newest.version, self.newest)
-        return replace(self, rules=rules, newest=newest)
+        newest = evidence.table.region(self.region_id).latest_from(self.newest.version, self.newest)
+        return replace(self, evidence=evidence, newest=newest)
 
     # -- generations, orphans, and directories with other names
 
@@ -165,13 +165,13 @@ class RegionView:
         return tuple(
             flushed.generation
             for flushed in self.newest.flushed_generations
-            if not self.rules.base_points_into_mem_wal
-            and all(gate.met for gate in self.rules.drain_gates(self.region_id, flushed.generation))
+            if not self.evidence.base_points_into_mem_wal
+            and all(gate.met for gate in self.evidence.drain_gates(self.region_id, flushed.generation))
         )
 
     def _listed(self, flushed: FlushedGeneration, state: DirectoryContents) -> LanceCandidate:
-        gates = self.base_gates() + self.rules.drain_gates(self.region_id, flushed.generation)
-        grace = self.rules.options.reader_grace
+        gates = self.base_gates() + self.evidence.drain_gates(self.region_id, flushed.generation)
+        grace = self.evidence.options.reader_grace
         drain = all(gate.met for gate in gates)
         if drain and not grace:
             gates += (Gate(met=True, text="the region manifest drops it first"),)
@@ -195,20 +195,20 @@ class RegionView:
         generation = parsed.generation
         dropped_by = self._dropped_by(name)
         if dropped_by is not None:
-            gates = self.base_gates() + self.rules.generation_gates(self.region_id, generation)
+            gates = self.base_gates() + self.evidence.generation_gates(self.region_id, generation)
             dropped = self.contents.manifests.get(dropped_by)
             event = f"removed from the list by region manifest version {dropped_by}"
             if dropped is None:
                 gates += (Gate(met=False, text=f"{event}, just now"),)
             else:
-                gates += (self.rules.age_gate(event, dropped.modified, self.rules.options.reader_grace),)
+                gates += (self.evidence.age_gate(event, dropped.modified, self.evidence.options.reader_grace),)
             return self._directory_candidate(Kind.GENERATION, name, generation, state, gates)
-        age = self.rules.options.orphan_min_age
+        age = self.evidence.options.orphan_min_age
         gates = (
             *self.base_gates(),
             self._never_listed(),
             self._not_lost(generation),
-            self.rules.age_gate("a flush may be in progress: last written", state.youngest, age),
+            self.evidence.age_gate("a flush may be in progress: last written", state.youngest, age),
         )
         return self._directory_candidate(Kind.ORPHAN, name, generation, state, gates)
 
@@ -224,7 +224,7 @@ class RegionView:
             return Gate(met=True, text="its flush was never published, and its rows are still in the log")
         if generation in self._listed_numbers:
             return Gate(met=True, text="the generation was published from another directory")
-        failed = [gate for gate in self.rules.generation_gates(self.region_id, generation) if not gate.met]
+        failed = [gate for gate in self.evidence.generation_gates(self.region_id, generation) if not gate.met]
         if failed:
             return Gate(
                 met=False,
@@ -239,7 +239,7 @@ class RegionView:
 
     def base_gates(self) -> tuple[Gate, ...]:
         """Empty, or one unmet gate for all candidates: the base table has files below ``_mem_wal/``."""
-        if self.rules.base_points_into_mem_wal:
+        if self.evidence.base_points_into_mem_wal:
             return (Gate(met=False, text="a base version that may be opened has files below _mem_wal/"),)
         return ()
 
@@ -264,7 +264,7 @@ class RegionView:
             yield self._manifest(version)
 
     def _manifest(self, version: int) -> LanceCandidate:
-        keep = self.rules.options.manifest_retention
+        keep = self.evidence.options.manifest_retention
         settled = 0 if self.settled is None else self.settled.version
         newer = self.newest.version - version
         if newer < keep:
@@ -272,12 +272,12 @@ class RegionView:
         else:
             gates = [Gate(met=True, text=f"{newer} newer versions exist, {keep} are kept")]
         if version >= settled:
-            grace = duration_text(self.rules.options.reader_grace)
+            grace = duration_text(self.evidence.options.reader_grace)
             text = f"a reader that began less than --reader-grace ({grace}) ago may follow it"
             gates.append(Gate(met=False, text=text))
         else:
             gates.append(Gate(met=True, text="version_hint.json names a later version, or is advanced first"))
-        path = self.rules.table.region(self.region_id).path(version)
+        path = self.evidence.table.region(self.region_id).path(version)
         size = self.contents.manifests[version].bytes
         return LanceCandidate(Kind.REGION_MANIFEST, path, size, 1, tuple(gates), region_id=self.region_id)
 
@@ -298,7 +298,7 @@ class RegionView:
     def _read_into(self, history: _History, version: int) -> None:
         try:
             newest = version == self.newest.version
-            manifest = self.newest if newest else self.rules.table.region(self.region_id).read(version)
+            manifest = self.newest if newest else self.evidence.table.region(self.region_id).read(version)
         except RegionManifestGoneError:
             return  # deleted by another collector meanwhile
         except RegionManifestCorruptError:
@@ -309,7 +309,7 @@ class RegionView:
         history.listed |= dict.fromkeys((flushed.path for flushed in manifest.flushed_generations), version)
 
 
-def read_region_view(rules: Rules, region_id: UUID) -> RegionView:
+def read_region_view(evidence: Evidence, region_id: UUID) -> RegionView:
     """List a region, then read its newest manifest, then its settled one.
 
     Requests: the hint, a listing (one per 1,000 objects), a HEAD, one or two manifests.
@@ -320,7 +320,7 @@ def read_region_view(rules: Rules, region_id: UUID) -> RegionView:
     """
     for attempt in range(_ATTEMPTS):
         try:
-            return _read_region_view(rules, region_id)
+            return _read_region_view(evidence, region_id)
         except (RegionManifestGapError, RegionManifestGoneError):
             # A listing is not a snapshot: other collectors delete the oldest versions while it runs.
             if attempt == _ATTEMPTS - 1:
@@ -328,11 +328,11 @@ def read_region_view(rules: Rules, region_id: UUID) -> RegionView:
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
-def _read_region_view(rules: Rules, region_id: UUID) -> RegionView:
-    manifests = rules.table.region(region_id)
+def _read_region_view(evidence: Evidence, region_id: UUID) -> RegionView:
+    manifests = evidence.table.region(region_id)
     # Before the listing: a version that is published between the two is then never one that the listing lacks.
     hint = manifests.hint() or 0
-    contents = read_region_contents(rules.table.store, region_id, rules.table.layout_of(region_id))
+    contents = read_region_contents(evidence.table.store, region_id, evidence.table.layout_of(region_id))
     versions = sorted(contents.manifests)
     if not versions:
         raise NoRegionManifestError(f"Region {region_id} has no manifest.")
@@ -342,16 +342,16 @@ def _read_region_view(rules: Rules, region_id: UUID) -> RegionView:
             f"Region {region_id}: manifest version {missing} is missing, although version {versions[-1]} exists."
         )
     newest = manifests.latest_from(versions[-1])
-    check_identity(rules.table, newest)
+    check_identity(evidence.table, newest)
     if hint > newest.version:
         raise RegionManifestGapError(
             f"Region {region_id}: manifest version {hint} is missing, although the region's hint names it."
         )
-    limit = rules.now - rules.options.reader_grace
+    limit = evidence.now - evidence.options.reader_grace
     old_enough = [version for version in versions if contents.manifests[version].modified <= limit]
     settled = None
-    if not rules.options.reader_grace:
+    if not evidence.options.reader_grace:
         settled = newest
     elif old_enough:
         settled = newest if old_enough[-1] == newest.version else manifests.read(old_enough[-1])
-    return RegionView(rules, contents, newest, settled)
+    return RegionView(evidence, contents, newest, settled)

@@ -83,12 +83,12 @@ class WalView:
     def fence_posts(self) -> FencePosts:
         """The entries that fenced writers must find; read once."""
         if self._posts is None:
-            wal, options = self.view.contents.wal, self.view.rules.options
+            wal, options = self.view.contents.wal, self.view.evidence.options
             runs = epoch_runs(wal.ids, self._epoch_of)
             unsettled = unsettled_epochs(
                 runs,
                 self.view.newest.writer_epoch,
-                lambda at: self.view.rules.now - wal.state(at).modified >= options.fence_retention,
+                lambda at: self.view.evidence.now - wal.state(at).modified >= options.fence_retention,
                 sentinels=self.view.layout.claims_with_entry,
             )
             claims = {epoch: claim for epoch in unsettled if (claim := self._claim(epoch, runs)) is not None}
@@ -125,7 +125,7 @@ class WalView:
 
     @property
     def _grace(self) -> str:
-        return duration_text(self.view.rules.options.reader_grace)
+        return duration_text(self.view.evidence.options.reader_grace)
 
     def _settled(self) -> int:
         """How many of the entries neither a writer nor a reader replays any more."""
@@ -135,7 +135,7 @@ class WalView:
     @cached_property
     def _log_is_needed(self) -> Gate | None:
         """The gate that keeps all entries if a generation is lost: the log may be the only copy of its rows."""
-        merged = self.view.rules.table.index.merged_generations.get(self.view.region_id, 0)
+        merged = self.view.evidence.table.index.merged_generations.get(self.view.region_id, 0)
         listed = {flushed.generation: flushed.path for flushed in self.view.newest.flushed_generations}
         for generation in range(merged + 1, self.view.newest.current_generation):
             if generation not in listed:
@@ -165,7 +165,7 @@ class WalView:
     def _references_of(self, name: str) -> frozenset[int] | None:
         if name not in self._references:
             try:
-                self._references[name] = wal_references(self.view.rules.table.store, f"{self.view.folder}/{name}")
+                self._references[name] = wal_references(self.view.evidence.table.store, f"{self.view.folder}/{name}")
             except (InvalidFormatError, ObjectNotFoundError, LinkError):
                 self._references[name] = None
         return self._references[name]
@@ -187,11 +187,11 @@ class WalView:
             return Gate(met=True, text="not a fence post: no fenced writer may write here")
         if post.since is None:
             return Gate(met=False, text=post.what)
-        return self.view.rules.age_gate(post.what, post.since, self.view.rules.options.fence_retention)
+        return self.view.evidence.age_gate(post.what, post.since, self.view.evidence.options.fence_retention)
 
     def _epoch_of(self, entry_id: int) -> int | None:
         try:
-            return read_writer_epoch(self.view.rules.table, self.view.region_id, entry_id)
+            return read_writer_epoch(self.view.evidence.table, self.view.region_id, entry_id)
         except (InvalidFormatError, ObjectNotFoundError, LinkError):
             return None
 
@@ -200,7 +200,7 @@ class WalView:
         history = self.view.history()
         first = history.claims.get(epoch)
         oldest = min(history.claims.values(), key=lambda claim: claim.version, default=None)
-        latest = self.view.rules.now
+        latest = self.view.evidence.now
         if oldest is not None and oldest.version in self.view.contents.manifests and epoch <= oldest.writer_epoch:
             latest = self.view.contents.manifests[oldest.version].modified
         elif oldest is not None and not history.broken:

@@ -121,7 +121,7 @@ def plan(table: Table, options: MigrateOptions, context: RunContext | None = Non
 def apply(table: Table, options: MigrateOptions, context: RunContext | None = None) -> StoreReport:
     """Migrate. Safe to kill and to repeat: main comes after its branches, and is what decides.
 
-    Branches that were created meanwhile follow: of a table that is fenced, nobody who opens it can create one.
+    Branches that were created meanwhile follow: of a table that is fenced, no process that opens it can create one.
 
     Raises:
         ConditionalWriteUnsupportedError: the bucket does not enforce conditional writes, which plain S3 needs.

@@ -26,8 +26,8 @@ from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_ve
 from memwal_ops.formats.lance.indexes.catchup_entries import stale_entries
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
+from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
-from memwal_ops.formats.lance.jobs.gc.rules import read_rules
 from memwal_ops.formats.lance.jobs.repair.places import (
     CatchupPlace,
     RegionPlace,
@@ -121,9 +121,9 @@ def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tup
     Raises:
         UnsafeError: ``wanted`` is not among them.
     """
-    rules = read_rules(table, GcOptions(), now)
-    view = read_region_view(rules, region_id)
-    merged = rules.table.index.merged_generations.get(region_id, 0)
+    evidence = read_evidence(table, GcOptions(), now)
+    view = read_region_view(evidence, region_id)
+    merged = evidence.table.index.merged_generations.get(region_id, 0)
     missing = {
         flushed.generation
         for flushed in view.newest.flushed_generations
@@ -133,7 +133,7 @@ def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tup
         raise _NotMissingError(f"Generation {wanted} is not listed any more, or has its files again.")
     numbers = tuple(number for number in view.drainable() if number in missing)
     if wanted not in numbers:
-        gates = (*view.base_gates(), *rules.drain_gates(region_id, wanted))
+        gates = (*view.base_gates(), *evidence.drain_gates(region_id, wanted))
         unmet = "; ".join(gate.text for gate in gates if not gate.met)
         raise UnsafeError(
             f"If it were removed from the list, a reader that needs it would miss its rows without an error: {unmet}."

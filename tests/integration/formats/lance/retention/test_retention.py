@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.retention import live_versions as module
-from memwal_ops.formats.lance.retention.live_versions import Retention, named_versions
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions, named_versions
 from memwal_ops.formats.lance.retention.version_progress import VersionProgress
 from memwal_ops.storage.api import ObjectMeta
 from memwal_ops.storage.counting import CountingStore
@@ -41,8 +41,8 @@ REGION = UUID("00000000-0000-4000-8000-00000000000a")
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def refreshed(table: Table, retention: Retention | None = None) -> Retention:
-    retention = retention or Retention()
+def refreshed(table: Table, retention: LiveVersions | None = None) -> LiveVersions:
+    retention = retention or LiveVersions()
     retention.refresh(table, datetime.now(UTC))
     return retention
 
@@ -259,7 +259,7 @@ def test_what_protects_a_version(tmp_path: Path) -> None:
     release_hold(table, take_hold(table, released, timedelta(days=2)).number)
 
     now, later = datetime.now(UTC), datetime.now(UTC) + timedelta(hours=2)
-    retention = Retention()
+    retention = LiveVersions()
     retention.refresh(table, now)
     assert retention.protected().keys() == {tagged, branched, held, ended}
     retention.refresh(table, later)

@@ -1,4 +1,4 @@
-"""A region in memory: its manifests, a listing of its folder, and rules whose gates the test gives."""
+"""A region in memory: its manifests, a listing of its folder, and evidence whose gates the test gives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.formats.lance.generations.region_contents import DirectoryContents, FileState, RegionContents
+from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
-from memwal_ops.formats.lance.jobs.gc.rules import Rules
 from memwal_ops.formats.lance.options import RetentionOptions
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import region_manifest_name
@@ -83,8 +83,8 @@ class Manifests:
         return newest
 
 
-class Given(Rules):
-    """Rules with the gates of generations that the test gives; the others are free."""
+class Given(Evidence):
+    """Evidence with the gates of generations that the test gives; the others are free."""
 
     gates: dict[int, Gate]
 
@@ -93,7 +93,7 @@ class Given(Rules):
         return (FREE, self.gates.get(generation, FREE))
 
 
-def rules_of(manifests: Manifests, *, points: bool = False, needed: Collection[int] = (), **options: Any) -> Given:
+def evidence_of(manifests: Manifests, *, points: bool = False, needed: Collection[int] = (), **options: Any) -> Given:
     def region(region_id: UUID) -> Manifests:
         assert region_id == REGION
         return manifests
@@ -102,11 +102,11 @@ def rules_of(manifests: Manifests, *, points: bool = False, needed: Collection[i
         region=region, store="the store", layout="the layout", layout_of=lambda _: "the layout"
     )
     retention: Any = SimpleNamespace(points_into_mem_wal=points)
-    rules = Given(
+    evidence = Given(
         table, retention, {}, NOW, RetentionOptions(**{"drain_after": timedelta(0), "allow_unsafe": True, **options})
     )
-    object.__setattr__(rules, "gates", {number: Gate(met=False, text=f"{number} is needed") for number in needed})
-    return rules
+    object.__setattr__(evidence, "gates", {number: Gate(met=False, text=f"{number} is needed") for number in needed})
+    return evidence
 
 
 def listing(manifests: Manifests, ages: dict[int, timedelta] | None = None, **directories: timedelta) -> RegionContents:
@@ -120,10 +120,10 @@ def listing(manifests: Manifests, ages: dict[int, timedelta] | None = None, **di
 
 
 def view(
-    manifests: Manifests, contents: RegionContents, rules: Given | None = None, settled: int | None = None
+    manifests: Manifests, contents: RegionContents, evidence: Given | None = None, settled: int | None = None
 ) -> RegionView:
     newest = manifests.standing[max(manifests.standing)]
     assert newest is not None
     return RegionView(
-        rules or rules_of(manifests), contents, newest, None if settled is None else manifests.standing[settled]
+        evidence or evidence_of(manifests), contents, newest, None if settled is None else manifests.standing[settled]
     )

@@ -19,7 +19,7 @@ from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.support.gc_options import IMMEDIATE, NONE_PINNED
 from tests.support.stores import refusing
 from tests.support.tables import wire
@@ -174,7 +174,7 @@ def test_tags_and_branches_are_read_again_only_if_they_changed(made: LsmTable) -
     """A tag that is made, moved, moved back or deleted is seen by the next refresh; unchanged ones are not read."""
     table = table_of(made)
     dataset = open_dataset(made.uri, made.storage_options)
-    retention = Retention()
+    retention = LiveVersions()
     first, last = retention_versions(retention, table)
     dataset.tags.create("kept", first)
     retention.refresh(table, datetime.now(UTC))
@@ -207,7 +207,7 @@ def test_tags_and_branches_are_read_again_only_if_they_changed(made: LsmTable) -
     assert retention.branches == 1
 
 
-def retention_versions(retention: Retention, table: Table) -> tuple[int, int]:
+def retention_versions(retention: LiveVersions, table: Table) -> tuple[int, int]:
     """The oldest and the newest version, after a refresh."""
     retention.refresh(table, datetime.now(UTC))
     assert retention.newest == retention.versions[-1]

@@ -28,9 +28,9 @@ from tests.unit.formats.lance.jobs.regions import (
     Given,
     Manifests,
     directory,
+    evidence_of,
     listing,
     manifest,
-    rules_of,
     view,
 )
 
@@ -42,9 +42,11 @@ def folder(kind: Kind, number: int, *gates: Gate, drain: bool = False) -> LanceC
 # -- generations that are listed
 
 
-def one_listed(grace: timedelta = HOUR, **rules: Any) -> tuple[RegionView, LanceCandidate]:
+def one_listed(grace: timedelta = HOUR, **evidence: Any) -> tuple[RegionView, LanceCandidate]:
     manifests = Manifests(manifest(4, [2]))
-    made = view(manifests, listing(manifests, **{directory(2): HOUR}), rules_of(manifests, reader_grace=grace, **rules))
+    made = view(
+        manifests, listing(manifests, **{directory(2): HOUR}), evidence_of(manifests, reader_grace=grace, **evidence)
+    )
     [found] = made.directories()
     assert made.revalidate(found) == found
     return made, found
@@ -85,7 +87,7 @@ def test_a_listed_generation_below_files_of_the_base(grace: timedelta) -> None:
 def test_drained_are_those_that_are_free() -> None:
     """Also one without files: its entry in the list is of no use."""
     manifests = Manifests(manifest(4, [1, 2, 3]))
-    made = view(manifests, listing(manifests, **{directory(2): HOUR}), rules_of(manifests, needed=[2]))
+    made = view(manifests, listing(manifests, **{directory(2): HOUR}), evidence_of(manifests, needed=[2]))
     assert made.drainable() == (1, 3)
 
 
@@ -104,7 +106,7 @@ def test_a_drained_generation_waits_for_readers(ago: float, verdict: Verdict) ->
     """By the age of the version that dropped it, the first one behind the last that lists it."""
     manifests = Manifests(manifest(3, [2]), manifest(4, [2]), manifest(5), manifest(6))
     contents = listing(manifests, {5: ago * HOUR, 6: timedelta()}, **{directory(2): timedelta()})
-    [found] = view(manifests, contents, rules_of(manifests, reader_grace=HOUR)).directories()
+    [found] = view(manifests, contents, evidence_of(manifests, reader_grace=HOUR)).directories()
     age = "1 h" if ago == 1 else "54 min"
     dropped = Gate(met=ago == 1, text=f"removed from the list by region manifest version 5, {age} ago; kept for 1 h")
     assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped)
@@ -132,7 +134,7 @@ def test_a_broken_version_may_have_listed_it_too() -> None:
 def test_a_drained_generation_that_is_needed_again(points: bool) -> None:
     manifests = Manifests(manifest(3, [2]), manifest(4))
     contents = listing(manifests, **{directory(2): HOUR})
-    [found] = view(manifests, contents, rules_of(manifests, needed=[2], points=points)).directories()
+    [found] = view(manifests, contents, evidence_of(manifests, needed=[2], points=points)).directories()
     assert found.verdict is Verdict.HELD
     assert found.gates[: 2 + points] == ((BASE_POINTS,) if points else ()) + (FREE, Gate(met=False, text="2 is needed"))
 
@@ -141,12 +143,12 @@ def test_a_drained_generation_that_is_needed_again(points: bool) -> None:
 
 
 def orphan(
-    number: int, *, age: timedelta = 3 * 24 * HOUR, before: Collection[Any] = (), **rules: Any
+    number: int, *, age: timedelta = 3 * 24 * HOUR, before: Collection[Any] = (), **evidence: Any
 ) -> LanceCandidate:
     """A directory that no version lists; generation 5 is listed under another name, 6 is the current one."""
     listed = replace(manifest(4, current=6), flushed_generations=(FlushedGeneration(5, "elsewhere"),))
     manifests = Manifests(*before, listed)
-    made = view(manifests, listing(manifests, **{directory(number): age}), rules_of(manifests, **rules))
+    made = view(manifests, listing(manifests, **{directory(number): age}), evidence_of(manifests, **evidence))
     [found] = made.directories()
     assert made.revalidate(found) == found
     return found
@@ -243,7 +245,7 @@ def test_strays_are_kept() -> None:
 def test_manifest_versions() -> None:
     """Five are kept; a reader may follow version 8 and the later ones."""
     manifests = Manifests(*(manifest(version) for version in (12, *range(3, 12))))
-    made = view(manifests, listing(manifests), rules_of(manifests, manifest_retention=5), settled=6)
+    made = view(manifests, listing(manifests), evidence_of(manifests, manifest_retention=5), settled=6)
     found = [*made.manifests()]
     assert [candidate.verdict.value for candidate in found] == ["delete"] * 3 + ["held"] * 7
     follow = Gate(met=False, text="a reader that began less than --reader-grace (15m) ago may follow it")
@@ -264,7 +266,7 @@ def test_manifest_versions() -> None:
 
 def test_manifest_versions_that_every_reader_may_follow() -> None:
     manifests = Manifests(*(manifest(version) for version in range(1, 9)))
-    found = view(manifests, listing(manifests), rules_of(manifests, manifest_retention=2)).manifests()
+    found = view(manifests, listing(manifests), evidence_of(manifests, manifest_retention=2)).manifests()
     assert {candidate.verdict for candidate in found} == {Verdict.HELD}
 
 
@@ -284,9 +286,9 @@ def test_each_version_is_read_once() -> None:
     assert (history.broken, history.read_to) == (4, 6)
     assert history.claims == {4: manifest(5, epoch=4), 5: manifest(6, epoch=5)}
     manifests.standing |= {7: manifest(7, [3], epoch=5), 8: manifest(8, [2], epoch=6)}
-    rules = rules_of(manifests, needed=[2])
-    newer = made.with_rules(rules)
-    assert newer.rules is rules
+    evidence = evidence_of(manifests, needed=[2])
+    newer = made.with_evidence(evidence)
+    assert newer.evidence is evidence
     assert (newer.newest.version, newer.contents) == (8, contents)
     assert newer.history() is history
     assert manifests.read_versions[4:] == [7]
@@ -330,10 +332,10 @@ def read(monkeypatch: pytest.MonkeyPatch, manifests: Manifests, contents: Region
 
     monkeypatch.setattr(module, "read_region_contents", contents_of)
     monkeypatch.setattr(module, "check_identity", lambda *arguments: checked.append(arguments))
-    rules = rules_of(manifests, **options)
-    made = read_region_view(rules, REGION)
-    assert checked == [(rules.table, made.newest)]
-    assert (made.rules, made.contents) == (rules, contents)
+    evidence = evidence_of(manifests, **options)
+    made = read_region_view(evidence, REGION)
+    assert checked == [(evidence.table, made.newest)]
+    assert (made.evidence, made.contents) == (evidence, contents)
     return made
 
 
@@ -409,8 +411,8 @@ def test_a_listing_is_not_a_snapshot(monkeypatch: pytest.MonkeyPatch, fault: Exc
 
     monkeypatch.setattr(module, "_read_region_view", tried)
     if times == 2:
-        assert read_region_view(rules_of(Manifests()), REGION) == "the view"
+        assert read_region_view(evidence_of(Manifests()), REGION) == "the view"
     else:
         with pytest.raises(type(fault)):
-            read_region_view(rules_of(Manifests()), REGION)
+            read_region_view(evidence_of(Manifests()), REGION)
     assert outcomes == ([] if times == 2 else ["the view"])

@@ -26,9 +26,9 @@ from tests.unit.formats.lance.jobs.regions import (
     REGION,
     Manifests,
     directory,
+    evidence_of,
     listing,
     manifest,
-    rules_of,
     view,
 )
 
@@ -52,7 +52,7 @@ def log_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         folders: Collection[str] = (),
         ages: Mapping[int, timedelta] | None = None,
         sentinels: bool = False,
-        **rules: Any,
+        **evidence: Any,
     ) -> WalView:
         standing = Manifests(*manifests)
         contents = listing(standing, **dict.fromkeys(folders, HOUR))
@@ -61,7 +61,7 @@ def log_of(monkeypatch: pytest.MonkeyPatch) -> Any:
             written = NOW - (ages or {}).get(number, LONG_AGO)
             contents.wal.add(number, ObjectMeta("", 10 * number, written, None))
         contents.wal.sort()
-        given = rules_of(standing, **rules)
+        given = evidence_of(standing, **evidence)
         layout = SimpleNamespace(generations_in_log=in_log is not None, claims_with_entry=sentinels, wal_suffix="arrow")
         vars(given.table).update(layout_of=lambda _: layout, index=SimpleNamespace(merged_generations={REGION: merged}))
         read: list[int] = []

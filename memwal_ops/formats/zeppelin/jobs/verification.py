@@ -28,7 +28,7 @@ from memwal_ops.formats.zeppelin import history, remedies
 from memwal_ops.formats.zeppelin.backlog import Contested, other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
 from memwal_ops.formats.zeppelin.completeness import REWRITE, Listed
-from memwal_ops.formats.zeppelin.jobs.gc import Kind, Objects, Rules
+from memwal_ops.formats.zeppelin.jobs.gc import Evidence, Kind, Objects
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.options import GcOptions
 from memwal_ops.formats.zeppelin.segments import SegmentReader
@@ -345,12 +345,12 @@ def _history(table: Namespace) -> Iterator[Finding]:
 
 def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
     try:
-        rules = Rules.of(table, GcOptions(), datetime.now(UTC))
+        evidence = Evidence.of(table, GcOptions(), datetime.now(UTC))
     except TableCorruptError as error:
         yield finding_of(error, "history", "the history", "gc deletes nothing.")
         return
     counts = checked.objects
-    for stage in Objects(table, rules).stages():
+    for stage in Objects(table, evidence).stages():
         for one in stage.candidates:
             counts[str(one.kind)] = counts.get(str(one.kind), 0) + 1
             if one.verdict is Verdict.UNKNOWN:

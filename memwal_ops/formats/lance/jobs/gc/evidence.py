@@ -1,7 +1,7 @@
 """The inputs of gc's proofs at one point in time: the table, the versions that may be opened, the clock.
 
 A proof is never older than one batch of deletions: before each, all inputs are read again
-(:meth:`Basis.renew`).
+(:meth:`CurrentEvidence.renew`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.candidates import Gate, age_gate
 from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.retention.identity import table_anchor
-from memwal_ops.formats.lance.retention.live_versions import Retention
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.merged_since import merged_before
 from memwal_ops.formats.lance.retention.newest_files import require_complete
 from memwal_ops.units import duration_text
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rules:
+class Evidence:
     """All inputs of a proof that do not belong to one region.
 
     Attributes:
@@ -41,12 +41,12 @@ class Rules:
     """
 
     table: Table
-    retention: Retention
+    retention: LiveVersions
     covered: Mapping[str, Mapping[UUID, int]]
     now: datetime
     options: RetentionOptions
 
-    def reread(self) -> Rules:
+    def reread(self) -> Evidence:
         """The same, read again. ``now`` stays: candidates do not age during a run.
 
         The table is opened again only if the listing of versions, which the retention needs anyway, does not end with
@@ -61,8 +61,8 @@ class Rules:
         covered = self.covered if table.version == self.table.version else covered_generations(table)
         return replace(self, table=table, covered=covered)
 
-    def with_retention(self, retention: Retention) -> Rules:
-        """The same rules as if only these versions may be opened."""
+    def with_retention(self, retention: LiveVersions) -> Evidence:
+        """The same evidence as if only these versions may be opened."""
         return replace(self, retention=retention)
 
     def generation_gates(self, region_id: UUID, generation: int) -> tuple[Gate, ...]:
@@ -118,14 +118,14 @@ class Rules:
 
 
 @dataclass
-class Basis:
-    """The current rules, and the anchors of the table that was read first; shared by all collectors of a run.
+class CurrentEvidence:
+    """The current evidence, and the anchors of the table that was read first; shared by all collectors of a run.
 
     Attributes:
         anchors: of the table; empty for a plan, which deletes nothing.
     """
 
-    rules: Rules
+    evidence: Evidence
     anchors: tuple[Anchor, ...] = ()
     _complete: bool = False
 
@@ -142,23 +142,23 @@ class Basis:
             TableCorruptError: the newest version lacks a file.
             TableReplacedError: the table may have been replaced.
         """
-        rules, anchors = self.rules.reread(), self.anchors
+        evidence, anchors = self.evidence.reread(), self.anchors
         if not self._complete:
-            require_complete(rules.table)
+            require_complete(evidence.table)
             self._complete = True
-        if rules.table.version != self.rules.table.version:
-            anchors = (table_anchor(rules.table),)
+        if evidence.table.version != self.evidence.table.version:
+            anchors = (table_anchor(evidence.table),)
             self.check()
-        self.rules, self.anchors = rules, anchors
+        self.evidence, self.anchors = evidence, anchors
 
     def check(self) -> None:
         """Raise ``TableReplacedError`` if the table may have been replaced; called right before each write."""
         for anchor in self.anchors:
-            anchor.check(self.rules.table.store)
+            anchor.check(self.evidence.table.store)
 
 
-def read_rules(table: Table, options: RetentionOptions, now: datetime) -> Rules:
+def read_evidence(table: Table, options: RetentionOptions, now: datetime) -> Evidence:
     """All inputs of proofs but the regions, as of now."""
-    retention = Retention()
+    retention = LiveVersions()
     retention.refresh(table, now)
-    return Rules(table, retention, covered_generations(table), now, options)
+    return Evidence(table, retention, covered_generations(table), now, options)
