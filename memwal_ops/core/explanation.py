@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.candidates import Candidate, Verdict
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.text import paragraph, printable
+from memwal_ops.text import counted, paragraph, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,12 +18,35 @@ if TYPE_CHECKING:
 _VERDICTS = {Verdict.DELETE: "is deletable", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A candidate, or ``count`` candidates with the same gates, of which ``candidate`` is the first."""
+
+    candidate: Candidate
+    count: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``why --json``; ``gates`` has all conditions."""
+        one = self.candidate
+        gates = [{"met": gate.met, "text": gate.text} for gate in one.gates]
+        return {**one.to_json(), "verdict": one.verdict.value, "gates": gates, "items": self.count, "bytes": self.bytes}
+
+    def describe(self) -> str:
+        """The verdict in one line, then one paragraph per gate: ``+`` if it is met, else ``-``."""
+        more = "" if self.count == 1 else f" and {counted(self.count - 1, 'more like it', 'more like it')}"
+        name = f"{printable(self.candidate.path)}{more} ({size_text(self.bytes)})"
+        gates = (f"{'+' if gate.met else '-'} {gate.text}" for gate in self.candidate.gates)
+        lines = [paragraph(gate, indent="  ", hanging="  ") for gate in gates]
+        return "\n".join([f"{name} {_VERDICTS[self.candidate.verdict]}:", *lines])
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The candidates at the target."""
 
     target: str
-    reasons: tuple[Candidate, ...]
+    reasons: tuple[Reason, ...]
 
     decision = "explained"
     exit_code = 0
@@ -33,12 +56,12 @@ class Explanation:
         return {
             "decision": self.decision,
             "target": self.target,
-            "reasons": [candidate_json(one) for one in self.reasons],
+            "reasons": [reason.to_json() for reason in self.reasons],
         }
 
     def describe(self) -> str:
         """The reasons as human-readable text."""
-        return "\n".join(describe_candidate(one, f"{printable(one.path)} ({one.kind})", ".") for one in self.reasons)
+        return "\n\n".join(reason.describe() for reason in self.reasons)
 
 
 def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]]) -> Explanation:
@@ -55,25 +78,9 @@ def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]
             f"{table.location.uri} has no gc candidate at {target}.",
             remedy="memwal-ops gc URI --json lists its candidates.",
         )
-    return Explanation(target, tuple(found))
+    return Explanation(target, tuple(Reason(one, 1, one.bytes) for one in found))
 
 
 def covers(candidate: Candidate, path: str) -> bool:
     """Whether a candidate is at, above or below a path."""
     return candidate.path == path or path.startswith(f"{candidate.path}/") or candidate.path.startswith(f"{path}/")
-
-
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    """The entry of ``reasons``; ``gates`` has all conditions."""
-    return {
-        **candidate.to_json(),
-        "verdict": candidate.verdict.value,
-        "gates": [{"met": gate.met, "text": gate.text} for gate in candidate.gates],
-    }
-
-
-def describe_candidate(candidate: Candidate, name: str, end: str) -> str:
-    """The verdict in one line, then one paragraph per gate: ``+`` if it is met, else ``-``."""
-    gates = (f"{'+' if gate.met else '-'} {gate.text}" for gate in candidate.gates)
-    lines = [paragraph(gate, indent="  ", hanging="  ") for gate in gates]
-    return "\n".join([f"{name} {_VERDICTS[candidate.verdict]}{end}", *lines])

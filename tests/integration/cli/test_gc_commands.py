@@ -339,7 +339,7 @@ def test_holds_that_are_refused(made: LsmTable, capfd: pytest.CaptureFixture[str
 def why(capfd: pytest.CaptureFixture[str], made: LsmTable, target: str, *options: str) -> list[dict[str, object]]:
     ran = run_here(capfd, "why", made.uri, target, "--json", *options)
     assert ran.code == 0, ran.err
-    assert (set(ran.document), ran.document["target"]) == ({"target", "reasons"}, target)
+    assert (set(ran.document), ran.document["target"]) == ({"decision", "target", "reasons"}, target)
     for reason in ran.document["reasons"]:
         wanted = "proof" if reason["verdict"] == "delete" else "because"
         assert set(reason) == {*ITEM_KEYS - {"kind"}, "kind", wanted, "verdict", "items", "gates"}

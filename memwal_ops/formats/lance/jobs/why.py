@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.candidates import Gate, Verdict
-from memwal_ops.core.explanation import candidate_json, covers, describe_candidate
+from memwal_ops.core.explanation import Explanation, Reason, covers
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.referenced_files import (
     file_key,
@@ -25,7 +24,7 @@ from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
 from memwal_ops.formats.lance.regions.manifests import is_id_prefix
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
-from memwal_ops.text import counted, printable, size_text
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,38 +37,6 @@ if TYPE_CHECKING:
 _GENERATION = re.compile(r"[0-9]{1,20}")
 _OF_THE_BASE = "not a MemWAL object: deleted with the last version that refers to it"
 _GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A candidate, or ``count`` candidates with the same gates, of which ``candidate`` is the first."""
-
-    candidate: LanceCandidate
-    count: int
-    bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        """The entry of ``why --json``."""
-        return {**candidate_json(self.candidate), "items": self.count, "bytes": self.bytes}
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """All candidates at the target."""
-
-    target: str
-    reasons: tuple[Reason, ...]
-
-    decision = "explained"
-    exit_code = 0
-
-    def describe(self) -> str:
-        """The reasons as text for people."""
-        return "\n\n".join(_described(reason) for reason in self.reasons)
-
-    def to_json(self) -> dict[str, object]:
-        """The document of ``why --json``."""
-        return {"target": self.target, "reasons": [reason.to_json() for reason in self.reasons]}
 
 
 @names_damage
@@ -217,10 +184,3 @@ def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, .
 
 def _held_by(candidate: LanceCandidate) -> str:
     return candidate.why if candidate.verdict is Verdict.HELD else ""
-
-
-def _described(reason: Reason) -> str:
-    candidate = reason.candidate
-    more = "" if reason.count == 1 else f" and {counted(reason.count - 1, 'more like it', 'more like it')}"
-    name = f"{printable(candidate.path)}{more}"
-    return describe_candidate(candidate, f"{name} ({size_text(reason.bytes)})", ":")

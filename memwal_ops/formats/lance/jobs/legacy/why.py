@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.explanation import Explanation
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.jobs.legacy import gc as legacy_gc
-from memwal_ops.formats.lance.jobs.why import Explanation, grouped, of_the_base
+from memwal_ops.formats.lance.jobs.why import grouped, of_the_base
 from memwal_ops.formats.lance.retention.damage import names_damage
 
 if TYPE_CHECKING:
