@@ -6,7 +6,9 @@ grace period after the next one was published: a reader that started just before
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -17,7 +19,7 @@ from memwal_ops.formats.zeppelin import history, remedies
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime, timedelta
 
     from memwal_ops.formats.zeppelin.history import Entry
@@ -29,11 +31,44 @@ SNAPSHOTS = "snapshots"
 NATIVE_KEPT, WIKI_KEPT = 128, 1
 
 
-@dataclass
 class Cache:
-    """Recorded manifests that were read: a record never changes."""
+    """What recorded revisions list: a record never changes.
 
-    read: dict[int, Manifest] = field(default_factory=dict)
+    Memory: each key once, and four bytes for each entry of a revision. Every append of a native namespace is a revision
+    that lists the whole log, so the manifests themselves would grow with the square of the log.
+
+    Attributes:
+        listed: keys of fragments and prefixes of segments that any of them lists.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is read."""
+        self.listed: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._keys: list[str] = []
+        self._fragments: dict[int, array[int]] = {}
+        self._prefixes: dict[int, frozenset[str]] = {}
+
+    def __contains__(self, revision: int) -> bool:
+        """Whether it was read."""
+        return revision in self._prefixes
+
+    def add(self, revision: int, manifest: Manifest) -> None:
+        """Keep what a revision lists."""
+        keys = manifest.fragment_keys
+        self._keys += (new := [key for key in keys if key not in self._numbers])
+        self._numbers |= zip(new, range(len(self._numbers), len(self._keys)), strict=True)
+        self._fragments[revision] = array("I", (self._numbers[key] for key in keys))
+        self._prefixes[revision] = manifest.prefixes
+        self.listed |= {*new, *manifest.prefixes}
+
+    def fragments(self, revision: int) -> Iterator[str]:
+        """The keys of its fragments; of a revision that was not read, none."""
+        return (self._keys[number] for number in self._fragments.get(revision, ()))
+
+    def prefixes(self, revision: int) -> frozenset[str]:
+        """The prefixes of its segments; of a revision that was not read, none."""
+        return self._prefixes.get(revision, frozenset())
 
 
 @dataclass(frozen=True)
@@ -101,20 +136,17 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
 def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) -> Roots:
     fragments: dict[str, str] = {}
     prefixes: dict[str, str] = {}
-    cleared: set[str] = set()
+    unread = [one.entry.revision for one in revisions if one.entry.revision not in cache]
+    for number in unread:
+        with suppress(VersionGoneError):  # another collector has expired it meanwhile
+            cache.add(number, history.read(table, number))
     for one in revisions:
         number = one.entry.revision
-        if number not in cache.read:
-            try:
-                cache.read[number] = history.read(table, number)
-            except VersionGoneError:
-                continue  # another collector has expired it meanwhile
-        manifest = cache.read[number]
-        cleared |= manifest.fragment_keys | manifest.prefixes
         if one.kept is not None:
             what = f"revision {number} needs it: {one.kept}"
-            fragments |= dict.fromkeys(manifest.fragment_keys, what)
-            prefixes |= dict.fromkeys(manifest.prefixes, what)
+            fragments |= dict.fromkeys(cache.fragments(number), what)
+            prefixes |= dict.fromkeys(cache.prefixes(number), what)
+    cleared = {*cache.listed}
     live = table.manifest
     fragments |= dict.fromkeys(live.fragment_keys, "the live manifest lists it")
     prefixes |= dict.fromkeys(live.prefixes, "the live manifest needs it")

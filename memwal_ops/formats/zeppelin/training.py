@@ -34,7 +34,8 @@ GROWTH = 5.0
 # if the imbalance has grown by a quarter since.
 _RETRAIN_GROWTH = 1.25
 _FOLDER = "_mem_wal_ops/training"
-_CHUNK = 4096
+# Rows that are compared with all centroids at once: at most that many, and that many bytes of products.
+_CHUNK, _PRODUCTS = 4096, 16 << 20
 # Among so few points, many may be equal, which leaves clusters empty.
 _FEW = 16
 _SUBSPACE = 4
@@ -113,9 +114,10 @@ def nearest(vectors: Matrix, centroids: Matrix, metric: str) -> NDArray[np.intp]
     found = np.empty(len(vectors), dtype=np.intp)
     to = prepared(centroids, metric)
     half = (to**2).sum(axis=1) / 2
-    for begins in range(0, len(vectors), _CHUNK):
-        part = prepared(vectors[begins : begins + _CHUNK], metric)
-        found[begins : begins + _CHUNK] = (half - part @ to.T).argmin(axis=1)
+    chunk = max(1, min(_CHUNK, _PRODUCTS // (4 * len(to))))
+    for begins in range(0, len(vectors), chunk):
+        products = prepared(vectors[begins : begins + chunk], metric) @ to.T
+        found[begins : begins + chunk] = np.subtract(half, products, out=products).argmin(axis=1)
     return found
 
 

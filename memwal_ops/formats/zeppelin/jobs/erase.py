@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,7 +20,8 @@ from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
 from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, VersionGoneError
+from memwal_ops.formats.zeppelin import history
 from memwal_ops.formats.zeppelin.backlog import read_fragment
 from memwal_ops.formats.zeppelin.filters import compile_filter
 from memwal_ops.formats.zeppelin.jobs import gc, merge
@@ -187,9 +189,9 @@ class NamespaceErasure(Erasure):
         live = self.table.manifest
         found: dict[str, str | None] = {}
         for one in evidence.roots.revisions:
-            manifest = evidence.cache.read.get(one.entry.revision)
-            if one.kept is not None and manifest is not None:
-                found |= self._of(manifest, is_live=False)
+            if one.kept is not None:
+                with suppress(VersionGoneError):  # another collector has expired it meanwhile
+                    found |= self._of(history.read(self.table, one.entry.revision), is_live=False)
         gone = live.fragment_keys | {prefix.rstrip("/") for prefix in live.prefixes}
         return {path: why for path, why in found.items() if path not in gone}
 

@@ -19,6 +19,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.ledger import Ledger
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import GcOptions
-    from memwal_ops.formats.zeppelin.roots import Roots
+    from memwal_ops.formats.zeppelin.roots import Revision, Roots
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import ObjectMeta
 
@@ -61,6 +62,8 @@ _KEPT = re.compile(
     r"|_mem_wal_ops/((holds|expiries|leases|history|gc|quarantine)/.*|swap\.lock)"
 )
 _PROBE = re.compile(rf"({PROBE_FOLDER}|{CLOCK_FOLDER})/[^/]+")
+# Where jobs put what a commit retires: one listing, instead of a request for each key.
+_LISTED = ("wal/", "segments/")
 # A probe takes seconds. If its objects were deleted meanwhile, it would report a store that loses writes.
 _PROBE_AGE = timedelta(hours=1)
 
@@ -278,20 +281,17 @@ class Revisions(collector.Collector[Candidate]):
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Oldest first."""
-        yield collector.Stage(self._candidate(one.entry.revision) for one in self.evidence.roots.revisions)
+        yield collector.Stage(map(self._candidate, self.evidence.roots.revisions))
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by the revisions that are retained now."""
         self.evidence.refresh(self.table)
         wanted = {one.path for one in batch}
-        numbers = [one.entry.revision for one in self.evidence.roots.revisions if one.entry.path in wanted]
-        return [self._candidate(number) for number in numbers]
+        return [self._candidate(one) for one in self.evidence.roots.revisions if one.entry.path in wanted]
 
-    def _candidate(self, number: int) -> Candidate:
-        one = next(one for one in self.evidence.roots.revisions if one.entry.revision == number)
-        manifest = self.evidence.cache.read.get(number)
-        named = frozenset() if manifest is None else manifest.fragment_keys | manifest.prefixes
-        existing = sorted(named & self._objects.existing)
+    def _candidate(self, one: Revision) -> Candidate:
+        cache, number = self.evidence.cache, one.entry.revision
+        existing = sorted(self._objects.existing.intersection(chain(cache.fragments(number), cache.prefixes(number))))
         gates = (
             Gate(one.kept is None, one.kept or "not retained"),
             Gate(not existing, f"{existing[0]} still exists" if existing else "no object exists that only it lists"),
@@ -395,8 +395,12 @@ def _settle_pending(table: Namespace) -> None:
     table = table.newest()
     if table.manifest.dialect != NATIVE or not table.manifest.pending:
         return
-    existing = {meta.path for folder in ("wal", "segments") for meta in table.store.list(folder)}
-    gone = {key for key in table.manifest.pending if key not in existing and table.store.head(key) is None}
+    existing = {meta.path for folder in _LISTED for meta in table.store.list(folder.rstrip("/"))}
+    gone = {
+        key
+        for key in table.manifest.pending
+        if key not in existing and (key.startswith(_LISTED) or table.store.head(key) is None)
+    }
 
     def change(table: Namespace) -> Manifest | None:
         rest = [key for key in table.manifest.pending if key not in gone]
