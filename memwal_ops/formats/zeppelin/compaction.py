@@ -2,20 +2,17 @@
 
 Memory: the rows of the pass, bounded by ``max_bytes``, one decoded fragment, and about six times the largest cluster
 while it is written; a training also needs memory for a sample, and spills rows to local files if they exceed the
-budget. The ids of the log are in memory, those of segments are not.
+budget. The ids of the log are in memory, those of segments only where there are several.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +20,7 @@ from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.backlog import other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.completeness import BlockedPart
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, create, joined
+from memwal_ops.formats.zeppelin.spill import Spill, by_cluster
 from memwal_ops.formats.zeppelin.training import (
     SAMPLES_PER_CLUSTER,
     Sample,
@@ -41,12 +39,6 @@ from memwal_ops.formats.zeppelin.training import (
 from memwal_ops.formats.zeppelin.ulid import new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
-from memwal_ops.formats.zeppelin.wire.segment import (
-    decode_attributes,
-    decode_cluster,
-    encode_attributes,
-    encode_cluster,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,8 +46,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.spark.runner import TaskRunner
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import MergeOptions
+    from memwal_ops.formats.zeppelin.spark import SparkClusters
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
@@ -223,9 +217,17 @@ class Compaction:
         built: the objects written so far; a run that is stopped removes them.
     """
 
-    def __init__(self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext) -> None:
-        """Keep the arguments; no segment is read."""
+    def __init__(
+        self,
+        inputs: Inputs,
+        options: MergeOptions,
+        metric: str,
+        context: RunContext,
+        spark: TaskRunner | None = None,
+    ) -> None:
+        """Keep the arguments; no segment is read. ``spark`` runs the tasks that assign rows and write clusters."""
         self.built = Built(None)
+        self._spark = spark
         self._inputs, self._options, self._metric, self._context = inputs, options, metric, context
         self._store = inputs.table.store
         self._segments = inputs.table.manifest.segments
@@ -253,17 +255,16 @@ class Compaction:
         new, rows = self._inputs.rows, self._inputs.rows.ids
         with self._context.phase("assign"):
             labels = nearest(new.vectors, centroids, self._metric) if rows else np.zeros(0, np.intp)
-        order = np.argsort(labels, kind="stable")
-        bounds = np.searchsorted(labels[order], np.arange(len(centroids) + 1))
+        added = dict(by_cluster(new, labels))
         kept: Sample | None = None
         if self._kind in {"scalar", "product"}:
             kept = self._sampled()
         with self._writing(centroids, None if kept is None else kept.rows()) as writer:
-            for number, live in enumerate(reader.clusters()):
-                added = new.take(order[bounds[number] : bounds[number + 1]])
-                writer.add(joined([live.without(self._superseded), added], centroids.shape[1]))
-                del live, added  # before the next cluster is read
-                self._context.advance("writing clusters", "clusters", total=len(centroids))
+            if self._spark is not None:
+                writer.expect()
+                writer.take(self._tasks(writer).extend(self._spark, reader, added))
+            else:
+                self._write_extended(writer, reader, added)
             sizes = [*writer.sizes]
             if any(sizes):
                 upserts = self._inputs.upserts + (0 if last is None else last.upserts)
@@ -272,6 +273,19 @@ class Compaction:
                 left = imbalance(sizes) if last is None else last.imbalance
                 self._finish(writer, Training(base, min(left, imbalance(sizes)) if last is None else left, upserts))
         return sizes
+
+    def _write_extended(self, writer: SegmentWriter, reader: SegmentReader, added: dict[int, Rows]) -> None:
+        for number, live in enumerate(reader.clusters()):
+            rows = [live.without(self._superseded), *([added.pop(number)] if number in added else [])]
+            writer.add(joined(rows, writer.centroids.shape[1]))
+            del live, rows  # before the next cluster is read
+            self._context.advance("writing clusters", "clusters", total=len(writer.centroids))
+
+    def _tasks(self, writer: SegmentWriter) -> SparkClusters:
+        from memwal_ops.formats.zeppelin.spark import SparkClusters  # noqa: PLC0415 - Spark only
+
+        old = self._segments[0] if self._segments else None
+        return SparkClusters.of(self._inputs.table, old, self._superseded, writer, self._metric)
 
     def _train(self) -> None:
         """Train new centroids from a sample of all rows; then assign every row to the nearest."""
@@ -283,8 +297,20 @@ class Compaction:
             clusters = self._options.clusters or clusters_for(sample.seen)
             centroids = train(sample.rows(), clusters, self._metric)
         self._context.heartbeat()
-        spill = _Spill(self._options.max_bytes // 2, len(centroids), centroids.shape[1])
-        with spill, self._writing(centroids, sample.rows()) as writer:
+        with self._writing(centroids, sample.rows()) as writer:
+            if self._spark is not None and len(self._segments) <= 1:
+                writer.expect()
+                reader = SegmentReader(self._store, self._segments[0]) if self._segments else None
+                tasks = self._tasks(writer)
+                writer.take(tasks.train(self._spark, [*self._log_rows()], reader, sample.rows()))
+            else:
+                self._write_assigned(writer)
+            self.built.retrained = True
+            self._finish(writer, Training(sample.seen, imbalance(writer.sizes)))
+
+    def _write_assigned(self, writer: SegmentWriter) -> None:
+        centroids = writer.centroids
+        with Spill(self._options.max_bytes // 2, len(centroids), centroids.shape[1]) as spill:
             for rows in self._all_rows():
                 with self._context.phase("assign"):
                     spill.add(rows, nearest(rows.vectors, centroids, self._metric))
@@ -292,8 +318,6 @@ class Compaction:
             for rows in spill.clusters():
                 writer.add(rows)
                 self._context.advance("writing clusters", "clusters", total=len(centroids))
-            self.built.retrained = True
-            self._finish(writer, Training(sample.seen, imbalance(writer.sizes)))
 
     @property
     def _kind(self) -> str | None:
@@ -309,28 +333,31 @@ class Compaction:
         expected = sum(one.vectors for one in self._segments) + len(self._inputs.rows.ids)
         wanted = SAMPLES_PER_CLUSTER * max(CODES_SAMPLED, self._options.clusters or clusters_for(expected))
         sample = Sample(min(max_rows, wanted))
-        for rows in self._all_rows():
+        for rows in self._all_rows(attributes=False):
             sample.add(rows.vectors)
             self._context.heartbeat()
         return sample
 
-    def _all_rows(self) -> Iterator[Rows]:
+    def _all_rows(self, *, attributes: bool = True) -> Iterator[Rows]:
         """Every current row: a later segment overrides an earlier one, the log overrides both."""
         seen: set[str] = set()
         several = len(self._segments) > 1
-        rows = self._inputs.rows
-        for start in range(0, len(rows.ids), _SLICE):
-            end = start + _SLICE
-            yield Rows(rows.ids[start:end], rows.vectors[start:end], rows.attributes[start:end])
+        yield from self._log_rows()
         for segment in reversed(self._segments):
             own: set[str] = set()
-            for rows in SegmentReader(self._store, segment).clusters():
+            for rows in SegmentReader(self._store, segment).clusters(attributes=attributes):
                 live = rows.without(self._superseded)
                 if several:
                     own.update(live.ids)
                     live = live.without(seen)
                 yield live
             seen |= own
+
+    def _log_rows(self) -> Iterator[Rows]:
+        rows = self._inputs.rows
+        for start in range(0, len(rows.ids), _SLICE):
+            end = start + _SLICE
+            yield Rows(rows.ids[start:end], rows.vectors[start:end], rows.attributes[start:end])
 
     @contextmanager
     def _writing(self, centroids: Matrix, sample: Matrix | None) -> Iterator[SegmentWriter]:
@@ -381,64 +408,3 @@ def staging_path(token: int) -> str:
 
 # Product quantization trains 256 codes for each part of a vector.
 CODES_SAMPLED = 16
-
-
-class _Spill:
-    """Rows by cluster: in memory up to ``max_bytes``, then in local files, deleted at the end of the run."""
-
-    def __init__(self, max_bytes: int, clusters: int, dimensions: int) -> None:
-        self._max_bytes, self._dimensions = max_bytes, dimensions
-        self._held: list[list[Rows]] = [[] for _ in range(clusters)]
-        self._bytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def add(self, rows: Rows, labels: NDArray[np.intp]) -> None:
-        """Add rows, each with its cluster."""
-        order = np.argsort(labels, kind="stable")
-        bounds = np.searchsorted(labels[order], np.arange(len(self._held) + 1))
-        for cluster in np.unique(labels):
-            part = rows.take(order[bounds[cluster] : bounds[cluster + 1]])
-            self._held[cluster].append(part)
-            self._bytes += part.bytes
-        if self._bytes > self._max_bytes:
-            self._flush()
-
-    def clusters(self) -> Iterator[Rows]:
-        """The rows of each cluster in turn."""
-        for number in range(len(self._held)):
-            found = joined([*self._read(number), *self._held[number]], self._dimensions)
-            self._held[number] = []
-            yield found
-
-    def _flush(self) -> None:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="memwal-ops-")
-        for number, parts in enumerate(self._held):
-            if parts:
-                with self._file(number).open("ab") as file:
-                    for part in parts:
-                        cluster = encode_cluster(part.ids, part.vectors, self._dimensions)
-                        attributes = encode_attributes(part.attributes)
-                        file.write(struct.pack("<QQ", len(cluster), len(attributes)) + cluster + attributes)
-                parts.clear()
-        self._bytes = 0
-
-    def _read(self, number: int) -> Iterator[Rows]:
-        if self._folder is None or not self._file(number).exists():
-            return
-        with self._file(number).open("rb") as file:
-            while header := file.read(16):
-                sizes = struct.unpack("<QQ", header)
-                ids, vectors = decode_cluster(file.read(sizes[0]))
-                yield Rows(ids, vectors, decode_attributes(file.read(sizes[1]), len(ids)))
-
-    def _file(self, number: int) -> Path:
-        assert self._folder is not None  # noqa: S101 - the callers check
-        return Path(self._folder.name, str(number))

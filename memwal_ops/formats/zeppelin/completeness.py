@@ -20,7 +20,7 @@ from memwal_ops.errors import (
     TableCorruptError,
 )
 from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.formats.zeppelin.segments import SegmentReader
+from memwal_ops.formats.zeppelin.segments import LEAST_ROW, SegmentReader
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI
 from memwal_ops.formats.zeppelin.wire.lease import LEASE
 from memwal_ops.storage.concurrently import concurrently
@@ -42,8 +42,6 @@ _TAIL = 512
 _ENDS = re.compile(
     rb'(?:[}"\[]\s*\]|"checksum"\s*:\s*[0-9]+|"(?:id|namespace|created_at)"\s*:\s*(?:null|"[^"]*"))\s*\}\s*\Z'
 )
-# Of a row of a cluster: the length of its id, and an id of one byte; then come four bytes for each dimension.
-_ROW = 5
 REWRITE = "memwal-ops merge URI --retrain writes it again: no row is lost."
 
 
@@ -184,7 +182,7 @@ def _segment_fault(table: Namespace, segment: SegmentRef, listed: Listed) -> Blo
             wanted = f"at least {one.least}" if one.size is None else one.size
             return _segment_part(segment, one, f" has {size} bytes; it must have {wanted}")
     clusters = [one for one in needed if one.path.rpartition("/")[2].startswith("cluster_")]
-    least = 8 * segment.clusters + segment.vectors * (_ROW + 4 * (dimensions or 1))
+    least = 8 * segment.clusters + segment.vectors * (LEAST_ROW + 4 * (dimensions or 1))
     total = sum(sizes.get(one.path, least) for one in clusters)
     if total < least and not segment.objects:
         return _segment_part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
@@ -25,9 +26,16 @@ from memwal_ops.core.verification import AnswersOptions
 from memwal_ops.units import duration_text
 
 DEFAULT_MAX_BYTES = 256 << 20
+DEFAULT_SPARK_ABOVE = 16 << 30
+"""Bytes of vectors above which auto uses Spark: docs/formats/zeppelin.md has the reason."""
 _SAFE_READER_GRACE = timedelta(minutes=1)
 # After that, the writer of memwal-ops writes a fragment again before it lists it.
 _SAFE_ORPHAN_AGE = timedelta(hours=1)
+
+
+def _refuse_master(master: str | None, engine: str) -> None:
+    if master is not None and engine == "local":
+        raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,19 @@ class MergeOptions(Options):
         help="Time to live of the lease.",
     )
     wait: timedelta = duration(timedelta(0), help="Wait that long while another compactor holds the lease.")
+    engine: str = choice(
+        "auto",
+        "local",
+        "spark",
+        "auto",
+        help="Where rows are assigned and clusters written; auto: by size.",
+    )
+    master: str | None = text(None, shown_default="configured", help="Spark master URL.")
+    spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
+
+    def validate(self) -> None:
+        """Refuse a Spark master for the local engine."""
+        _refuse_master(self.master, self.engine)
 
 
 @dataclass(frozen=True)
@@ -147,5 +168,4 @@ class MigrateOptions(Options):
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""
-        if self.master is not None and self.engine == "local":
-            raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
+        _refuse_master(self.master, self.engine)

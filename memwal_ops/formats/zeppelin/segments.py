@@ -33,7 +33,7 @@ from memwal_ops.formats.zeppelin.wire.segment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar
 
     from numpy.typing import NDArray
@@ -52,6 +52,8 @@ _WAITING_BYTES = 16 << 20
 _WAITING_OBJECTS = 32
 # Of centroids and of a cluster: the numbers of entries and of dimensions.
 _HEADER = 8
+# Of a row beside its vector, at least: the length of its id, and an id of one byte.
+LEAST_ROW = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +150,13 @@ class SegmentReader:
             return _decoded(path, lambda: decode_grouped(self._group(path), number, group))
         return _decoded(path, lambda: decode_cluster(self.read(path)))
 
+    def bytes_of(self, number: int, dimensions: int) -> int:
+        """About how many bytes a cluster has: as recorded, else an even share of the rows. At most one request."""
+        names = (self._path(number), self.segment.prefix_of(number) + attributes_name(number))
+        sizes = [self._size(path) for path in names if number not in self._groups]
+        share = self.segment.vectors * (4 * dimensions + LEAST_ROW) // max(1, self.segment.clusters)
+        return sum(one or 0 for one in sizes) or share
+
     def needed(self, dimensions: int | None) -> list[Needed]:
         """All objects that it needs, those with rows first; ``dimensions`` of its vectors, if they are known.
 
@@ -189,9 +198,14 @@ class SegmentReader:
         group = self._groups.get(number)
         return str(group["key"]) if group is not None else self.segment.prefix_of(number) + cluster_name(number)
 
-    def clusters(self) -> Iterator[Rows]:
-        """All of them, one after the other."""
-        return map(self.cluster, range(self.segment.clusters))
+    def clusters(self, *, attributes: bool = True) -> Iterator[Rows]:
+        """All of them, one after the other; without ``attributes``, one object less is read of each."""
+        for number in range(self.segment.clusters):
+            if attributes:
+                yield self.cluster(number)
+            else:
+                ids, vectors = self.vectors(number)
+                yield Rows(ids, vectors, [None] * len(ids))
 
     def read(self, path: str) -> bytes:
         """The bytes of an object of the segment.
@@ -213,6 +227,14 @@ class SegmentReader:
         return data
 
 
+@dataclass(frozen=True)
+class Written:
+    """Clusters that were written: ``sizes`` is their rows, ``objects`` per name the size and checksum."""
+
+    sizes: list[int]
+    objects: dict[str, tuple[int, str]]
+
+
 @dataclass
 class SegmentWriter:
     """Write one segment, cluster by cluster. No manifest lists its objects until it is published.
@@ -222,6 +244,7 @@ class SegmentWriter:
         segment: the entry so far; ``vectors`` is updated.
         centroids: shape (clusters, dimensions).
         quantizer: makes codes in addition to the full-precision rows.
+        first: the number of the first cluster to write.
         sizes: rows per cluster.
         paths: all objects that were written.
         objects: per name its size and checksum.
@@ -231,6 +254,7 @@ class SegmentWriter:
     segment: SegmentRef
     centroids: Matrix
     quantizer: Quantizer | None = None
+    first: int = 0
     sizes: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     objects: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -250,7 +274,7 @@ class SegmentWriter:
 
     def add(self, rows: Rows) -> None:
         """Write the next cluster, in the order of the centroids."""
-        number, dimensions = len(self.sizes), self.centroids.shape[1]
+        number, dimensions = self.first + len(self.sizes), self.centroids.shape[1]
         self.sizes.append(len(rows.ids))
         objects = {
             cluster_name(number): encode_cluster(rows.ids, rows.vectors, dimensions),
@@ -264,6 +288,21 @@ class SegmentWriter:
             name, data = self.quantizer.cluster(number, rows.ids, rows.vectors)
             objects[name] = data
         self._put(objects)
+
+    def written(self) -> Written:
+        """Wait for the objects of all clusters that were added."""
+        self._flush()
+        return Written(self.sizes, self.objects)
+
+    def expect(self) -> None:
+        """Others write the clusters: a run that is stopped removes any that may exist."""
+        self.paths += [self.segment.prefix + name for name in self.names]
+
+    def take(self, written: Iterable[Written]) -> None:
+        """Take what others wrote of the clusters, in the order of the centroids, as added."""
+        for one in written:
+            self.sizes += one.sizes
+            self.objects |= one.objects
 
     def finish(self) -> SegmentRef:
         """Write the objects of the segment as a whole, and return its entry for the manifest."""

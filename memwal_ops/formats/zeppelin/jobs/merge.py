@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.errors import (
     MemwalOpsError,
@@ -40,6 +41,7 @@ from memwal_ops.text import counted, paragraph
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from memwal_ops.core.spark.runner import TaskRunner
     from memwal_ops.formats.zeppelin.backlog import Contested
     from memwal_ops.formats.zeppelin.lease import HeldLease
     from memwal_ops.formats.zeppelin.namespace import Namespace
@@ -80,6 +82,7 @@ class MergeReport(MergeOutcome):
     warnings: list[str] = field(default_factory=list)
     contested: bool = False
     seconds: float = 0.0
+    engine: EngineChoice = field(default_factory=lambda: EngineChoice("local", "nothing to write"))
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""
@@ -91,6 +94,8 @@ class MergeReport(MergeOutcome):
             "blocked": [] if self.blocked is None else [self.blocked.to_json()],
             "warnings": self.warnings,
             "seconds": round(self.seconds, 6),
+            "engine": self.engine.name,
+            "engine_reason": self.engine.reason,
         }
 
     def describe(self) -> str:
@@ -112,6 +117,9 @@ class MergeReport(MergeOutcome):
                 f"{one.deletes:,} deletes) -> {one.segment or 'no segment'}, {counted(one.rows, 'row')}, {how}, "
                 f"{one.seconds:.1f} s"
             )
+        if self.engine.name == "spark" or self.engine.fell_back:
+            why = self.engine.reason.removesuffix(".")
+            lines.append(paragraph(f"Engine: {self.engine.name} ({why}).", indent="  "))
         if self.blocked is not None:
             lines += [f"  blocked: {self.blocked.error}", f"           {self.blocked.error.remedy}"]
         lines += [paragraph(f"WARNING: {one}", indent="  ", hanging="  ") for one in self.warnings]
@@ -137,6 +145,8 @@ def plan(table: Namespace, options: MergeOptions, context: RunContext | None = N
     report = MergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments))
     warning = metric_of(table, options.metric)[1]
     report.warnings += [] if warning is None else [warning]
+    if _has_work(table.manifest, options):
+        report.engine = _engine(table, options)
     left = contested(table)
     report.warnings += _warnings(table.manifest, left)
     blocked = _damage(table, report)
@@ -175,8 +185,12 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
         probe(table)
         wanted = {one.id for one in table.manifest.fragments}
         try:
-            with swaps_wait(options.wait), held_lease(table, options.lease_ttl, options.wait) as lease:
-                table = _Run(options, context, metric, lease, report, wanted).run(table)
+            with (
+                _spark(table, options, context, report) as spark,
+                swaps_wait(options.wait),
+                held_lease(table, options.lease_ttl, options.wait) as lease,
+            ):
+                table = _Run(options, context, metric, lease, report, wanted, spark).run(table)
         except FencedError as error:
             get_logger(__name__).info("superseded", table=table.location.uri, why=str(error))
             report.decision = MergeDecision.SUPERSEDED
@@ -185,6 +199,32 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
         _damage(table, report)
     report.seconds = time.monotonic() - started
     return report
+
+
+@contextmanager
+def _spark(
+    table: Namespace, options: MergeOptions, context: RunContext, report: MergeReport
+) -> Iterator[TaskRunner | None]:
+    """The runner of tasks if the engine is Spark, which starts with the first stage; else None."""
+    report.engine = _engine(table, options)
+    if report.engine.name != "spark":
+        yield None
+        return
+    from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+    from memwal_ops.core.spark.runner import TaskRunner  # noqa: PLC0415 - Spark only
+
+    check_environment()
+    with TaskRunner(options.master, context, "memwal-ops merge") as runner:
+        yield runner
+
+
+def _engine(table: Namespace, options: MergeOptions) -> EngineChoice:
+    """The engine, by the vectors of segments and log: a pass reads and writes all of them."""
+    manifest = table.manifest
+    if len(manifest.segments) > 1 and options.engine != "local":
+        return EngineChoice("local", "several segments, whose ids are compared in one process")
+    rows = sum(one.vectors for one in manifest.segments) + sum(one.vectors for one in manifest.fragments)
+    return choose_engine(options, "a namespace with vectors", 4 * rows * (_known_dimensions(table) or 0))
 
 
 def _check(table: Namespace) -> None:
@@ -261,6 +301,7 @@ class _Run:
     lease: HeldLease
     report: MergeReport
     wanted: set[str]
+    spark: TaskRunner | None
     restarts: int = 0
 
     def run(self, table: Namespace) -> Namespace:
@@ -303,7 +344,7 @@ class _Run:
             # Only contested rows: read more, if there are more.
             self.options = replace(self.options, max_bytes=2 * self.options.max_bytes)
             return table, inputs.blocked is None and len(inputs.fragments) < len(table.manifest.fragments)
-        compaction = Compaction(inputs, self.options, self.metric, self.context)
+        compaction = Compaction(inputs, self.options, self.metric, self.context, self.spark)
         carried: list[FragmentRef] = []
         try:
             if inputs.contested.ids:

@@ -1,0 +1,183 @@
+"""Assign rows to centroids and write clusters by tasks of Spark; the driver trains, finishes and publishes.
+
+* **assign**, of a training: each task reads some clusters of the old segment, or has rows of the log, and assigns them
+  to the new centroids. A shuffle brings the rows of a cluster together, in the order in which one process reads them;
+  each task behind it writes some clusters.
+* **write**, with existing centroids: each task reads some clusters, adds new rows of the log, and writes them.
+
+So the objects are those of a local run, byte by byte, and a second attempt of a task finds what the first wrote. No
+manifest lists them before the driver publishes: if it does not, they are an orphan segment, which gc deletes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwal_ops.core.guard import Unguarded
+from memwal_ops.core.spark.division import in_parts, part_numbers
+from memwal_ops.core.spark.faults import reported
+from memwal_ops.core.spark.runner import Stage
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, Written, joined
+from memwal_ops.formats.zeppelin.spill import by_cluster, pack, unpack
+from memwal_ops.formats.zeppelin.training import nearest
+from memwal_ops.storage.objects import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.spark.runner import Count, TaskRunner
+    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
+    from memwal_ops.formats.zeppelin.wire.quantizers import Quantizer
+
+    Matrix = NDArray[np.float32]
+    # The new cluster and the place in the order of all rows; packed rows.
+    Record = tuple[tuple[int, int], bytes]
+
+_TASKS_PER_CORE = 3
+_BYTES_PER_TASK = 256 << 20
+_ASSIGN = Stage("assign", "assign rows to centroids, write clusters", "writing clusters")
+_WRITE = Stage("write", "write clusters with the rows of the log", "writing clusters")
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows that are read at once: ``rows`` of the log, or a cluster of the old segment, with all that is added to it.
+
+    Attributes:
+        place: in the order in which one process reads them.
+        size: in bytes, for the division.
+    """
+
+    place: int
+    size: int
+    rows: Rows
+    cluster: int | None = None
+
+
+@dataclass(frozen=True)
+class SparkClusters:
+    """What the tasks of one pass share.
+
+    Attributes:
+        table: the namespace, without what cannot be sent to an executor.
+        old: the segment that is replaced; None: there is none.
+        superseded: ids whose rows in it are replaced or deleted.
+        new: the segment to write.
+    """
+
+    table: Namespace
+    old: SegmentRef | None
+    superseded: frozenset[str]
+    new: SegmentRef
+    centroids: Matrix
+    quantizer: Quantizer | None
+    metric: str
+
+    @classmethod
+    def of(
+        cls, table: Namespace, old: SegmentRef | None, superseded: frozenset[str], writer: SegmentWriter, metric: str
+    ) -> SparkClusters:
+        """For the segment of a writer."""
+        sealed = replace(table, location=table.location.refreshed(), store=None, data=b"", guard=Unguarded())  # type: ignore[arg-type]
+        return cls(sealed, old, superseded, writer.segment, writer.centroids, writer.quantizer, metric)
+
+    def extend(self, runner: TaskRunner, reader: SegmentReader, added: Mapping[int, Rows]) -> Iterator[Written]:
+        """Write the clusters of the old segment, each with the rows that are added to it."""
+        batches = self._batches(reader, 0, added)
+        results, _ = runner.run(self.table, _WRITE, _divided(batches, runner.cores), self._write)
+        return iter(results)
+
+    def train(
+        self, runner: TaskRunner, log: Sequence[Rows], reader: SegmentReader | None, sample: Matrix
+    ) -> Iterator[Written]:
+        """Assign all rows to the centroids, and write their clusters. ``sample`` is of all rows, for the division."""
+        batches = [_Batch(place, rows.bytes, rows) for place, rows in enumerate(log)]
+        if reader is not None:
+            batches += self._batches(reader, len(batches), {})
+        total = sum(one.size for one in batches)
+        labels = nearest(sample, self.centroids, self.metric)
+        sizes = np.bincount(labels, minlength=len(self.centroids)) * (total / max(1, len(sample)))
+        numbers = part_numbers(sizes.astype(int).tolist(), runner.cores * _TASKS_PER_CORE, _BYTES_PER_TASK)
+        clusters = in_parts(range(len(self.centroids)), numbers)
+        parts = _divided(batches, runner.cores)
+        with runner.staged(self.table, _ASSIGN) as (spark, counters, _):
+            rows = spark.sparkContext.parallelize(parts, max(1, len(parts)))
+            records = rows.mapPartitions(_reported(self._assign))
+            grouped = records.repartitionAndSortWithinPartitions(len(clusters), lambda key: numbers[key[0]])
+
+            def write(part: int, found: Iterable[Record]) -> Iterator[Written]:
+                with reported():
+                    written = self._write_sorted(clusters[part], found)
+                    counters.add(sum(written.sizes), sum(size for size, _ in written.objects.values()))
+                    yield written
+
+            results = grouped.mapPartitionsWithIndex(write).collect()
+        return iter(results)
+
+    def _batches(self, reader: SegmentReader, first: int, added: Mapping[int, Rows]) -> list[_Batch]:
+        none = Rows([], np.zeros((0, self.centroids.shape[1]), np.float32), [])
+        rows = [added.get(number, none) for number in range(reader.segment.clusters)]
+        return [
+            _Batch(first + number, reader.bytes_of(number, self.centroids.shape[1]) + more.bytes, more, number)
+            for number, more in enumerate(rows)
+        ]
+
+    def _assign(self, parts: Iterable[Sequence[_Batch]]) -> Iterator[Record]:
+        """The rows of some batches, by new cluster."""
+        reader = self._reader()
+        for part in parts:
+            for one in part:
+                rows = one.rows if one.cluster is None else self._live(reader, one.cluster)
+                for cluster, found in by_cluster(rows, nearest(rows.vectors, self.centroids, self.metric)):
+                    yield (cluster, one.place), pack(found)
+
+    def _write_sorted(self, clusters: Sequence[int], records: Iterable[Record]) -> Written:
+        """Write clusters that follow each other, from records in their order."""
+        writer = self._writer(clusters[0])
+        groups = groupby(records, key=lambda record: record[0][0])
+        cluster, found = next(groups, (None, iter(())))
+        for number in clusters:
+            rows = []
+            if number == cluster:
+                rows = [unpack(data) for _, data in found]
+                cluster, found = next(groups, (None, iter(())))
+            writer.add(joined(rows, self.centroids.shape[1]))
+        return writer.written()
+
+    def _write(self, part: Sequence[_Batch], count: Count) -> Written:
+        """Write clusters that follow each other, from those of the old segment."""
+        writer, reader = self._writer(part[0].place), self._reader()
+        for one in part:
+            rows = joined([self._live(reader, one.place), one.rows], self.centroids.shape[1])
+            writer.add(rows)
+            count(len(rows.ids), one.size)
+        return writer.written()
+
+    def _live(self, reader: SegmentReader | None, cluster: int) -> Rows:
+        assert reader is not None  # noqa: S101 - without an old segment, no batch has a cluster
+        return reader.cluster(cluster).without(self.superseded)
+
+    def _reader(self) -> SegmentReader | None:
+        return None if self.old is None else SegmentReader(open_store(self.table.location), self.old)
+
+    def _writer(self, first: int) -> SegmentWriter:
+        return SegmentWriter(open_store(self.table.location), self.new, self.centroids, self.quantizer, first)
+
+
+def _divided(batches: Sequence[_Batch], cores: int) -> list[list[_Batch]]:
+    return in_parts(batches, part_numbers([one.size for one in batches], cores * _TASKS_PER_CORE, _BYTES_PER_TASK))
+
+
+def _reported(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    def run(items: Iterable[Any]) -> Iterator[Any]:
+        with reported():
+            yield from task(items)
+
+    return run
