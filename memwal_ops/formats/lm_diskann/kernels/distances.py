@@ -45,12 +45,12 @@ def fill_table(book, query, table):
         rest += difference * difference
     for byte in range(table.shape[0]):
         start, width = book.starts[byte], book.widths[byte]
-        for value in range(256):
-            total = np.float32(0)
-            for at in range(width):
+        table[byte, :] = 0
+        for at in range(width):
+            double = np.float32(2) * (query[start + at] - book.base[start + at])
+            for value in range(256):  # innermost, so that it is compiled to vector instructions
                 part = book.parts[byte, value, at]
-                total += part * (part - 2 * (query[start + at] - book.base[start + at]))
-            table[byte, value] = total
+                table[byte, value] += part * (part - double)
     return rest
 
 
