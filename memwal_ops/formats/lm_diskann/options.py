@@ -90,12 +90,16 @@ class InitOptions(Options):
 
     dimension: int = count(128, minimum=1, help="Floats per vector.")
     index_metric: str = choice("l2", "l2", "cosine", help="The distance metric.")
-    links: int = count(70, minimum=4, help="R: maximum number of links of a node; fewer than 16 cost recall.")
+    links: int = count(
+        70, minimum=4, help="R: maximum number of links of a node; fewer than 16 cost recall, 4 up to half of it."
+    )
     alpha: float = number(
         1.2, minimum=1.0, metavar="X", help="Pruning parameter: a value above 1 also keeps longer links."
     )
     search_list: int = count(
-        100, minimum=1, help="L: length of the candidate list of inserts, and the default for searches."
+        100,
+        minimum=1,
+        help="L: length of the candidate list of inserts, and the default for searches; many dimensions need more.",
     )
     quantizer: str = choice("pq", "pq", "ternary", help="How the vectors of neighbours are compressed.")
     table: str | None = text(None, metavar="URI", help="Follow this Lance table: catchup inserts its rows.")
@@ -122,5 +126,5 @@ class VerifyOptions(AnswersOptions, WaitOptions):
     """Options of verify."""
 
     min_recall: float = number(
-        0.9, minimum=0, metavar="X", help="Recall of the nearest 10 rows below which it is a finding."
+        0.9, minimum=0, metavar="X", help="Recall of the nearest 10 rows, by distance, below which it is a finding."
     )
