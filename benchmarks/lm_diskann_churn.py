@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.lm_diskann import K, clustered, recall_of, truth
 from benchmarks.markdown import head, row
+from benchmarks.vectors import K, clustered, moved, recall_of, truth
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
 from memwal_ops.pages.charts import line_chart
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 SHARE, QUERIES = 10, 2_000
 JOBS = {"healed": ("catchup", "merge", "compact", "gc"), "not healed": ("merge",)}
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-
-
-def moved(random: np.random.Generator, count: int, dimension: int) -> NDArray[np.float32]:
-    """Rows around two new centres."""
-    centres = random.normal(size=(2, dimension)) * 5
-    near = centres[random.integers(0, 2, count)]
-    return (near + random.normal(size=near.shape) * 0.1).astype(np.float32)
 
 
 def recall(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.lm_diskann import K, clustered, recall_of
 from benchmarks.markdown import head, row
+from benchmarks.vectors import K, clustered, recall_of
 from memwal_ops.formats import lm_diskann
 
 if TYPE_CHECKING:

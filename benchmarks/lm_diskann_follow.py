@@ -17,9 +17,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.lm_diskann import DIMENSION, clustered
 from benchmarks.markdown import head, row
 from benchmarks.memory import peak_mib
+from benchmarks.vectors import DIMENSION, clustered
 from memwal_ops import run_job
 from memwal_ops.formats.lm_diskann import creation
 from memwal_ops.formats.lm_diskann.source import Source

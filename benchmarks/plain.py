@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmarks.lm_diskann import K, recall_of
 from benchmarks.markdown import head, row
 from benchmarks.memory import as_command, peak_mib, reset_peak
+from benchmarks.vectors import K, recall_of
 from memwal_ops import run_job
 from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions

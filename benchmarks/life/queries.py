@@ -11,9 +11,9 @@ import lance
 import numpy as np
 
 from benchmarks.life.shapes import index
-from benchmarks.lm_diskann import K, recall_of
 from benchmarks.plain import nearest
 from benchmarks.plain import rows as vector_rows
+from benchmarks.vectors import K, recall_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

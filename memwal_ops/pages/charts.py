@@ -68,7 +68,7 @@ def time_chart(
     }
     # Its charts of dates convert times by the zone of this machine; these are seconds, printed in UTC.
     plot: Any = pygal.XY(
-        **{**_common(), **own},
+        **{**common_options(), **own},
         x_value_formatter=lambda when: text.format(datetime.fromtimestamp(when, UTC)),
         dots_size=2,
     )
@@ -77,7 +77,7 @@ def time_chart(
         dashes = {"width": 2, "dasharray": _DASHES[at % len(_DASHES)]}
         dots = len(points) == 1 or unit == "share"
         plot.add(name, [*points], show_dots=dots, stroke_style=dashes)
-    return _rendered(plot)
+    return rendered(plot)
 
 
 def time_ticks(start: float, end: float) -> tuple[list[float], str]:
@@ -91,26 +91,27 @@ def time_ticks(start: float, end: float) -> tuple[list[float], str]:
 
 def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> bytes:
     """Draw a bar chart, one group for each label."""
-    plot: Any = pygal.Bar(**{**_common(), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
+    plot: Any = pygal.Bar(**{**common_options(), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]
     plot.show_minor_x_labels = False
     for name, values in series.items():
         plot.add(name, [*values])
-    return _rendered(plot)
+    return rendered(plot)
 
 
 def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amount: str) -> bytes:
     """Draw lines over the same labels, not from zero; ``amount`` is the format of a value: ``{:.2f}``."""
     own = {"show_legend": True, "value_formatter": amount.format, "include_x_axis": False}
-    plot: Any = pygal.Line(**{**_common(), **own}, x_labels_major_count=_TICKS)
+    plot: Any = pygal.Line(**{**common_options(), **own}, x_labels_major_count=_TICKS)
     plot.x_labels = [*labels]
     plot.show_minor_x_labels = False
     for name, values in series.items():
         plot.add(name, [*values])
-    return _rendered(plot)
+    return rendered(plot)
 
 
-def _common() -> dict[str, Any]:
+def common_options() -> dict[str, Any]:
+    """Return the options of all charts."""
     style = Style(
         background="transparent",
         plot_background="transparent",
@@ -149,6 +150,7 @@ def _common() -> dict[str, Any]:
     }
 
 
-def _rendered(plot: Any) -> bytes:
+def rendered(plot: Any) -> bytes:
+    """Return the SVG image of a chart."""
     rendered: bytes = plot.render(is_unicode=False)
     return rendered
