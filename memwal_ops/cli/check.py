@@ -28,9 +28,11 @@ from memwal_ops.supervisor.observe.findings import (
     WARNING,
     Limits,
     backlog_job,
+    event_findings,
     job_findings,
     last_run_fault,
     level_of,
+    level_of_finding,
     partial_fault,
     writer_findings,
 )
@@ -194,6 +196,8 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
         found.add(WARNING, str(status["service"]["state_error"]))
     for fault in status["service"].get("discovery_faults", ()):
         found.add(WARNING, f"{fault['pattern']}: {fault['error']}")
+    for fault in event_findings(status["service"]):
+        found.add(level_of_finding(fault), fault["what"])
     tables = status["tables"]
     if not tables:
         found.add(WARNING, "no table is maintained: no pattern matches any")

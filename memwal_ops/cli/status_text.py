@@ -75,6 +75,7 @@ def _head(document: Mapping[str, Any]) -> str:
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
         lines = [f"Service: {word} as {service['holder']}, since {service['started'][:19].replace('T', ' ')} UTC."]
+        lines += _event_lines(service.get("events"), document["tables"])
         lines += budget_lines(service.get("budget"), document["tables"])
     if document["history_error"] is not None:
         lines.append(f"{document['history_error']} The times of runs are known from leases only.")
@@ -95,6 +96,15 @@ def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
         return [*shown, f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else shown
     until = "" if budget["frees"] is None else f" until {budget['frees'][:16].replace('T', ' ')} UTC"
     return [*shown, f"The budget of the fleet is used up ({budget['used_up']}){until}; it defers {jobs}."]
+
+
+def _event_lines(events: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether events of the store announce commits; what is wrong with them is a problem below."""
+    if events is None or events["state"] == "unreachable":
+        return []
+    last = events["last_event"]
+    when = "none has come yet" if last is None else f"the last one came at {last[:19].replace('T', ' ')} UTC"
+    return [f"Events announce the commits of {events['tables']:,} of {counted(len(tables), 'table')}; {when}."]
 
 
 def _fleet(fleet: Mapping[str, Any]) -> str:

@@ -249,6 +249,14 @@ class DetectsChanges(Protocol):
 
 
 @runtime_checkable
+class AnnouncesCommits(Protocol):
+    """A format of whose objects some alone announce a commit; optional. Of others, each object does."""
+
+    def announces_commit(self, path: str) -> bool:
+        """Whether an object written at that path below a table may change what its jobs find to do."""
+
+
+@runtime_checkable
 class RemembersCommit(Protocol):
     """A table that keeps the revision that its own commit published, so that it is not read again; optional."""
 

@@ -25,6 +25,8 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.events.listener import Listener
+from memwal_ops.supervisor.events.routes import Routes
 from memwal_ops.supervisor.http.audit import Audit
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tls import Certificate
@@ -39,7 +41,7 @@ from memwal_ops.supervisor.observe.otlp import push
 from memwal_ops.supervisor.observe.pages import Pages
 from memwal_ops.supervisor.observe.scheduled_tables import ScheduledTables
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.status import budget_status, paused, published_budget, status_of
+from memwal_ops.supervisor.observe.status import budget_status, events_status, paused, published_budget, status_of
 from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
@@ -74,7 +76,7 @@ _SAMPLES = timedelta(seconds=20)
 _FIRST_HISTORY_SECONDS, _HISTORY_WAIT_SECONDS = 3.0, 0.05
 _TERMINATED = 128 + signal.SIGTERM
 # Settings that take effect at a restart only.
-_RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace", "fleet")
+_RESTART_ONLY = ("state_dir", "history.path", "leases.enabled", "http", "misfire_grace", "fleet", "events")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -85,6 +87,7 @@ class Service:
     _found: Sequence[FoundTable] = ()
     # Why this supervisor cannot be a member of its fleet.
     _refusal: MemwalOpsError | None = None
+    _listener: Listener | None = None
 
     def __init__(self, settings: Settings, *, once: bool = False) -> None:
         """Lock the state folder and open the history; run nothing yet.
@@ -186,6 +189,7 @@ class Service:
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         began = time.monotonic()
         try:
+            self._listener = self._make_listener()
             # Named tables need no listing and start at once; patterns may be slow to expand.
             with self.scheduler.lock:
                 named = [entry for entry in self.scheduler.settings.tables if entry.pattern is None]
@@ -193,6 +197,8 @@ class Service:
             self._discover()
             if self._member is not None:
                 self._member.start()
+            if self._listener is not None:
+                self._listener.start()
             self._timers.start()
             config = self.scheduler.settings.config
             self._configure_notifications(config.notify)
@@ -281,6 +287,7 @@ class Service:
             },
             "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
             "fleet": None if self._member is None else self._member.status(),
+            "events": None if self._listener is None else events_status(self.scheduler, self._listener),
         }
 
     # -- signals
@@ -324,6 +331,8 @@ class Service:
         self._stop_began = time.monotonic()
         if self._member is not None:
             self._member.leave()
+        if self._listener is not None:
+            self._listener.stop()
         self._notifier.stopping()
         self._timers.stop()
         with self.scheduler.lock:
@@ -418,6 +427,8 @@ class Service:
             for fault in discovery.faults:
                 self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
         self._found = tables
+        if self._listener is not None:
+            self._listener.routes = Routes(tables, self.scheduler.settings.tables)
         self._set_share()
 
     def _set_share(self) -> None:
@@ -490,6 +501,21 @@ class Service:
     def _meet(self, others: Others) -> None:
         self.scheduler.ranking.meet(others, self.scheduler.clock.now())
         self._state.members = 1 + others.living
+
+    def _make_listener(self) -> Listener | None:
+        config, member = self.scheduler.settings.config.events, self._member
+        if config is None:
+            return None
+        return Listener(
+            config,
+            shared=member is not None and config.shared,
+            ready=lambda: self._ready and (member is None or not member.joining),
+            elsewhere=lambda uri: "" if member is None else member.owner_of(uri),
+            on_event=lambda tables: self._post(lambda: self.scheduler.on_events(tables)),
+            on_new=lambda _: self._post(self._discover),
+            on_alive=lambda alive: self._post(lambda: setattr(self.scheduler.announced, "alive", alive)),
+            count=lambda outcome: self._metrics.events.labels(outcome).inc(),
+        )
 
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(

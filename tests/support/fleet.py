@@ -123,7 +123,7 @@ def status(tables: list[dict[str, Any]], **service: Any) -> dict[str, Any]:
         "service": {
             "version": "0", "pid": 1, "instance": "a", "holder": "ops@vm-1 pid 12", "started": _ago(hours=5),
             "ready": True, "stopping": False, "leases": True, "state_dir": "/state", "state_error": None,
-            "config": config, "budget": None, "discovery_faults": [], "fleet": None, **service,
+            "config": config, "budget": None, "discovery_faults": [], "fleet": None, "events": None, **service,
         },
         "pools": {},
         "tables": tables,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
 
-_VERSIONS = "_versions"
+_VERSIONS, _MEM_WAL = "_versions", "_mem_wal"
 
 
 class LanceFormat:
@@ -113,6 +113,11 @@ class LanceFormat:
         from memwal_ops.formats.lance.retention.fingerprint import is_unchanged  # noqa: PLC0415 - protobuf, as above
 
         return is_unchanged(store, fingerprint)
+
+    def announces_commit(self, path: str) -> bool:
+        """Whether it is the manifest of a version or of a region: no job acts on what no manifest names."""
+        folders = path.split("/")[:-1]
+        return folders == [_VERSIONS] or (folders[:1] == [_MEM_WAL] and folders[2:] == ["manifest"])
 
     def exported(self, store: Store, versions: int) -> Iterable[Exported]:
         """See :class:`memwal_ops.core.export.ExportsMetadata`."""

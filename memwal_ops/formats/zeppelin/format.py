@@ -76,5 +76,9 @@ class ZeppelinFormat:
 
         return swappable(store).get_with_tag(MANIFEST)[1] == fingerprint
 
+    def announces_commit(self, path: str) -> bool:
+        """Whether it is the manifest: each write of a namespace replaces it."""
+        return path in {MANIFEST, META}
+
 
 FORMAT = ZeppelinFormat()

@@ -14,8 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from memwal_ops.core.job import Objective
 from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES, below
+from memwal_ops.storage.queues import address_of
 from memwal_ops.units import duration_text, parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
@@ -376,6 +378,24 @@ class FleetConfig(Model):
     storage_options: Options = Field(default_factory=dict)
 
 
+class EventsConfig(Model):
+    """The queue of SQS to which S3 sends the events of the tables' buckets: a commit polls its table at once."""
+
+    queue: Annotated[str, Field(min_length=1)]
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
+    shared: bool = True
+    storage_options: Options = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _address(self) -> EventsConfig:
+        try:
+            address_of(self.queue, self.endpoint)
+        except InvalidUsageError as error:
+            raise ValueError(f"queue: {error} {error.remedy}") from error
+        return self
+
+
 class PoolConfig(Model):
     """The worker processes of one pool."""
 
@@ -483,6 +503,7 @@ class Config(Model):
     history: HistoryConfig = HistoryConfig()
     leases: LeasesConfig = LeasesConfig()
     fleet: FleetConfig | None = None
+    events: EventsConfig | None = None
     prices: PricesConfig = PricesConfig()
     budget: FleetBudgetConfig | None = None
     pools: PoolsConfig = PoolsConfig()

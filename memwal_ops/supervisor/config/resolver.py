@@ -17,7 +17,7 @@ from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
-from memwal_ops.storage.locations import SCHEMES, split_query
+from memwal_ops.storage.locations import S3, SCHEMES, scheme_of, split_query
 from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text
 from memwal_ops.supervisor.config.effective import JobSettings, Settings, Source, TableSettings
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.supervisor.config.model import (
         Config,
+        EventsConfig,
         FleetConfig,
         HttpConfig,
         NamespaceConfig,
@@ -70,7 +71,7 @@ class Resolver:
         self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
         self._warn_of_strangers(self._config.http)
         self._check_targets()
-        config = self._config.model_copy(update={"fleet": self._fleet()})
+        config = self._config.model_copy(update={"fleet": self._fleet(), "events": self._events()})
         names = [self._name(entry) for entry in self._config.tables]
         tables = tuple(self._table(number, name) for number, name in enumerate(names))
         for number, name in enumerate(names):
@@ -390,9 +391,7 @@ class Resolver:
         fleet, place = self._config.fleet, ("fleet",)
         if fleet is None:
             return None
-        self._check_secrets((*place, "storage_options"), fleet.storage_options)
-        options = {**self._config.defaults.storage_options, **fleet.storage_options}
-        remember_options(options)
+        options = self._merged_options(place, fleet.storage_options)
         if is_catalog(fleet.uri) or _WILD.search(split_query(fleet.uri)[0]) is not None:
             self._problem((*place, "uri"), f"{fleet.uri!r} is not a folder.", "Give a folder for the members' records.")
         else:
@@ -408,6 +407,25 @@ class Resolver:
                 fix = f"Give another folder; the pattern of tables in line {line} matches it."
                 self._problem((*place, "uri"), f"{fleet.uri} would be taken for a table.", fix)
         return fleet.model_copy(update={"storage_options": options})
+
+    def _events(self) -> EventsConfig | None:
+        """Return the events with their storage options, which are merged over those of all tables."""
+        events, place = self._config.events, ("events",)
+        if events is None:
+            return None
+        options = self._merged_options(place, events.storage_options)
+        if not any(scheme_of(entry.uri or entry.glob or "") in S3 for entry in self._config.tables):
+            what = "No table is in S3, which alone sends events to a queue of SQS."
+            fix = "Remove events: the tables of this file are polled."
+            self._warnings.append(Problem(place, self._document.line(place), what, fix))
+        return events.model_copy(update={"storage_options": options})
+
+    def _merged_options(self, place: Place, own: Mapping[str, str]) -> RedactedOptions:
+        """Storage options over those of all tables."""
+        self._check_secrets((*place, "storage_options"), own)
+        options = {**self._config.defaults.storage_options, **own}
+        remember_options(options)
+        return RedactedOptions(options)
 
     def _check_targets(self) -> None:
         """Register the secrets of notifications, and warn of those in plain text."""

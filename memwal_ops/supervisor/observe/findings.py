@@ -36,7 +36,10 @@ _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked
 _UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
 # A writer that is alive flushes sooner, and one that restarts replays the log first.
 _LEFT_BEHIND = 3600.0
-_FLEET = "runbooks/split-membership.md"
+_FLEET, _EVENTS = "runbooks/split-membership.md", "runbooks/no-events.md"
+# Events that are so late are behind many others, or the queue was not read for a while.
+_LATE_EVENTS = 600.0
+_NAMED = 3
 _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alerts/MemwalOpsJobFailing.md"
 
 
@@ -160,6 +163,28 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
     fleet = None if service is None else service.get("fleet")
     if fleet is not None:
         yield from _fleet_findings(fleet)
+    yield from event_findings(service)
+
+
+def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yield the findings about events of the store: none of them keeps a table from being polled."""
+    events = None if service is None else service.get("events")
+    if events is None:
+        return
+    if events["error"] is not None:
+        what = f"The queue of events cannot be read; all tables are polled as without it. {events['error']}"
+        yield finding(WARNING, what, f"Make {events['queue']} readable for the service.", _EVENTS)
+    if missed := events["missed"]:
+        named = [*missed[:_NAMED], *([f"{len(missed) - _NAMED} more"] if len(missed) > _NAMED else [])]
+        what = f"No event announced a commit to {_listed(named)}; polls found it."
+        yield finding(WARNING, what, "See whether their bucket notifies the queue of each object created.", _EVENTS)
+    if events["unreadable"]:
+        count, why = events["unreadable"], events["unreadable_error"]
+        what = f"The queue of events has messages that are not S3's ({count}): {why}."
+        yield finding(WARNING, what, "Give the service a queue of its own.", _EVENTS)
+    if (events["lag_seconds"] or 0.0) > _LATE_EVENTS:
+        what = f"Events are {time_text(events['lag_seconds'])} old when they are received."
+        yield finding(WARNING, what, "Let the bucket notify of manifests alone.", _EVENTS)
 
 
 def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from memwal_ops.core.figures import Figures, backlog_of, exported_metrics
 from memwal_ops.core.job import POOLS
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
+from memwal_ops.supervisor.events.listener import OUTCOMES
 from memwal_ops.supervisor.observe.exposition import Family, exposition
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.job import MetricSpec
-    from memwal_ops.supervisor.observe.status_document import FleetStatus, StatusDocument
+    from memwal_ops.supervisor.observe.status_document import EventsStatus, FleetStatus, StatusDocument
 
 PREFIX = "memwal_ops"
 _BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
@@ -66,6 +67,7 @@ class Metrics:
         self.notifications = counter(
             "notifications", "Notifications of findings, by target and outcome.", "target", "outcome"
         )
+        self.events = counter("events", "Messages about events of the store, by what became of them.", "outcome")
         self.worker_starts = counter("worker_starts", "Worker processes that were started.", "pool")
         self.worker_deaths = counter("worker_deaths", "Worker processes that died in a run.", "pool")
         self.reloads = counter("config_reloads", "Configuration files that were read again, by outcome.", "outcome")
@@ -84,6 +86,8 @@ class Metrics:
         for reported in (self.heartbeats, self.reloads):
             for outcome in _BOTH:
                 reported.labels(outcome)
+        for outcome in OUTCOMES:
+            self.events.labels(outcome)
         for pool in (*POOLS, WATCH):
             self.worker_starts.labels(pool)
             self.worker_deaths.labels(pool)
@@ -290,6 +294,7 @@ class _StatusCollector(Collector):
         text = "Seconds since another supervisor's lease first prevented a due run."
         yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
         yield from self._fleet_gauges(service.get("fleet"))
+        yield from self._event_gauges(service.get("events"))
         skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
         yield self._gauge(
             "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
@@ -305,6 +310,16 @@ class _StatusCollector(Collector):
         yield self._gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
         ages = [(name, one["seconds_since_heartbeat"]) for name, one in members]
         yield self._gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
+
+    def _event_gauges(self, events: EventsStatus | None) -> Iterator[Family]:
+        good = [] if events is None else [((), float(events["error"] is None))]
+        yield self._gauge("events_ok", "1 if the queue of events could be read.", good)
+        lag = [] if events is None else [((), events["lag_seconds"] or 0.0)]
+        yield self._gauge("events_lag_seconds", "Age of the oldest message when it was received.", lag)
+        tables = [] if events is None else [((), float(events["tables"]))]
+        yield self._gauge("events_tables", "Tables that events come for.", tables)
+        missed = [] if events is None else [((), float(len(events["missed"])))]
+        yield self._gauge("events_missed_tables", "Tables with a commit that no event announced.", missed)
 
     @staticmethod
     def _gauge(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from memwal_ops.supervisor.config.effective import TableSettings
+    from memwal_ops.supervisor.events.listener import Listener
     from memwal_ops.supervisor.observe.status_document import (
         BudgetStatus,
+        EventsStatus,
         JobStatus,
         LeaseStatus,
         PauseStatus,
@@ -113,6 +115,13 @@ def published_budget(scheduler: Scheduler) -> Mapping[str, Any] | None:
     """Return what other members of the fleet are to know of it."""
     with scheduler.lock:
         return scheduler.ranking.published(scheduler.begun(), scheduler.clock.now())
+
+
+def events_status(scheduler: Scheduler, listener: Listener) -> EventsStatus:
+    """Return whether events of the store come."""
+    with scheduler.lock:
+        covered, missed = scheduler.announced.covered(), scheduler.announced.missed()
+    return listener.status(covered, missed)
 
 
 def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:

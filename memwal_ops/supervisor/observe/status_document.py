@@ -178,8 +178,28 @@ class FleetStatus(TypedDict):
     members: list[MemberStatus]
 
 
+class EventsStatus(TypedDict):
+    """Events of S3: ``state`` is starting, listening or unreachable; ``error``: why the last.
+
+    ``last_event``: the last one that had a table polled. ``lag_seconds``: age of the oldest message of the last
+    request; 0: there was none. ``tables``: how many events come for. ``missed``: those with commits that none did.
+    ``unreadable``: messages of the last hours that are not S3's, and what the last of them is.
+    """
+
+    queue: str
+    state: str
+    error: str | None
+    last_message: str | None
+    last_event: str | None
+    lag_seconds: float | None
+    tables: int
+    missed: list[str]
+    unreadable: int
+    unreadable_error: str | None
+
+
 class ServiceStatus(TypedDict):
-    """The service itself; ``fleet`` is None unless it is a member of one."""
+    """The service itself; ``fleet`` and ``events`` are None unless they are configured."""
 
     version: str
     pid: int
@@ -196,6 +216,7 @@ class ServiceStatus(TypedDict):
     config: ConfigStatus
     discovery_faults: list[PatternFault]
     fleet: FleetStatus | None
+    events: EventsStatus | None
 
 
 class StatusDocument(TypedDict):

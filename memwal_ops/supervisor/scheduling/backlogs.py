@@ -11,6 +11,8 @@ from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.worth import missed_objective
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.locations import S3, scheme_of
+from memwal_ops.supervisor.scheduling.announcements import Announcements
 from memwal_ops.supervisor.state.outcomes import describe_exit
 from memwal_ops.supervisor.state.tables import IDLE, WATCH, Reading
 from memwal_ops.supervisor.workers.protocol import PollRequest
@@ -85,6 +87,7 @@ class BacklogPolling:
         self._count_used = count_used
         self._is_stopped = is_stopped
         self._once = once
+        self.announced = Announcements(clock)
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
         self._log = get_logger(__name__)
 
@@ -104,12 +107,17 @@ class BacklogPolling:
             state.poll_due = self._clock.now()
 
     def may_skip(self, table: str) -> bool:
-        """Whether a table has been idle long enough to skip this poll: the next timer is still within ``idle_poll``."""
+        """Whether a table may skip this poll: the next timer is still within ``idle_poll``.
+
+        It has been idle long enough, or an event announces its next commit, and nothing else can make a job due.
+        """
         state = self._tables.get(table)
         if state is None or any(entry.failures for entry in state.entries.values()):
             return False
         poll, longest = (span.total_seconds() for span in (state.table.settings.poll, state.table.settings.idle_poll))
         wait = min(poll * 2.0 ** min(max(state.unchanged - _UNCHANGED_POLLS, 0), 30), longest)
+        if self.announced.covers(table) and _waits_for_commit(state):
+            wait = longest
         return self._clock.monotonic() - state.poll_began + _NEXT_TIMER_FACTOR * poll <= wait
 
     def request_history(self, table: str) -> None:
@@ -144,6 +152,8 @@ class BacklogPolling:
 
     def begin(self, free: Callable[[str], int]) -> None:
         """Start as many polls as there are ``free`` workers in the pool, those that have waited longest first."""
+        for table in self.announced.take_due():
+            self.request(table)
         while free(WATCH):
             waiting = [state for state in self._tables.values() if state.poll_due is not None and not state.polling]
             if not waiting:
@@ -265,6 +275,9 @@ class BacklogPolling:
     def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
         """Keep the figures of a poll; return whether they are those of the one before."""
         version, figures = state.version, state.figures
+        if self.announced.alive and scheme_of(state.table.uri) in S3:
+            committed = version is not None and version != result["version"]
+            self.announced.polled(state.table.name, state.poll_began, committed=committed)
         state.figures, state.version = dict(result["figures"]), result["version"]
         waiting = state.backlog.amount("backlog")
         if result["outcome"] == "succeeded" or waiting is not None:
@@ -394,6 +407,15 @@ def _is_idle(state: TableState) -> bool:
     """Whether a poll found nothing waiting, and no trigger that an age could fire."""
     watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
     return not state.backlog.amount("backlog") and not any(state.figures.get(name) for name in _ages(state) & watched)
+
+
+def _waits_for_commit(state: TableState) -> bool:
+    """Whether what a poll found stays the same until something is committed: no part is blocked, no age is watched."""
+    if state.error is not None or state.blocked:
+        return False
+    ages = {name for name in _ages(state) if state.figures.get(name)}
+    watched = {name for entry in state.entries.values() if entry.settings.when for name in entry.settings.when.figures}
+    return not ages & watched and not (ages and "max_backlog_age" in state.table.settings.objectives)
 
 
 def _ages(state: TableState) -> set[str]:

@@ -185,7 +185,7 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     for path in found:
         name = short_name(path)
         uri = f"{root}/{path}{query}"
-        if _wanted(entry, name, uri):
+        if is_wanted(entry, name, uri):
             yield FoundTable(f"{prefix}{name}", uri, entry)
 
 
@@ -195,11 +195,12 @@ def _catalog_tables(entry: TableSettings) -> Iterator[FoundTable]:
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     for name in catalog.tables():
         uri = catalog.uri(name)
-        if _wanted(entry, name, uri):
+        if is_wanted(entry, name, uri):
             yield FoundTable(f"{prefix}{name}", uri, entry)
 
 
-def _wanted(entry: TableSettings, name: str, uri: str) -> bool:
+def is_wanted(entry: TableSettings, name: str, uri: str) -> bool:
+    """Whether ``include`` and ``exclude`` of an entry leave a table that its pattern matches."""
     return (not entry.include or _any(entry.include, name, uri)) and not _any(entry.exclude, name, uri)
 
 

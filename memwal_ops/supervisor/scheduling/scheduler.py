@@ -139,6 +139,7 @@ class Scheduler:
             is_stopped=lambda entry: is_open(entry, self.settings.config.backoff.longest, self.clock.now()),
             once=once,
         )
+        self.announced = self._polling.announced
         self.errands = Errands(lambda: next(self._numbers), self._assign, self.clock.monotonic)
         self._watchdog = Watchdog(pools, leases, self.clock, self.skews)
         self._log = get_logger(__name__)
@@ -219,6 +220,7 @@ class Scheduler:
         removed = reconcile(self.tables, found, lambda table, settings: self._new_entry(table, settings, now))
         for name in removed:
             self.metrics.forget_table(name)
+        self.announced.retain(self.tables)
         for name, state in self.tables.items():
             self.metrics.init_table(name, state.entries)
 
@@ -267,6 +269,11 @@ class Scheduler:
         """Request a poll of a table's backlog; by its timer (``timed``), an idle table skips some."""
         if not self.stopping and not (timed and self._polling.may_skip(table)):
             self._polling.request(table)
+
+    def on_events(self, tables: Iterable[str]) -> None:
+        """Poll tables soon: events of their store announce commits."""
+        for table in self.tables.keys() & set(tables):
+            self.announced.take(table)
 
     def read_history(self, table: str) -> None:
         """Request the recent history of a table, for its page."""

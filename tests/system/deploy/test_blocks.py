@@ -43,6 +43,7 @@ RUN_BY = {
     "docs/coming-from.md": HERE,
     "docs/configuration.md": "tests/integration/supervisor/test_commands.py",
     "docs/erase.md": HERE,
+    "docs/events.md": "tests/integration/supervisor/test_event_pages.py",
     "docs/formats/adding-one.md": "tests/conformance/test_docs.py",
     "docs/formats/dynamodb.md": "tests/integration/formats/lance/jobs/migrate/test_migrate_store.py",
     "docs/formats/lance.md": HERE,

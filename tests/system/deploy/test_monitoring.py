@@ -97,6 +97,8 @@ def test_what_is_named_exists_in_the_scrape_of_a_running_service(tmp_path: Path)
     config.write_text(
         f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
         "notify: {targets: [{name: ops, type: webhook, url: 'http://127.0.0.1:1/'}]}\n"
+        "events: {queue: 'http://127.0.0.1:1/123456789012/q', region: eu-west-1, "
+        "storage_options: {aws_access_key_id: k, aws_secret_access_key: s}}\n"
         f"budget: {{cpu: 1h}}\nfleet: {{uri: {tmp_path}/ops, name: one, heartbeat: 1s}}\n"
         f"tables:\n- {{uri: {table.uri}, poll: 1s, expect_writes_within: 1h, "
         f"jobs: {{merge: {{schedule: 1s}}, {never}}}}}\n"

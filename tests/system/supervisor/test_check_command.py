@@ -16,12 +16,16 @@ from tests.support.tables import damage
 from tests.support.tables.workload import Workload
 from tests.system.supervisor.conftest import TABLES
 
+EVENTS = {"queue": "https://sqs/1/q", "error": None, "missed": [], "unreadable": 0, "lag_seconds": None}
+
 
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
         ({}, 0, "OK - 1 table"),
         ({"service": {"discovery_faults": [{"pattern": "s3://b/*", "error": "no answer"}]}}, 1, "s3://b/*: no answer"),
+        ({"service": {"events": {**EVENTS, "error": "no answer"}}}, 1, "The queue of events cannot be read"),
+        ({"service": {"events": EVENTS}}, 0, "OK - 1 table"),
         ({"tables": []}, 1, "no table is maintained"),
         ({"job": {"waiting_for": "lease"}, "late": True}, 0, "OK"),
         ({"job": {"waiting_for": "worker"}, "late": True}, 1, "a/merge has not succeeded for 240 s"),

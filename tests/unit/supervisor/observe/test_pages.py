@@ -71,6 +71,30 @@ def test_the_members_of_a_fleet_and_what_is_wrong_with_them() -> None:
     assert re.search(r"^b +dead ", text, re.MULTILINE)
 
 
+def test_whether_events_come_and_what_is_wrong_with_them() -> None:
+    good = {
+        "queue": "https://sqs/1/q", "state": "listening", "error": None, "last_message": None, "lag_seconds": 0.0,
+        "last_event": "2026-11-21T12:00:00.000+00:00", "tables": 7, "missed": [], "unreadable": 0,
+        "unreadable_error": None,
+    }  # fmt: skip
+    said = "Events announce the commits of 7"
+    page = pages_of(status(fleet(20), events=good)).tables().body.decode()
+    assert f"{said} tables; the last one came at 2026-11-21 12:00:00 UTC." in page
+    assert "no-events.md" not in page
+    document = {**NOTHING, "service": status([], events=good)["service"]}
+    assert f"{said} of 0 tables; the last one came at" in " ".join(describe(document, in_full=False).split())
+    for change, says in (
+        ({"state": "unreachable", "error": "Refused."}, "all tables are polled as without it. Refused."),
+        ({"missed": ["a", "b", "c", "d", "e"]}, "No event announced a commit to a, b, c and 2 more; polls found it."),
+        ({"unreadable": 3, "unreadable_error": "no JSON"}, "has messages that are not S3&#39;s (3): no JSON."),
+        ({"lag_seconds": 720.0}, "Events are 12 min old when they are received."),
+    ):
+        page = pages_of(status(fleet(20), events={**good, **change})).tables().body.decode()
+        assert says in page, says
+        assert 'href="/runbooks/no-events.md"' in page
+        assert (said in page) == ("error" not in change)
+
+
 def test_a_table_says_what_to_type() -> None:
     pages = pages_of(status(fleet(20)))
     assert "<pre>memwal-ops inspect s3://lake/payments.lance</pre>" in pages.table("payments").body.decode()

@@ -1,0 +1,1 @@
+"""Events of a store: a commit polls its table at once."""

@@ -1,0 +1,246 @@
+"""Listen to the events of a store, and have the tables that they name polled.
+
+An event is a hint, and nothing else: a table is polled by its timer, too. So none must be kept, and all that may go
+wrong with a queue costs is time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.log import get_logger
+from memwal_ops.storage.queues import Queue, address_of
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.events.messages import UnreadableError, objects_created
+from memwal_ops.supervisor.events.routes import Routes, announces_commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from memwal_ops.storage.queues import Message
+    from memwal_ops.supervisor.config.model import EventsConfig
+    from memwal_ops.supervisor.observe.status_document import EventsStatus
+
+OUTCOMES = ("unreadable", "elsewhere", "new", "polled", "unknown", "ignored")
+"""What becomes of a message: it is not one that S3 sends; it is for another member; its table is not known yet; a table
+is polled; it is of no table; the object announces nothing. Of one about several objects, the first of these."""
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+# A message for another member is given back: at once until each member of a large fleet has probably had it, then
+# after some seconds, and at last it is dropped.
+_HOPS, _LATER_SECONDS, _MAX_HOPS = 30, 3, 60
+# A table that is not known: its message is received again until it is, or so many listings have not found it.
+_DISCOVERY_SECONDS, _MAX_RECEIVES, _ASK_AGAIN_SECONDS, _MAX_ASKED, _FORGET_SECONDS = 5, 12, 10.0, 3, 3600.0
+_MAX_FOLDERS = 10_000
+# What is not S3's may be another program's: it stays in the queue, and out of the way.
+_UNREADABLE_SECONDS = 3600
+
+
+class Listener:
+    """Receives messages on a thread of its own.
+
+    Args:
+        shared: the members of a fleet have one queue.
+        ready: whether the tables of this process are known.
+        elsewhere: returns which other member of the fleet has the table of a URI; empty: none.
+        on_event: called with the names of tables to be polled.
+        on_new: called with the folder of a table that a pattern matches, and that is not known.
+        on_alive: called when it is known to work, and when it no longer does.
+        count: takes the outcome of a message.
+        queue: makes the queue; called again after a failure, so that new credentials are found.
+    """
+
+    def __init__(
+        self,
+        config: EventsConfig,
+        *,
+        shared: bool,
+        ready: Callable[[], bool],
+        elsewhere: Callable[[str], str],
+        on_event: Callable[[Sequence[str]], None],
+        on_new: Callable[[str], None],
+        on_alive: Callable[[bool], None],
+        count: Callable[[str], None],
+        queue: Callable[[], Queue] | None = None,
+    ) -> None:
+        """Send no request yet."""
+        self.routes = Routes()
+        self._config, self._shared = config, shared
+        self._make = queue or self._open
+        self._ready, self._elsewhere = ready, elsewhere
+        self._on_event, self._on_new, self._on_alive, self._count = on_event, on_new, on_alive, count
+        self._lock = threading.Lock()
+        self._alive = False
+        self._error: str | None = None
+        self._last_message: float | None = None
+        self._last_event: float | None = None
+        self._lag: float | None = None
+        self._unreadable: tuple[float, int, str] | None = None
+        self._asked: dict[str, tuple[float, float, int]] = {}
+        self._stopping = threading.Event()
+        # A daemon thread: a request that waits for messages must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._work, name="events", daemon=True)
+        self._log = get_logger(__name__)
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Receive no more; what is in flight is received by another process, or by this one after a restart."""
+        self._stopping.set()
+
+    def status(self, covered: int, missed: Sequence[str]) -> EventsStatus:
+        """Return whether events come.
+
+        Args:
+            covered: how many tables they come for.
+            missed: the tables to which something was committed without an event.
+        """
+        with self._lock:
+            unreadable = self._unreadable
+            if unreadable is not None and time.time() - unreadable[0] > _UNREADABLE_SECONDS:
+                unreadable = None
+            return {
+                "queue": redact(self._config.queue),
+                "state": "unreachable" if self._error else "listening" if self._alive else "starting",
+                "error": self._error,
+                "last_message": _iso(self._last_message),
+                "last_event": _iso(self._last_event),
+                "lag_seconds": self._lag,
+                "tables": covered,
+                "missed": list(missed),
+                "unreadable": 0 if unreadable is None else unreadable[1],
+                "unreadable_error": None if unreadable is None else unreadable[2],
+            }
+
+    # -- its own thread
+
+    def _work(self) -> None:
+        queue: Queue | None = None
+        wait = _FIRST_WAIT
+        while not self._stopping.wait(0.0 if self._ready() else _FIRST_WAIT):
+            if not self._ready():
+                continue
+            try:
+                queue = queue or self._make()
+                if not self._alive:
+                    self._take(queue, queue.receive(0))  # answers at once: it is known to work
+                    self._set_alive(None)
+                self._take(queue, queue.receive())
+                wait = _FIRST_WAIT
+                continue
+            except MemwalOpsError as error:
+                why = str(error)
+            except Exception as error:  # noqa: BLE001 - tables are polled without events
+                why = f"Unexpected {type(error).__name__}: {error}"
+            queue = None
+            self._set_alive(redact(why))
+            self._stopping.wait(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _open(self) -> Queue:
+        config = self._config
+        return Queue(address_of(config.queue, config.endpoint), config.storage_options, config.region)
+
+    def _set_alive(self, error: str | None) -> None:
+        with self._lock:
+            changed = (self._alive, self._error is None) != (error is None, error is None)
+            self._alive, self._error = error is None, error
+        if changed:
+            self._on_alive(error is None)
+            if error is None:
+                self._log.info("events_listening", queue=redact(self._config.queue))
+            else:
+                self._log.warning("events_unreachable", queue=redact(self._config.queue), error=error)
+
+    def _take(self, queue: Queue, messages: Sequence[Message]) -> None:
+        """Have tables polled, then delete the messages: a process that dies in between polls all as it starts."""
+        polled: dict[str, None] = {}
+        done: list[Message] = []
+        hidden: list[tuple[Message, int]] = []
+        for message in messages:
+            outcome, names = self._outcome(message)
+            self._count(outcome)
+            polled |= dict.fromkeys(names)
+            again = self._again_after(outcome, message.receives)
+            if again is None:
+                done.append(message)
+            else:
+                hidden.append((message, again))
+        self._note(messages, heard=bool(polled))
+        if polled:
+            self._on_event([*polled])
+        queue.delete(done)
+        queue.hide(hidden)
+
+    def _outcome(self, message: Message) -> tuple[str, list[str]]:
+        """Return what becomes of a message, and the tables to be polled."""
+        try:
+            created = objects_created(message.body)
+        except UnreadableError as error:
+            self._note_unreadable(message, redact(str(error)))
+            return "unreadable", []
+        names: list[str] = []
+        outcomes = {"ignored"}
+        for one in created:
+            routes = [self.routes.tables_of(one.bucket, key) for key in one.keys]
+            tables, path = max(routes, key=lambda found: len(found[0]))
+            if not tables:
+                folder = next(filter(None, (self.routes.new_table(one.bucket, key) for key in one.keys)), None)
+                outcomes.add("new" if folder is not None and self._ask(f"s3://{one.bucket}/{folder}") else "unknown")
+            for table in tables:
+                if announces_commit(table, path):
+                    elsewhere = self._elsewhere(table.uri)
+                    outcomes.add("elsewhere" if elsewhere else "polled")
+                    names += [] if elsewhere else [table.name]
+        return next(outcome for outcome in OUTCOMES if outcome in outcomes), names
+
+    def _again_after(self, outcome: str, receives: int) -> int | None:
+        """After how many seconds a message is to be received again; None: it is deleted."""
+        if outcome == "unreadable":
+            return _UNREADABLE_SECONDS
+        if outcome == "new" and receives <= _MAX_RECEIVES:
+            return _DISCOVERY_SECONDS
+        if outcome == "elsewhere" and self._shared and receives <= _MAX_HOPS:
+            return 0 if receives <= _HOPS else _LATER_SECONDS
+        return None
+
+    def _ask(self, folder: str) -> bool:
+        """Have the tables listed for a new one; False: the last listings did not find this one."""
+        now = time.monotonic()
+        first, last, count = self._asked.get(folder, (now, float("-inf"), 0))
+        if now - first > _FORGET_SECONDS:
+            first, count = now, 0
+        if now - last < _ASK_AGAIN_SECONDS:
+            return True
+        if count >= _MAX_ASKED:
+            return False
+        if len(self._asked) >= _MAX_FOLDERS:
+            self._asked.clear()
+        self._asked[folder] = (first, now, count + 1)
+        self._on_new(folder)
+        return True
+
+    def _note(self, messages: Sequence[Message], *, heard: bool) -> None:
+        now = time.time()
+        sent = [message.sent for message in messages if message.sent is not None and message.receives == 1]
+        with self._lock:
+            self._last_message = now if messages else self._last_message
+            self._last_event = now if heard else self._last_event
+            if sent or not messages:
+                self._lag = round(max(0.0, now - min(sent, default=now)), 3)
+
+    def _note_unreadable(self, message: Message, why: str) -> None:
+        with self._lock:
+            count = 0 if self._unreadable is None else self._unreadable[1]
+            self._unreadable = (time.time(), count + 1, why)
+        if not count:
+            self._log.warning("event_unreadable", queue=redact(self._config.queue), message=message.id, why=why)
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
