@@ -46,7 +46,7 @@ def problems(capfd: pytest.CaptureFixture[str], file: Path) -> list[tuple[int, s
     return [(one["line"], one["message"], one["fix"]) for one in shown.document["problems"]]
 
 
-@pytest.mark.parametrize("entries", ["named", "pattern"])
+@pytest.mark.parametrize("entries", ["named", pytest.param("pattern", marks=pytest.mark.long)])
 def test_run_once(tmp_path: Path, both: Both, toy_environment: dict[str, str], entries: str) -> None:
     """What the fleet says for one format is left out for the other; each table gets its format's own jobs."""
     listed = "".join(f"  - uri: {one.uri}\n" for one in both)

@@ -329,7 +329,7 @@ ERASE = JobSpec(
 Lance hides deleted rows: they stay in data files, indexes, old versions and the log. The plan names each such place.
 With --apply, the living rows are deleted, just the fragments that hold them are rewritten, indexes that may hold them
 are built anew, and the versions that do are expired. What grace times do not allow yet is named with its date, and the
-next run continues. A tag, a hold or a branch that keeps such rows is named: somebody must act first.
+next run continues. A tag, a hold or a branch that keeps such rows is named: you must act first.
 
 Safe to kill, to run twice, and to run beside writers, readers and all other jobs.
 

@@ -257,13 +257,13 @@ class Scheduler:
             if schedule is not None and schedule.is_due(now, entry.started, entry.first_seen):
                 self.on_schedule(*entry.key)
 
-    def step_back(self, by: timedelta) -> None:
+    def clock_set_back(self, by: timedelta) -> None:
         """Correct all recorded times after the wall clock was set back by ``by``: they lie that far in the future."""
         now = self.clock.now()
         for state in self.tables.values():
-            state.step_back(by, now)
+            state.clock_set_back(by, now)
             for entry in state.entries.values():
-                entry.step_back(by, now)
+                entry.clock_set_back(by, now)
 
     def poll(self, table: str, *, timed: bool = False) -> None:
         """Request a poll of a table's backlog; by its timer (``timed``), an idle table skips some."""

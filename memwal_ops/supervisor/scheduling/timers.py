@@ -52,7 +52,7 @@ class Timers:
             return
         self._ahead = offset
         self._log.warning("clock_stepped_back", seconds=round(back, 1))
-        self._scheduler.step_back(timedelta(seconds=back))
+        self._scheduler.clock_set_back(timedelta(seconds=back))
         periodic = {name: interval for name, interval in self._known.items() if name.startswith("task ")}
         self._known = dict.fromkeys(self._known)
         for name, interval in periodic.items():

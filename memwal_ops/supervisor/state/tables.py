@@ -144,7 +144,7 @@ class Entry:
         """Return the names of the table and the job."""
         return self.table.name, self.settings.name
 
-    def step_back(self, by: timedelta, now: datetime) -> None:
+    def clock_set_back(self, by: timedelta, now: datetime) -> None:
         """Correct the times after the wall clock was set back by ``by``.
 
         No past event lies in the future then, and no wait becomes longer.
@@ -219,7 +219,7 @@ class TableState:
         """The figures with their meaning."""
         return Figures(self.figures, self.table.settings.format)
 
-    def step_back(self, by: timedelta, now: datetime) -> None:
+    def clock_set_back(self, by: timedelta, now: datetime) -> None:
         """Correct the times after the wall clock was set back by ``by``."""
         if self.polled is not None:
             self.polled -= by
