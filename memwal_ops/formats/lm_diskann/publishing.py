@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,18 @@ from memwal_ops.formats.lm_diskann.files import (
     sync_folder,
     write_all,
 )
+from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
 from memwal_ops.formats.lm_diskann.wire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.changes import Changes, State
-    from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 _NONE = 0xFFFFFFFF
@@ -84,6 +85,26 @@ def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
         raise IndexCorruptError(
             f"{store.path} lacks commits: it is at epoch {store.state.epoch}, and epoch {published} was published.",
         )
+
+
+@contextmanager
+def locked_store(folder: str, parameters: Parameters, wait: float, *, read_only: bool = True) -> Iterator[Store]:
+    """The store with the writer lock, for the time of a block; if ``read_only``, nothing is written.
+
+    Raises:
+        IndexBusyError: another writer or job has the index.
+        TableCorruptError: as :func:`check_commits`, or the store cannot be opened.
+    """
+    lock = WriterLock(folder, wait, announce=not read_only)
+    try:
+        store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=read_only)
+        try:
+            check_commits(folder, parameters, store)
+            yield store
+        finally:
+            store.close()
+    finally:
+        lock.release()
 
 
 def check_node_ids(folder: str, parameters: Parameters, store: Store) -> None:

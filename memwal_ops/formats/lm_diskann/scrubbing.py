@@ -19,7 +19,6 @@ from memwal_ops.formats.lm_diskann.changes import U8, Changes
 from memwal_ops.formats.lm_diskann.copying import check_blocks
 from memwal_ops.formats.lm_diskann.files import GRAPH, io_errors, sync_folder
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
-from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.slots import Slots, needed_from
 from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store
 from memwal_ops.formats.lm_diskann.wire.blocks import headers
@@ -177,13 +176,3 @@ def _remove(staged: str) -> None:
     for name in (staged, f"{staged}.wal"):
         with io_errors(), suppress(FileNotFoundError):
             os.unlink(name)
-
-
-def locked_store(folder: str, uuid: object, kind: str, wait: float, *, read_only: bool) -> tuple[WriterLock, Store]:
-    """The writer lock, and the store. Raises as both."""
-    lock = WriterLock(folder, wait, announce=not read_only)
-    try:
-        return lock, Store(os.path.join(folder, NAME), uuid, kind, read_only=read_only)  # type: ignore[arg-type]
-    except BaseException:
-        lock.release()
-        raise

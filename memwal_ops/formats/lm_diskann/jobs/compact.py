@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lm_diskann import compacting, merging
-from memwal_ops.formats.lm_diskann.locks import WriterLock
-from memwal_ops.formats.lm_diskann.publishing import check_commits
+from memwal_ops.formats.lm_diskann.publishing import locked_store
 from memwal_ops.formats.lm_diskann.slots import needed_from
-from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.options import CompactOptions
+    from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
 
 _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
@@ -103,23 +101,15 @@ def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
     del context
     table.check_files()
     folder, parameters = table.location.uri, table.parameters
-    lock = WriterLock(folder, options.wait.total_seconds(), announce=False)
-    try:
-        store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
-        try:
-            check_commits(folder, parameters, store)
-            # A run first stops retaining the epochs that no reader and no hold needs.
-            found = compacting.blocks(store, needed_from(folder, store.state.epoch))
-            why = _why(store, found)
-            count = 0 if why is not None else found.misplaced
-            size = parameters.layout.block_size
-            if options.max_bytes is not None:
-                count = min(count, max(1, options.max_bytes // size))
-            return Report(Decision.DRY_RUN, count, count * size, None, store.state.epoch, why)
-        finally:
-            store.close()
-    finally:
-        lock.release()
+    with locked_store(folder, parameters, options.wait.total_seconds()) as store:
+        # A run first stops retaining the epochs that no reader and no hold needs.
+        found = compacting.blocks(store, needed_from(folder, store.state.epoch))
+        why = _why(store, found)
+        count = 0 if why is not None else found.misplaced
+        size = parameters.layout.block_size
+        if options.max_bytes is not None:
+            count = min(count, max(1, options.max_bytes // size))
+        return Report(Decision.DRY_RUN, count, count * size, None, store.state.epoch, why)
 
 
 def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:

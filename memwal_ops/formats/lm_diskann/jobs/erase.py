@@ -6,7 +6,6 @@ A folder keeps no times: all that was deleted is erased, whenever that was.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -105,7 +104,7 @@ class FolderErasure(Erasure):
         self.context.checkpoint()
         self.table = self.table.newest()
         found = Survey(self.table)
-        with self._store() as store:
+        with publishing.locked_store(self.table.location.uri, self.table.parameters, _WAIT) as store:
             found.living = 0 if self.options.where is None else len(store.matching(self.options.where))
             found.holders += self._in_store(store)
             found.holders += self._in_graph(store)
@@ -119,19 +118,6 @@ class FolderErasure(Erasure):
             found.objects.append((meta, why))
             found.holders += [] if holder is None else [holder]
         return found
-
-    @contextmanager
-    def _store(self) -> Iterator[Store]:
-        parameters = self.table.parameters
-        lock, store = scrubbing.locked_store(
-            self.table.location.uri, parameters.uuid, parameters.quantizer, _WAIT, read_only=True
-        )
-        try:
-            publishing.check_commits(self.table.location.uri, parameters, store)
-            yield store
-        finally:
-            store.close()
-            lock.release()
 
     def _in_store(self, store: Store) -> Iterator[Holder]:
         [dead], [deltas] = (
@@ -239,16 +225,12 @@ class FolderErasure(Erasure):
             merging.finish(index, step)
         self.count("blocks_rewritten", blocks)
         self.count("slots_zeroed", slots)
-        lock, store = scrubbing.locked_store(folder, parameters.uuid, parameters.quantizer, _WAIT, read_only=False)
-        try:
+        with publishing.locked_store(folder, parameters, _WAIT, read_only=False) as store:
             document = self._state_of(store)
             if document is not None:
                 scrubbing.write_store_anew(folder, store, step)
                 self.table.store.put(_RECORD, encode_record(document))
                 self.count("stores_rewritten", 1)
-        finally:
-            store.close()
-            lock.release()
 
     def _state_of(self, store: Store) -> dict[str, int] | None:
         """The epoch and the view of a folder of which nothing was changed since its view was made; else None."""

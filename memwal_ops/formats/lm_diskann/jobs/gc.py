@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,8 +26,8 @@ from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lm_diskann import merging, reclaiming
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
 from memwal_ops.formats.lm_diskann.folders import read_parameters
-from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, WriterLock, dead_readers
-from memwal_ops.formats.lm_diskann.publishing import check_commits, stale_files
+from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, dead_readers
+from memwal_ops.formats.lm_diskann.publishing import locked_store, stale_files
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
@@ -277,23 +276,15 @@ def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collecto
     """The collectors of a plan. Raises as :func:`plan`."""
     table.check_files()
     folder, parameters = table.location.uri, table.parameters
-    lock = WriterLock(folder, options.wait.total_seconds(), announce=False)
-    try:
-        store = Database(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+    with locked_store(folder, parameters, options.wait.total_seconds()) as store:
+        view = View(folder, parameters)
         try:
-            check_commits(folder, parameters, store)
-            view = View(folder, parameters)
-            try:
-                # A view that is behind is published by the next run that applies changes, not by a plan.
-                current = view.state == store.state
-                nodes = [Nodes(table, store, view), Tail(table, store)] if current else []
-                yield [*nodes, Files(table)]
-            finally:
-                view.close()
+            # A view that is behind is published by the next run that applies changes, not by a plan.
+            current = view.state == store.state
+            nodes = [Nodes(table, store, view), Tail(table, store)] if current else []
+            yield [*nodes, Files(table)]
         finally:
-            store.close()
-    finally:
-        lock.release()
+            view.close()
 
 
 def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
