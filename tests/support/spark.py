@@ -63,7 +63,8 @@ def group_of(nodeid: str) -> str:
         return "spark cluster"
     if "tests/system/releases/" in nodeid:  # another release of pylance is installed once
         return "releases"
-    return "spark" if "/test_spark_" in nodeid or "[spark" in nodeid else nodeid
+    names = ("tests/system/spark/", "/test_spark_", "[spark")
+    return "spark" if any(name in nodeid for name in names) else nodeid
 
 
 def skip_without_spark() -> None:

@@ -12,8 +12,7 @@ import pytest
 from tests.support.spark import CHEAP_JAVA, skip_without_spark, submit_args
 from tests.support.tables.workload import Workload
 
-# Each starts a JVM of its own.
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
+pytestmark = pytest.mark.timeout(1800)
 PATIENCE = 1500.0
 PROGRAM = """
 import sys
