@@ -34,6 +34,8 @@ DEFAULT_MAX_BYTES = 1 << 30
 SPARK_MAX_BYTES = 1 << 40
 """The same for Spark, whose memory per executor follows the size of a generation instead."""
 DEFAULT_SPARK_ABOVE = 64 << 30
+# Of the processor seconds of a vector index as large, a session and a build on it add a tenth (docs/spark.md).
+SPARK_ABOVE_OF_INDEXES = 32 << 30
 """Backlog, or data to index, rewrite or check, above which ``auto`` selects Spark; below, one machine is faster."""
 DEFAULT_TARGET_ROWS = 1 << 20
 DEFAULT_TARGET_BYTES = 1 << 30
@@ -215,7 +217,7 @@ class CatchupOptions(Options):
     )
     engine: str = _engine("it runs")
     master: str | None = _master()
-    spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
+    spark_above: ClassVar[int] = SPARK_ABOVE_OF_INDEXES
     allow_upgrade: bool = flag(help="Let an index get a version its last writers do not maintain.")
     migrate_codebook: tuple[str, ...] = texts(
         values=2,

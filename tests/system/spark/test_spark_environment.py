@@ -19,6 +19,7 @@ from memwal_ops.core.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember
 from tests.support.run_cli import run_here
@@ -162,6 +163,10 @@ def test_auto_reports_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert small == EngineChoice("local", f"a backlog of {size:,} bytes is not above {size:,}")
     large = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
     assert large == EngineChoice("spark", f"a backlog of {size:,} bytes is above {size - 1:,}")
+    gib = 1 << 30
+    assert choose_engine(CatchupOptions(engine="auto"), "data to index", 32 * gib).name == "local"
+    assert choose_engine(CatchupOptions(engine="auto"), "data to index", 32 * gib + 1).name == "spark"
+    assert choose_engine(CompactOptions(engine="auto"), "data to rewrite", 32 * gib + 1).name == "local"
     installed(monkeypatch, **{**GOOD, "pyspark": None})
     without = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
     assert without.name == "local"
