@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
     from memwal_ops.supervisor.state.pauses import Scope
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
     _Then = Callable[[Mapping[str, Any]], None]
     _Wanted = Callable[[], bool]
@@ -130,7 +130,7 @@ class Actions:
 
     # -- on the scheduler's thread
 
-    def _run(self, entry: Entry, by: str) -> dict[str, Any]:
+    def _run(self, entry: TableJob, by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now = self._scheduler.clock.now()
         pause = self._scheduler.pauses.covering(*entry.key, now)
@@ -146,7 +146,7 @@ class Actions:
         entry.why, entry.asked_by, entry.at_once = REQUEST, by, True
         return {**_target(entry), "state": entry.state}
 
-    def _retry(self, entries: Iterable[Entry], by: str) -> dict[str, Any]:
+    def _retry(self, entries: Iterable[TableJob], by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now, longest = self._scheduler.clock.now(), self._scheduler.settings.config.backoff.longest
         entries = [*entries]
@@ -165,7 +165,7 @@ class Actions:
             self._scheduler.poll(entry.table.name)
         return {"retried": [_target(entry) for entry in [*waiting, *stopped]]}
 
-    def _cancel(self, entry: Entry, by: str) -> dict[str, Any]:
+    def _cancel(self, entry: TableJob, by: str) -> dict[str, Any]:
         if entry.run is None:
             waits = {QUEUED: "it is queued: pause it", LEASING: "it is about to start: ask again"}
             why = waits.get(entry.state, "it is idle")
@@ -207,19 +207,19 @@ class Actions:
                 f"The service has no table {table!r}; it has {counted(len(self._scheduler.tables), 'table')}."
             )
 
-    def _entry(self, table: str, job: str) -> Entry:
+    def _entry(self, table: str, job: str) -> TableJob:
         self._check_table(table)
         entries = self._scheduler.tables[table].entries
         if job not in entries:
             raise UnknownTargetError(f"The table has no job {job!r}; its jobs: {', '.join(sorted(entries)) or 'none'}.")
         return entries[job]
 
-    def _entries(self, table: str | None, job: str | None) -> list[Entry]:
+    def _entries(self, table: str | None, job: str | None) -> list[TableJob]:
         if table is not None and job is not None:
             return [self._entry(table, job)]
         return self._covered(self._scope(table, None))
 
-    def _covered(self, scope: Scope) -> list[Entry]:
+    def _covered(self, scope: Scope) -> list[TableJob]:
         return [entry for entry in self._scheduler.entries() if entry.key[: len(scope)] == scope]
 
 
@@ -249,5 +249,5 @@ def end_of_pause(until: str | None, duration: str | None, now: datetime | None =
     return end
 
 
-def _target(entry: Entry) -> dict[str, str]:
+def _target(entry: TableJob) -> dict[str, str]:
     return {"table": entry.key[0], "job": entry.key[1]}

@@ -28,7 +28,7 @@ from memwal_ops.supervisor.scheduling.breaker import breaker_status
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
-from memwal_ops.supervisor.state.tables import Entry
+from memwal_ops.supervisor.state.tables import TableJob
 from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
 
 if TYPE_CHECKING:
@@ -143,13 +143,13 @@ class FleetStatus:
             "answers": self._answers(table) if in_service is None else in_service["answers"],
             "paused": None if in_service is None else in_service.get("paused"),
             "jobs": {
-                name: self._job(Entry(table, jobs[name], now), leases.get(name), known.get(name), now, figures)
+                name: self._job(TableJob(table, jobs[name], now), leases.get(name), known.get(name), now, figures)
                 for name in sorted(jobs)
             },
         }
 
     def _job(
-        self, entry: Entry, lease: Lease | None, known: JobStatus | None, now: datetime, figures: Mapping[str, float]
+        self, entry: TableJob, lease: Lease | None, known: JobStatus | None, now: datetime, figures: Mapping[str, float]
     ) -> JobStatus:
         """Return a job's status: from the running service, else from the history; the lease is the table's."""
         entry = self._with_history(entry, now)
@@ -172,12 +172,12 @@ class FleetStatus:
         read = {"next_run": status["next_run"], "lease": {**status["lease"], "elsewhere_seconds": since}}
         return {**known, **read}  # type: ignore[typeddict-item]  # two of its keys
 
-    def _with_history(self, entry: Entry, now: datetime) -> Entry:
+    def _with_history(self, entry: TableJob, now: datetime) -> TableJob:
         if self._history is not None:
             name, job = entry.key
             try:
                 last = self._history.last(name, entry.table.uri, job, now)
-                entry = Entry.from_history(last.clamped(now), entry.table, entry.settings)
+                entry = TableJob.from_history(last.clamped(now), entry.table, entry.settings)
             except HistoryError as error:
                 self._close_damaged(error)
         if entry.settings.job.debt is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
     from memwal_ops.supervisor.state.pauses import Scope
-    from memwal_ops.supervisor.state.tables import Entry, TableState
+    from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 
 # The year of the due time of a cron line that never fires.
@@ -137,7 +137,7 @@ def expected_seconds(settings: TableSettings) -> float | None:
 
 
 def job_status(
-    entry: Entry,
+    entry: TableJob,
     now: datetime,
     mono: float,
     fires: datetime | None = None,
@@ -184,7 +184,7 @@ def job_status(
     }
 
 
-def _lease(entry: Entry, now: datetime) -> LeaseStatus:
+def _lease(entry: TableJob, now: datetime) -> LeaseStatus:
     lease = entry.lease or entry.other
     state = "held" if entry.lease is not None else "free" if entry.other is None else "elsewhere"
     return {

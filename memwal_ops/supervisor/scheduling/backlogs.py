@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.observe.metrics import Metrics
     from memwal_ops.supervisor.scheduling.clock import Clock
-    from memwal_ops.supervisor.state.tables import Entry, TableState
+    from memwal_ops.supervisor.state.tables import TableJob, TableState
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _ASK_AGAIN_AFTER = timedelta(hours=1)
@@ -67,11 +67,11 @@ class BacklogPolling:
         number: Callable[[], int],
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
-        ran_elsewhere: Callable[[Entry, Mapping[str, str]], None],
-        is_done_elsewhere: Callable[[Entry, Mapping[str, str]], bool],
+        ran_elsewhere: Callable[[TableJob, Mapping[str, str]], None],
+        is_done_elsewhere: Callable[[TableJob, Mapping[str, str]], bool],
         in_fleet: Callable[[], bool],
         count_used: Callable[[str, Mapping[str, Any]], None],
-        is_stopped: Callable[[Entry], bool],
+        is_stopped: Callable[[TableJob], bool],
         once: bool,
     ) -> None:
         """Poll nothing yet."""
@@ -127,14 +127,14 @@ class BacklogPolling:
             state.history_read, state.history_wanted = now, True
             self.request(table)
 
-    def fingerprint_and_settings(self, entry: Entry) -> tuple[str, JobSettings] | None:
+    def fingerprint_and_settings(self, entry: TableJob) -> tuple[str, JobSettings] | None:
         """The fingerprint of an entry's table as far as it is known, with the entry's settings; else None."""
         state = self._tables.get(entry.table.name)
         reading = None if state is None else state.reading
         wanted = entry.settings.job.skip_if_unchanged and entry.settings.heartbeat_url is None and not self._once
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
-    def decide_at_next_poll(self, entry: Entry) -> bool:
+    def decide_at_next_poll(self, entry: TableJob) -> bool:
         """Leave it to the next poll whether a scheduled run is necessary; False if it is known to be necessary.
 
         Where that depends on the table's figures alone, no poll is requested: that of the timer is soon enough.
@@ -180,7 +180,7 @@ class BacklogPolling:
         result = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
         return request is not None and self.on_result(request, result)
 
-    def record_run(self, entry: Entry, figures: Mapping[str, float], remaining: Mapping[str, float] | None) -> None:
+    def record_run(self, entry: TableJob, figures: Mapping[str, float], remaining: Mapping[str, float] | None) -> None:
         """Record what blocked a run, which polls do not find: they only list objects. And the backlog that it left.
 
         Args:
@@ -333,7 +333,7 @@ class BacklogPolling:
             elif entry is not None:
                 self._enqueue(*entry.key, "schedule")
 
-    def _why_skip(self, entry: Entry, state: TableState, began: float) -> str | None:
+    def _why_skip(self, entry: TableJob, state: TableState, began: float) -> str | None:
         """Why a scheduled run would find nothing to do; None: it may find something."""
         if self._is_unchanged(entry):
             return "unchanged"
@@ -345,11 +345,11 @@ class BacklogPolling:
                 return None
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
-    def _asks_lease(self, state: TableState, entry: Entry) -> bool:
+    def _asks_lease(self, state: TableState, entry: TableJob) -> bool:
         """Whether the next poll reads a job's last run from its lease: another member of the fleet may have run it."""
         return entry.started is None and state.recorded is None and not self._once and self._in_fleet()
 
-    def _is_unchanged(self, entry: Entry) -> bool:
+    def _is_unchanged(self, entry: TableJob) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run.
 
         Files may be lost without a write: a job that only reads looks again after some skipped runs.
@@ -363,7 +363,7 @@ class BacklogPolling:
         passed, ages = self._clock.monotonic() - state.result_at, _ages(state)
         return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
 
-    def _is_unproductive(self, entry: Entry, state: TableState) -> bool:
+    def _is_unproductive(self, entry: TableJob, state: TableState) -> bool:
         """Whether the last run, less than 10 minutes ago, could not reduce this very backlog.
 
         Or, of a job that follows its debt, could do only a part of it: what it could not do is a debt still, and each
@@ -430,7 +430,7 @@ def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> No
         figures[name] = max(figures[name], blocked)
 
 
-def _amounts(entry: Entry, figures: Mapping[str, float]) -> dict[str, float]:
+def _amounts(entry: TableJob, figures: Mapping[str, float]) -> dict[str, float]:
     """Return those of the figures that are of a job's backlog: ages grow by themselves, and others flush the log."""
     metrics = entry.settings.job.backlog_metrics
     when = entry.settings.when

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.config.model import BackoffConfig
     from memwal_ops.supervisor.state.history import LastRuns
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 RETRY = "retry"
 _RETRY_AFTER = timedelta(minutes=1)
@@ -37,13 +37,13 @@ def wait_after(failures: int, config: BackoffConfig, random_: random.Random) -> 
     return wait * (1 + _JITTER * random_.random())
 
 
-def queue_retry(entry: Entry, now: datetime, not_before: datetime | None) -> None:
+def queue_retry(entry: TableJob, now: datetime, not_before: datetime | None) -> None:
     """Queue a job again."""
     entry.state, entry.due, entry.why, entry.not_before = QUEUED, now, RETRY, not_before
     entry.waiting = "worker" if not_before is None else "backoff"
 
 
-def resume(entry: Entry, last: LastRuns, config: BackoffConfig, random_: random.Random, now: datetime) -> None:
+def resume(entry: TableJob, last: LastRuns, config: BackoffConfig, random_: random.Random, now: datetime) -> None:
     """Queue a job at the start of the service if its last run failed or was interrupted.
 
     An interrupted one is due at once, as its own backoff was over. Otherwise the backoff continues.
@@ -54,7 +54,7 @@ def resume(entry: Entry, last: LastRuns, config: BackoffConfig, random_: random.
         queue_retry(entry, now, (last.failed or now) + wait_after(last.failures, config, random_))
 
 
-def leave_backoff(entry: Entry, last: Mapping[str, str], instance: str | None, skew: timedelta) -> None:
+def leave_backoff(entry: TableJob, last: Mapping[str, str], instance: str | None, skew: timedelta) -> None:
     """End the backoff of a job that another process has run successfully since, and make it due.
 
     It is due as the other process may have run it with other options.
@@ -75,7 +75,7 @@ def leave_backoff(entry: Entry, last: Mapping[str, str], instance: str | None, s
         entry.succeeded = finished
 
 
-def is_done_elsewhere(entry: Entry, lease: Lease, polled: datetime | None, now: datetime) -> bool:
+def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, now: datetime) -> bool:
     """Return whether another supervisor has just done what is due, by the lease that was acquired for it; record that.
 
     Both times in the lease are from the store's clock.
@@ -93,7 +93,7 @@ def is_done_elsewhere(entry: Entry, lease: Lease, polled: datetime | None, now: 
     return _take_run(entry, lease.last, lease.holder.instance, now, lease.written - lease.last.finished, within)
 
 
-def is_schedule_met(entry: Entry, last: Mapping[str, str], instance: str, now: datetime) -> bool:
+def is_schedule_met(entry: TableJob, last: Mapping[str, str], instance: str, now: datetime) -> bool:
     """Return whether another supervisor has done what a schedule asks for, by the last run in a lease; record that."""
     schedule = entry.settings.schedule
     if schedule is None:
@@ -103,7 +103,7 @@ def is_schedule_met(entry: Entry, last: Mapping[str, str], instance: str, now: d
     return _take_run(entry, ran, instance, now, max(now - ran.finished, timedelta(0)), within)
 
 
-def _take_run(entry: Entry, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:
+def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:
     """Take a run of another instance as the last one, if it completed and is not older than ``within``."""
     if last.instance in {instance, BY_HAND} or last.outcome not in COMPLETED or age >= within:
         return False

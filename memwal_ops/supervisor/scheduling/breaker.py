@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from memwal_ops.supervisor.observe.status_document import BreakerStatus
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 MAX_FRUITLESS = 5
 """So many runs by trigger in a row may achieve nothing."""
 
 
-def is_open(entry: Entry, longest: timedelta, now: datetime) -> bool:
+def is_open(entry: TableJob, longest: timedelta, now: datetime) -> bool:
     """Whether the triggers of a job are ignored."""
     return (until := _closes(entry, longest)) is not None and now < until
 
 
-def breaker_status(entry: Entry, longest: timedelta, now: datetime) -> BreakerStatus | None:
+def breaker_status(entry: TableJob, longest: timedelta, now: datetime) -> BreakerStatus | None:
     """The document ``breaker`` of a job's status; None: it is not stopped."""
     if entry.failures >= BREAKER_FAILURES and entry.not_before is not None and now < entry.not_before:
         return {"reason": "failures", "runs": entry.failures, "until": entry.not_before.isoformat(timespec="seconds")}
@@ -38,7 +38,7 @@ def breaker_status(entry: Entry, longest: timedelta, now: datetime) -> BreakerSt
 
 
 def count_run(
-    entry: Entry, outcome: str, achieved: Mapping[str, float] | None, now: datetime, *, published: bool
+    entry: TableJob, outcome: str, achieved: Mapping[str, float] | None, now: datetime, *, published: bool
 ) -> None:
     """Count a run that ended. What is due by its schedule and finds nothing to do counts neither way."""
     if achieved or published:
@@ -47,7 +47,7 @@ def count_run(
         entry.fruitless, entry.fruitless_at = entry.fruitless + 1, now
 
 
-def _closes(entry: Entry, longest: timedelta) -> datetime | None:
+def _closes(entry: TableJob, longest: timedelta) -> datetime | None:
     """When it ends; None: it did not begin, or what the job achieves is not measured."""
     measured = entry.settings.apply and (entry.settings.job.saves or entry.settings.job.objectives)
     if not measured or entry.fruitless < MAX_FRUITLESS or entry.fruitless_at is None:

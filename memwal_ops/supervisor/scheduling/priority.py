@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import datetime
 
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 BREAKER_FAILURES = 10
 """From so many failures in a row on, a job waits for its circuit breaker."""
 _RUNS_SOON = frozenset({"worker", "earlier"})
 
 
-def must_run_before(other: Entry, entry: Entry, *, always: bool, undecided: bool = False) -> bool:
+def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided: bool = False) -> bool:
     """Whether ``other``, on the same table, must finish before ``entry`` may start.
 
     True if ``entry``'s job runs after ``other``'s (``JobSpec.after``) and it is the first run of both, or ``always``:
@@ -36,12 +36,12 @@ def must_run_before(other: Entry, entry: Entry, *, always: bool, undecided: bool
 
 
 def may_start(
-    entries: Iterable[Entry],
+    entries: Iterable[TableJob],
     now: datetime,
-    over_budget: Callable[[Entry], bool],
-    must_wait: Callable[[Entry], bool],
-    is_paused: Callable[[Entry], bool],
-) -> list[Entry]:
+    over_budget: Callable[[TableJob], bool],
+    must_wait: Callable[[TableJob], bool],
+    is_paused: Callable[[TableJob], bool],
+) -> list[TableJob]:
     """Return the entries that wait for nothing but a worker; set ``waiting`` of every queued entry."""
     queued = [entry for entry in entries if entry.state == QUEUED]
     for entry in queued:
@@ -50,7 +50,7 @@ def may_start(
 
 
 def _waits_for(
-    entry: Entry, now: datetime, over_budget: Callable[[Entry], bool], must_wait: Callable[[Entry], bool]
+    entry: TableJob, now: datetime, over_budget: Callable[[TableJob], bool], must_wait: Callable[[TableJob], bool]
 ) -> str:
     """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
     if entry.not_before is not None and now < entry.not_before:

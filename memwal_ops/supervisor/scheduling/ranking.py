@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.observe.status_document import BudgetStatus
     from memwal_ops.supervisor.state.outcomes import Charged
     from memwal_ops.supervisor.state.recorder import RunRecorder
-    from memwal_ops.supervisor.state.tables import Entry, TableState
+    from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 CHARGED = 4
 """So many times ``per`` of the run history are read: what exceeded a limit is charged for longer than once."""
@@ -79,7 +79,7 @@ def budget_status(
     }
 
 
-def waits_since(entry: Entry) -> tuple[datetime, datetime]:
+def waits_since(entry: TableJob) -> tuple[datetime, datetime]:
     """The place of a job among those that wait.
 
     One that only reads counts as due by one interval later: what changes tables goes first, until it has waited as
@@ -125,7 +125,7 @@ class Ranking:
         """Count what other members of the fleet use against its budget."""
         self._budget.meet(others, now.timestamp())
 
-    def published(self, in_flight: Iterable[Entry], now: datetime) -> dict[str, Any] | None:
+    def published(self, in_flight: Iterable[TableJob], now: datetime) -> dict[str, Any] | None:
         """What the other members are to know of this one's budget; None: it has none."""
         if self._config is None:
             return None
@@ -138,7 +138,9 @@ class Ranking:
             shadow=self._config.shadow,
         )
 
-    def choose(self, pool: Pool, entries: Sequence[Entry], in_flight: Iterable[Entry], now: datetime) -> Entry | None:
+    def choose(
+        self, pool: Pool, entries: Sequence[TableJob], in_flight: Iterable[TableJob], now: datetime
+    ) -> TableJob | None:
         """Whose turn it is in a pool; sets what those wait for that the budget does not allow.
 
         Args:
@@ -167,7 +169,7 @@ class Ranking:
             self._oldest.add(turn.key)
         return known[turn.key]
 
-    def begin(self, entry: Entry) -> dict[str, Any]:
+    def begin(self, entry: TableJob) -> dict[str, Any]:
         """Count a start; return what is recorded with the run: its expected cost, and what a shadow would have done."""
         due = self._due(entry)
         self._turns[entry.settings.job.pool].begin(due, oldest=entry.key in self._oldest)
@@ -188,14 +190,14 @@ class Ranking:
             uses = amounts_of(used, money_of(used, self._prices))
             self._budget.add(now.timestamp(), uses, objective="objective" in plan)
 
-    def to_json(self, in_flight: Iterable[Entry], now: datetime) -> BudgetStatus | None:
+    def to_json(self, in_flight: Iterable[TableJob], now: datetime) -> BudgetStatus | None:
         """The document ``budget`` of the service's status; None: none is configured."""
         if self._config is None:
             return None
         currency = self._settings.config.prices.currency
         return budget_status(self._config, self._budget, self._expected(in_flight), now, currency)
 
-    def _allows(self, in_flight: Iterable[Entry], now: datetime) -> Callable[[Due, bool], bool]:
+    def _allows(self, in_flight: Iterable[TableJob], now: datetime) -> Callable[[Due, bool], bool]:
         """Whether the budget lets a job start, given whether it is its turn as it has waited longest."""
         at, expected = now.timestamp(), self._expected(in_flight)
 
@@ -205,13 +207,13 @@ class Ranking:
 
         return allows
 
-    def _due(self, entry: Entry) -> Due:
+    def _due(self, entry: TableJob) -> Due:
         worth, _ = self._worth(entry)
         state = self._tables.get(entry.table.name)
         safe = state is not None and is_safety(entry.settings.job, worth, state.backlog)
         return Due(entry.key, waits_since(entry), worth, _ASKED if entry.at_once else _SAFETY if safe else 0)
 
-    def _worth(self, entry: Entry) -> tuple[Worth, Amounts]:
+    def _worth(self, entry: TableJob) -> tuple[Worth, Amounts]:
         """What the next run is worth and uses; computed once for each poll of the table, and run of the job."""
         state = self._tables.get(entry.table.name)
         stamp = (None if state is None else state.result_at, entry.ended, id(entry.settings))
@@ -233,13 +235,13 @@ class Ranking:
             known = self._worths[entry.key] = (stamp, worth, uses)
         return known[1], known[2]
 
-    def _expected(self, in_flight: Iterable[Entry]) -> Amounts:
+    def _expected(self, in_flight: Iterable[TableJob]) -> Amounts:
         total = NOTHING
         for entry in in_flight:
             total = total.plus(self._worth(entry)[1])
         return total
 
-    def _cost(self, entry: Entry) -> dict[str, Any] | None:
+    def _cost(self, entry: TableJob) -> dict[str, Any] | None:
         """What a run costs by its past ones: recorded with it, so that what came can be compared."""
         state = self._tables.get(entry.table.name)
         work = None if state is None else entry.settings.job.work_due(state.figures)

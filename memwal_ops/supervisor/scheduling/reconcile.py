@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 
 def reconcile(
     tables: dict[str, TableState],
     found: Iterable[FoundTable],
-    new_entry: Callable[[FoundTable, JobSettings], Entry],
+    new_entry: Callable[[FoundTable, JobSettings], TableJob],
 ) -> list[str]:
     """Update ``tables`` in place, and return the names of those that were removed.
 
@@ -48,7 +48,7 @@ def reconcile(
 
 
 def _reconcile_jobs(
-    state: TableState, table: FoundTable, new_entry: Callable[[FoundTable, JobSettings], Entry], *, changed: bool
+    state: TableState, table: FoundTable, new_entry: Callable[[FoundTable, JobSettings], TableJob], *, changed: bool
 ) -> None:
     jobs = {job.name: job for job in table.settings.jobs.values() if job.enabled}
     for job in [job for job in state.entries if job not in jobs]:

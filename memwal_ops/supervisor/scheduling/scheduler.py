@@ -52,7 +52,7 @@ from memwal_ops.supervisor.state.outcomes import (
 )
 from memwal_ops.supervisor.state.pauses import Pauses
 from memwal_ops.supervisor.state.recorder import RunRecorder
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Entry, RunState, TableState
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, RunState, TableJob, TableState
 from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
 from memwal_ops.supervisor.workers.watchdog import Watchdog
 
@@ -124,7 +124,7 @@ class Scheduler:
         self._random = random.Random()  # noqa: S311 - jitter
         self._numbers = itertools.count(1)
         self._evaluate_at = float("-inf")
-        self._runs: dict[int, Entry] = {}
+        self._runs: dict[int, TableJob] = {}
         self._polling = BacklogPolling(
             self.tables,
             clock=self.clock,
@@ -232,7 +232,7 @@ class Scheduler:
         if entry.state == IDLE:
             entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
 
-    def cancel(self, entry: Entry, by: str) -> bool:
+    def cancel(self, entry: TableJob, by: str) -> bool:
         """Ask the run of a job to stop after its current step; a second time, end it at once, and return True."""
         run = entry.run
         assert run is not None  # noqa: S101 - the caller checked it
@@ -280,7 +280,7 @@ class Scheduler:
         if not self.stopping:
             self._polling.request_history(table)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[TableJob]:
         """Return every job on every table."""
         return (entry for state in self.tables.values() for entry in state.entries.values())
 
@@ -337,7 +337,7 @@ class Scheduler:
                 reserved += entry.state == LEASING
         self._polling.begin(self.pools.free)
 
-    def _begin(self, entry: Entry) -> None:
+    def _begin(self, entry: TableJob) -> None:
         entry.not_before = None
         if self.leases is None or not entry.settings.apply:
             # A plan only reads: it needs no lease, and may lack the permission to write one.
@@ -349,7 +349,7 @@ class Scheduler:
         )
 
     def _on_lease_result(
-        self, entry: Entry, result: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
+        self, entry: TableJob, result: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
     ) -> None:
         """Start the run, or request the lease again later.
 
@@ -390,7 +390,7 @@ class Scheduler:
         else:
             self._start(entry, lease)
 
-    def _lease_held(self, entry: Entry, other: Lease | None, now: datetime) -> None:
+    def _lease_held(self, entry: TableJob, other: Lease | None, now: datetime) -> None:
         """Another supervisor holds the lease: request it again later, as long as the job is due."""
         if entry.other is None:
             entry.other_since = now
@@ -409,7 +409,7 @@ class Scheduler:
         entry.state = QUEUED
         entry.not_before = now + self.leases.ttl / 10 * (1 + self._random.random())
 
-    def _start(self, entry: Entry, lease: Lease | None) -> None:
+    def _start(self, entry: TableJob, lease: Lease | None) -> None:
         now, mono = self.clock.now(), self.clock.monotonic()
         settings, state = entry.settings, self.tables[entry.table.name]
         plan = {
@@ -450,19 +450,19 @@ class Scheduler:
             self.metrics.worker_starts.labels(pool).inc()
         return worker
 
-    def _next_entry(self, pool: Pool, entries: list[Entry], now: datetime) -> Entry | None:
+    def _next_entry(self, pool: Pool, entries: list[TableJob], now: datetime) -> TableJob | None:
         ready = may_start(entries, now, self._recorder.is_over_budget, self._must_wait, self._is_paused)
         return self.ranking.choose(pool, ready, self.begun(), now)
 
-    def begun(self) -> list[Entry]:
+    def begun(self) -> list[TableJob]:
         """Return the jobs that run, and those that wait for their lease."""
         leasing = (entry for entry in self.entries() if entry.state == LEASING)
         return [*self._runs.values(), *leasing]
 
-    def _is_paused(self, entry: Entry) -> bool:
+    def _is_paused(self, entry: TableJob) -> bool:
         return self.pauses.covering(*entry.key, self.clock.now()) is not None
 
-    def _must_wait(self, entry: Entry) -> bool:
+    def _must_wait(self, entry: TableJob) -> bool:
         """Whether another job on its table must run before."""
         if entry.started is not None and not self._once:
             return False
@@ -508,7 +508,7 @@ class Scheduler:
             self._finish(entry, *classify_exit(entry, worker.pid, worker.exit_status, memory))
 
     def _finish(
-        self, entry: Entry, outcome: str, details: dict[str, Any], remaining: Mapping[str, float] | None = None
+        self, entry: TableJob, outcome: str, details: dict[str, Any], remaining: Mapping[str, float] | None = None
     ) -> None:
         """Record the end of a run, whatever its outcome; ``remaining``: see :class:`Result`."""
         now, mono = self.clock.now(), self.clock.monotonic()
@@ -554,7 +554,7 @@ class Scheduler:
         if outcome in COMPLETED and details.get("versions") and not self._once:
             self.poll(entry.table.name)
 
-    def _log_end(self, entry: Entry, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
+    def _log_end(self, entry: TableJob, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
         """Log the end of a run. What blocks a part of the table is logged once, and again when it changes."""
         level, same = LEVELS.get(outcome, 20), fields == entry.logged
         entry.logged = fields if "blocked" in fields else None
@@ -570,7 +570,7 @@ class Scheduler:
             **fields,
         )
 
-    def _update_entry(self, entry: Entry, outcome: str, now: datetime, started: datetime, code: int) -> None:
+    def _update_entry(self, entry: TableJob, outcome: str, now: datetime, started: datetime, code: int) -> None:
         """Update a job's entry after a run: its outcome, its failures, and when the next run may begin."""
         entry.outcome, entry.finished, entry.ended = outcome, now, self.clock.monotonic()
         entry.state, entry.due, entry.waiting = IDLE, None, None
@@ -590,7 +590,7 @@ class Scheduler:
             if not self._once and not entry.removed:
                 queue_retry(entry, now, entry.not_before)
 
-    def _record_not_started(self, entry: Entry, error: MemwalOpsError | None) -> None:
+    def _record_not_started(self, entry: TableJob, error: MemwalOpsError | None) -> None:
         """Record a run that could not start as a failed one."""
         now = self.clock.now()
         plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
@@ -602,23 +602,23 @@ class Scheduler:
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
         self._update_entry(entry, "failed", now, now, details.get("exit_code") or 1)
 
-    def _ran_elsewhere(self, entry: Entry, last: Mapping[str, str]) -> None:
+    def _ran_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> None:
         instance = None if self.leases is None else self.leases.holder.instance
         leave_backoff(entry, last, instance, timedelta(seconds=self.skews.get(entry.table.name, 0.0)))
 
-    def _is_done_elsewhere(self, entry: Entry, last: Mapping[str, str]) -> bool:
+    def _is_done_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> bool:
         if self.leases is None or not is_schedule_met(entry, last, self.leases.holder.instance, self.clock.now()):
             return False
         self.metrics.skipped.labels(*entry.key, "shared").inc()
         return True
 
-    def _release(self, entry: Entry, lease: Lease, outcome: str | None) -> None:
+    def _release(self, entry: TableJob, lease: Lease, outcome: str | None) -> None:
         if self.leases is not None:
             self.leases.release(entry.table, lease, outcome)
 
     # -- the tables
 
-    def _new_entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> Entry:
+    def _new_entry(self, table: FoundTable, settings: JobSettings, now: datetime) -> TableJob:
         running = next(
             (entry for entry in self._runs.values() if entry.matches(table.uri, table.name, settings.name)), None
         )
@@ -627,7 +627,7 @@ class Scheduler:
             running.removed, running.table, running.settings = False, table, settings
             return running
         last = self._recorder.last(table.name, table.uri, settings.name, now)
-        entry = Entry.from_history(last, table, settings)
+        entry = TableJob.from_history(last, table, settings)
         if settings.job.reads_only:
             entry.answers = self._recorder.last_answers(table.name, table.uri, settings.name)
         if settings.job.debt is not None:
@@ -635,6 +635,6 @@ class Scheduler:
         resume(entry, last, self.settings.config.backoff, self._random, now)
         return entry
 
-    def _find(self, table: str, job: str) -> Entry | None:
+    def _find(self, table: str, job: str) -> TableJob | None:
         state = self.tables.get(table)
         return None if state is None else state.entries.get(job)

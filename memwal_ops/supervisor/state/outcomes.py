@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Charged = tuple[float, Amounts, bool]
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
@@ -31,7 +31,7 @@ _LEDGER_COLUMNS = ("used", "achieved")
 _WHY = ("reason", "error", "remedy")
 
 
-def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def classify_result(entry: TableJob, result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return outcome and columns of a run, from its worker's result."""
     ended_by = None if entry.run is None else entry.run.ended_by
     outcome = str(result["outcome"])
@@ -54,7 +54,7 @@ def classify_result(entry: Entry, result: Mapping[str, Any]) -> tuple[str, dict[
     return outcome, details | {name: result[name] for name in _RESULT_COLUMNS} | ledger
 
 
-def _cancelled(entry: Entry) -> dict[str, Any]:
+def _cancelled(entry: TableJob) -> dict[str, Any]:
     by = "" if entry.run is None else entry.run.cancelled_by
     return {"reason": "cancelled", "error": f"{by} cancelled the run; what it published stays.", "remedy": None}
 
@@ -82,7 +82,7 @@ def _damage(report: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"reason": found["check"], "error": f"{found['place']}: {found['evidence']}", "remedy": found["remedy"]}
 
 
-def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:
+def classify_exit(entry: TableJob, pid: int, status: int | None, memory: int | None) -> tuple[str, dict[str, Any]]:
     """Return outcome and columns of a run after its worker exited without a result; ``memory``: the pool's limit."""
     ended_by = None if entry.run is None else entry.run.ended_by
     if ended_by in {"hung", "timeout"}:
@@ -98,7 +98,7 @@ def classify_exit(entry: Entry, pid: int, status: int | None, memory: int | None
     return "died", error_fields(WorkerDiedError(f"Worker {pid} {what}."))
 
 
-def _hung(entry: Entry, ended_by: str | None) -> JobHungError:
+def _hung(entry: TableJob, ended_by: str | None) -> JobHungError:
     limit = entry.settings.hung_after if ended_by == "hung" else entry.settings.timeout
     what = "made no progress for" if ended_by == "hung" else "ran longer than"
     return JobHungError(f"The job {entry.settings.name} on {entry.table.name} {what} {limit}, and was killed.")

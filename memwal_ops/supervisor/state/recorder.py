@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.clock import Clock
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.state.outcomes import Charged
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
 
 _BUDGET_SECONDS = 30.0
 # Of these, the newest one that asked: others failed.
@@ -51,7 +51,7 @@ class RunRecorder:
         self._polls: dict[tuple[str, str, str], list[float]] = {}
         self._log = get_logger(__name__)
 
-    def begin(self, entry: Entry, plan: Mapping[str, Any], now: datetime) -> int | None:
+    def begin(self, entry: TableJob, plan: Mapping[str, Any], now: datetime) -> int | None:
         """Record the start of a run; return its number, or None if it could not be written."""
         try:
             return self._history.begin(
@@ -67,7 +67,9 @@ class RunRecorder:
             self._log.error("history_not_written", error=str(error))
             return None
 
-    def finish(self, entry: Entry, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]) -> None:
+    def finish(
+        self, entry: TableJob, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]
+    ) -> None:
         """Record the end of a run of ``entry``; the time that it has spent of its budget is read again."""
         self._spent.pop(entry.key, None)
         if number is None:
@@ -107,7 +109,7 @@ class RunRecorder:
             return ()
         return rates_of(job, past_runs(run for run in runs if run["uri"] == uri))
 
-    def spent(self, entry: Entry) -> tuple[Spent, ...]:
+    def spent(self, entry: TableJob) -> tuple[Spent, ...]:
         """What the last runs of a job spent, the newest first; read from the history once."""
         key = (*entry.key, entry.table.uri)
         if key not in self._past:
@@ -122,7 +124,7 @@ class RunRecorder:
         return self._past[key]
 
     def add_spent(
-        self, entry: Entry, seconds: float, used: Mapping[str, Any] | None, achieved: Mapping[str, float] | None
+        self, entry: TableJob, seconds: float, used: Mapping[str, Any] | None, achieved: Mapping[str, float] | None
     ) -> None:
         """Add a run that succeeded."""
         key = (*entry.key, entry.table.uri)
@@ -154,7 +156,7 @@ class RunRecorder:
             self._log.error("history_not_read", error=str(error))
             return []
 
-    def is_over_budget(self, entry: Entry) -> bool:
+    def is_over_budget(self, entry: TableJob) -> bool:
         """Whether the runs of a job have used up its time budget; read from the history twice a minute."""
         budget = entry.settings.budget
         if budget is None:

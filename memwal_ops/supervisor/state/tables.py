@@ -38,7 +38,7 @@ class RunState:
         cancelled_by: who cancelled it.
         log: the last lines that its worker logged.
         signalled: when the worker was asked to end it.
-        before: the table's fingerprint and the job's settings before it, see :attr:`Entry.unchanged_since`.
+        before: the table's fingerprint and the job's settings before it, see :attr:`TableJob.unchanged_since`.
         plan: what was recorded when it began.
     """
 
@@ -59,7 +59,7 @@ class RunState:
 
 
 @dataclass(slots=True)
-class Entry:
+class TableJob:
     """One job on one table.
 
     Attributes:
@@ -123,7 +123,7 @@ class Entry:
     fruitless_at: datetime | None = None
 
     @classmethod
-    def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> Entry:
+    def from_history(cls, last: LastRuns, table: FoundTable, settings: JobSettings) -> TableJob:
         """Return the entry of a job, with its last runs from the history."""
         return cls(
             table,
@@ -192,7 +192,7 @@ class TableState:
     """
 
     table: FoundTable
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, TableJob] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     version: int | None = None
     polled: datetime | None = None

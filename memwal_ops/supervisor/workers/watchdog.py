@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.leases import Lease
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.scheduling.clock import Clock
-    from memwal_ops.supervisor.state.tables import Entry
+    from memwal_ops.supervisor.state.tables import TableJob
     from memwal_ops.supervisor.workers.leasing import LeaseClient
     from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 
@@ -41,7 +41,7 @@ class Watchdog:
         self._pools, self._leases, self._clock, self._skews = pools, leases, clock, skews
         self._log = get_logger(__name__)
 
-    def check(self, runs: Iterable[Entry], polls: Iterable[tuple[WorkerProcess, float]]) -> None:
+    def check(self, runs: Iterable[TableJob], polls: Iterable[tuple[WorkerProcess, float]]) -> None:
         """Renew what must be renewed, end what must be ended; ``polls``: workers of polls and errands, since when."""
         mono = self._clock.monotonic()
         for worker, began in polls:
@@ -79,7 +79,7 @@ class Watchdog:
             ):
                 self.end(entry, "timeout")
 
-    def _renew(self, entry: Entry, mono: float) -> None:
+    def _renew(self, entry: TableJob, mono: float) -> None:
         lease, client = entry.lease, self._leases
         lost = entry.run is not None and entry.run.ended_by == "lost"
         if lease is None or client is None or lost or entry.renewing or mono < entry.renew_at:
@@ -104,7 +104,7 @@ class Watchdog:
 
         client.renew(entry.table, lease, on_result)
 
-    def ask_to_stop(self, entry: Entry, why: str) -> None:
+    def ask_to_stop(self, entry: TableJob, why: str) -> None:
         """Ask a run to stop after its current step."""
         run = entry.run
         if run is not None and run.ended_by is None:
@@ -112,7 +112,7 @@ class Watchdog:
             run.signalled = self._clock.monotonic()
             run.worker.send({"do": "stop", "id": run.worker.request})
 
-    def end(self, entry: Entry, why: str) -> None:
+    def end(self, entry: TableJob, why: str) -> None:
         """End a run: SIGTERM now, SIGKILL 5 seconds later."""
         run = entry.run
         if run is not None and run.ended_by in {None, *_GENTLY}:
