@@ -25,6 +25,9 @@ from memwal_ops.core.registry import clear_caches
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import AdoptOptions
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
+from memwal_ops.supervisor.membership.records import Document, MemberRecords
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_here
 from tests.support.service import PATIENCE, Running, service
@@ -120,6 +123,8 @@ state_dir: {root}/state-config
 http: {{port: {port}}}
 backoff: {{failures: 1, first: 1h}}
 leases: {{ttl: 3s}}
+fleet: {{uri: {root}/ops, name: here, heartbeat: 30s}}
+budget: {{requests: 1, shadow: true}}
 defaults:
   poll: 2s
   jobs:
@@ -267,7 +272,9 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
     config.write_text(good)
     with service(config, environ) as running:
         drill = Drill(tmp_path, capfd, running)
+        a_member_dies(tmp_path)
         race(drill, table.regions[0])
+        the_fleet_is_short(drill)
         jobs_hang_die_and_wait(drill)
         tables_are_behind(drill, table)
         tables_are_damaged(drill, table, kept)
@@ -276,6 +283,36 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
         the_file_is_bad(drill, good)
         the_service_is_gone(drill)
     assert drill.followed == set(PAGES) == set(ALERTS)
+
+
+def a_member_dies(root: Path) -> None:
+    """It wrote one record, and never another one."""
+    document = Document("p", "gone", "ops@gone pid 7", "0", "2026-01-01T00:00:00+00:00", 1, 1, "")
+    records = MemberRecords(open_store(resolve(str(root / "ops"), {})), "gone")
+    records.begin(records.listed())
+    records.beat(document)
+
+
+def the_fleet_is_short(drill: Drill) -> None:
+    drill.shows("MemwalOpsMemberMissing", 'memwal_ops_fleet_member_up{member="gone"}', lambda up: up == 0)
+    for alert in ("MemwalOpsMemberMissing", "MemwalOpsFleetSplit"):
+        first, fleet = drill.follow(alert, ends={0: 2})
+        assert "The member gone ended without leaving" in " ".join(first.split())
+        assert 'member_up{member="gone"} 0.0' in fleet
+    drill.shows("MemwalOpsFleetSplit", "memwal_ops_fleet_ok", lambda ok: ok == 1)
+
+    drill.shows("MemwalOpsBudgetUsedUp", 'memwal_ops_budget_used{kind="requests"}', lambda used: used > 1)
+    planned, _, budget = drill.follow("MemwalOpsBudgetUsedUp")
+    assert "of 1 requests" in " ".join(planned.split())
+    assert 'memwal_ops_budget_limit{kind="requests"} 1.0' in budget
+
+    drill.shows(
+        "MemwalOpsBreakerOpen", 'memwal_ops_breaker_open{job="moody",table="dies"}', lambda is_open: is_open == 0
+    )
+    until(lambda: drill.running.runs(table="dies"))
+    history, explained, _ = drill.follow("MemwalOpsBreakerOpen", "dies", "moody", ends={2: 1})
+    assert "died" in history
+    assert "dies moody" in explained
 
 
 def jobs_hang_die_and_wait(drill: Drill) -> None:
