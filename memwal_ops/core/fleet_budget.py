@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_KEPT, _OWN = 0.05, 0.25
+_KEPT, _OWN = 0.05, 0.5
 """For runs that restore objectives: a part of each limit that is kept free, and a part that they have in any case."""
 
 
@@ -111,7 +111,7 @@ class FleetBudget:
     """What runs have used within the last ``per`` seconds, beside the limits.
 
     A run starts if what it is expected to use fits. One whose turn it is, as it has waited longest, starts as long as
-    no limit is reached, and so does one that restores an objective: these have a quarter of each limit in any case.
+    no limit is reached, and so does one that restores an objective: these have half of each limit in any case.
     What exceeds a limit is charged for longer, in proportion: in the long run no more is used than the limits allow.
 
     While the other members cannot be read, each of those that lived is taken to use as much as this one does since:

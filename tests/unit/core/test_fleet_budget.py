@@ -39,6 +39,8 @@ def test_a_part_is_kept_for_objectives() -> None:
     budget.add(1.0, Amounts(money=2.0))
     assert budget.refuses(2.0, objective=True) is None, "others used it up"
     budget.add(2.0, Amounts(money=2.5), objective=True)
+    assert budget.refuses(2.5, objective=True) is None, "half of the limit is theirs"
+    budget.add(2.5, Amounts(money=2.5), objective=True)
     assert budget.refuses(3.0, objective=True) == "money"
     assert budget.refuses(DAY + 3, objective=True) is None
 
