@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import lru_cache
 
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -47,6 +48,7 @@ def parse_duration(text: str) -> timedelta:
         raise ValueError(f"{text!r} is too long for a duration.") from None
 
 
+@lru_cache(1024)
 def duration_text(span: timedelta) -> str:
     """A span as :func:`parse_duration` takes it: ``90s``, ``15m``, ``2h``, ``7d``."""
     seconds = span.total_seconds()

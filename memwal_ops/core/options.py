@@ -239,7 +239,9 @@ class Options:
 
 def describe(options: type[Options]) -> tuple[Option, ...]:
     """The options of a class, in the order of its fields."""
-    return tuple(_described(options))
+    if options not in _KNOWN:
+        _KNOWN[options] = tuple(_described(options))
+    return _KNOWN[options]
 
 
 def _described(options: type[Options]) -> Iterator[Option]:
@@ -250,6 +252,10 @@ def _described(options: type[Options]) -> Iterator[Option]:
                 f"{options.__qualname__}.{field.name} was not made by a function of memwal_ops.core.options"
             )
         yield dataclasses.replace(field.metadata[_KEY], name=field.name)
+
+
+# A configuration of thousands of tables reads each class as often.
+_KNOWN: dict[type[Options], tuple[Option, ...]] = {}
 
 
 def flag(*, help: str, **more: Any) -> Any:  # noqa: A002 - the word of click and argparse

@@ -99,5 +99,9 @@ class HttpError(Exception):
 
 def json_response(status: int, document: object, *headers: tuple[str, str]) -> Response:
     """Return a JSON document."""
-    body = json.dumps(document, indent=2, default=str).encode() + b"\n"
-    return Response(status, JSON, body, headers=headers)
+    return Response(status, JSON, json.dumps(document, indent=2, default=str).encode() + b"\n", headers=headers)
+
+
+def long_json_response(document: object) -> Response:
+    """Return a JSON document that may have megabytes, on one line: that takes a fifth of the time."""
+    return Response(200, JSON, json.dumps(document, default=str).encode() + b"\n")

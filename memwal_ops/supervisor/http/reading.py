@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from memwal_ops.supervisor.http.exchange import HttpError, Response, json_response
+from memwal_ops.supervisor.http.exchange import HttpError, Response, json_response, long_json_response
 from memwal_ops.supervisor.http.openapi import openapi
 from memwal_ops.supervisor.http.routing import Route
 from memwal_ops.text import printable
@@ -76,12 +76,12 @@ def reading_routes(sources: Sources, routes: Callable[[], Routes]) -> Iterator[R
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/status", "The status of the service, of all tables and jobs",
-        lambda *_: json_response(200, sources.status()),
+        lambda *_: long_json_response(sources.status()),
         answers={200: ("The status", "StatusDocument")},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/runs", "Runs, the newest first",
-        lambda request, _: json_response(200, _page(sources, request)),
+        lambda request, _: long_json_response(_page(sources, request)),
         parameters=_RUN_FILTERS,
         answers={200: ("A page of runs", "Runs"), 400: _INVALID, 503: _NO_HISTORY},
     )  # fmt: skip
