@@ -106,11 +106,16 @@ def read_log(table: Namespace, *, strong: bool = True) -> Inputs:
     return log
 
 
-def live_rows(table: Namespace) -> Iterator[Rows]:
-    """Every row that a strong query may return, once each: those of the log, then by segment and cluster."""
-    log = read_log(table)
+def live_rows(table: Namespace, log: Inputs | None = None) -> Iterator[Rows]:
+    """Every row that a strong query may return, once each: those of the log, then by segment and cluster.
+
+    Args:
+        table: the namespace.
+        log: from :func:`read_log`; read if it is not given.
+    """
+    log = log or read_log(table)
     yield log.rows
-    yield from _segment_rows(table, log, None, "")
+    yield from _segment_rows(table, log)
 
 
 def _result(table: Namespace, query: Query) -> list[dict[str, Any]]:
@@ -123,7 +128,7 @@ def _result(table: Namespace, query: Query) -> list[dict[str, Any]]:
 
 def _by_vector(
     table: Namespace, query: Query, log: Inputs, passes: Callable[[Attributes | None], bool]
-) -> Iterator[Hit]:
+) -> Sequence[Hit]:
     metric, _ = metric_of(table, query.metric)
     try:
         wanted = np.asarray(query.vector, dtype=np.float32)
@@ -133,19 +138,47 @@ def _by_vector(
     if wanted.ndim != 1 or not np.isfinite(wanted).all() or (dimensions is not None and len(wanted) != dimensions):
         raise InvalidUsageError(f"The vector must have {dimensions} finite values.")
 
-    def nearest(rows: Rows) -> Iterator[Hit]:
-        """The best of these rows: at most k of them can be among the best of all."""
-        kept = [at for at, more in enumerate(rows.attributes) if passes(more)]
-        if not kept:
-            return
-        far = distances(rows.vectors[kept], wanted, metric)
-        best = np.argsort(far, kind="stable")[: query.k]
-        yield from ((float(far[at]), rows.ids[kept[at]], rows.attributes[kept[at]]) for at in best)
+    return nearest_rows(table, log, [wanted], query.k, query.nprobe, metric, passes)[0]
 
-    yield from nearest(log.rows)
-    probed = (wanted, query.nprobe)
-    for rows in _segment_rows(table, log, probed, metric):
-        yield from nearest(rows)
+
+def nearest_rows(
+    table: Namespace,
+    log: Inputs,
+    vectors: Sequence[NDArray[np.float32]],
+    k: int,
+    nprobe: int,
+    metric: str,
+    passes: Callable[[Attributes | None], bool] = lambda _: True,
+    checkpoint: Callable[[], object] = lambda: None,
+) -> list[list[Hit]]:
+    """Per vector what a query with it finds, nearest first. A cluster is read once for all vectors that probe it.
+
+    ``checkpoint`` is called before each.
+    """
+    best = [_best(log.rows, wanted, k, metric, passes) for wanted in vectors]
+    for reader, later in _newest_first(table):
+        centroids = reader.centroids()
+        probed = [{*np.argsort(distances(centroids, one, metric), kind="stable")[:nprobe].tolist()} for one in vectors]
+        for number in sorted(set().union(*probed)):
+            checkpoint()
+            rows = reader.cluster(number).without(log.superseded).without(later)
+            for at, wanted in enumerate(vectors):
+                if number in probed[at]:
+                    found = _best(rows, wanted, k, metric, passes)
+                    best[at] = sorted([*best[at], *found], key=lambda hit: (hit[0], hit[1]))[:k]
+    return best
+
+
+def _best(
+    rows: Rows, wanted: NDArray[np.float32], k: int, metric: str, passes: Callable[[Attributes | None], bool]
+) -> list[Hit]:
+    """The nearest of these rows: at most k of them can be among the nearest of all."""
+    kept = [at for at, more in enumerate(rows.attributes) if passes(more)]
+    if not kept:
+        return []
+    far = distances(rows.vectors[kept], wanted, metric)
+    best = np.argsort(far, kind="stable")[:k]
+    return [(float(far[at]), rows.ids[kept[at]], rows.attributes[kept[at]]) for at in best]
 
 
 def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDArray[np.float32]:
@@ -164,26 +197,24 @@ def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDAr
     return found
 
 
-def _segment_rows(
-    table: Namespace,
-    log: Inputs,
-    probed: tuple[NDArray[np.float32], int] | None,
-    metric: str,
-    reads: Callable[[SegmentReader, int], bool] = lambda *_: True,
-) -> Iterator[Rows]:
-    """Current rows of segments: a later segment overrides; of each, the clusters nearest to ``probed``, or all."""
+def _newest_first(table: Namespace) -> Iterator[tuple[SegmentReader, set[str]]]:
+    """Each segment, and the ids of those that override it."""
     later: set[str] = set()
     segments = table.manifest.segments
     for place, segment in enumerate(reversed(segments)):
         reader = SegmentReader(table.store, segment)
-        chosen: Sequence[int] = range(segment.clusters)
-        if probed is not None:
-            far = distances(reader.centroids(), probed[0], metric)
-            chosen = [int(one) for one in np.argsort(far, kind="stable")[: probed[1]]]
-        for number in (one for one in chosen if reads(reader, one)):
-            yield reader.cluster(number).without(log.superseded).without(later)
+        yield reader, later
         if place < len(segments) - 1:  # an older one may have the same ids, in any cluster
             later.update(name for number in range(segment.clusters) for name in reader.vectors(number)[0])
+
+
+def _segment_rows(
+    table: Namespace, log: Inputs, reads: Callable[[SegmentReader, int], bool] = lambda *_: True
+) -> Iterator[Rows]:
+    """Current rows of segments: a later segment overrides."""
+    for reader, later in _newest_first(table):
+        for number in (one for one in range(reader.segment.clusters) if reads(reader, one)):
+            yield reader.cluster(number).without(log.superseded).without(later)
 
 
 def _by_text(table: Namespace, query: Query, log: Inputs, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
@@ -231,7 +262,7 @@ def _candidates(
         return False
 
     yield log.rows
-    yield from _segment_rows(table, log, None, "", mentions)
+    yield from _segment_rows(table, log, mentions)
 
 
 def _text_index(reader: SegmentReader, number: int) -> Mapping[str, Any]:

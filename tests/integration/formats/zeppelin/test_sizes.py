@@ -71,6 +71,22 @@ def test_gc_asks_for_no_single_object_of_a_segment(tmp_path: Path, monkeypatch: 
     assert not [path for path in asked if path.startswith("segments/")]
 
 
+def test_asking_indexes_reads_each_cluster_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw queries, for the distances of all rows, and once for all queries; the log once: not for each query."""
+    uri = made(tmp_path)
+    zeppelin.open_writer(uri).append([{"id": "v0", "values": [9.0] * 4}])
+    checked = counted(monkeypatch, "get")
+    run_job(uri, "verify")
+    once = Counter(checked)
+    checked.clear()
+    report = run_job(uri, "verify", answers=True, samples=50).to_json()
+    assert [one["queries"] for one in report["answers"]] == [50]
+    more = {path: count - once[path] for path, count in checked.items()}
+    clusters = [count for path, count in more.items() if "/cluster_" in path]
+    assert max(clusters) <= 3, more
+    assert [count for path, count in more.items() if path.startswith("wal/")] == [1]
+
+
 def test_what_many_revisions_list_is_kept_by_number() -> None:
     """Each append of a native namespace is a revision that lists the whole log."""
 
