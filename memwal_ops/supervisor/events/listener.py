@@ -90,7 +90,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Receive no more; what is in flight is received by another process, or by this one after a restart."""
+        """Receive no more; what comes meanwhile is left to another process, or to this one after a restart."""
         self._stopping.set()
 
     def status(self, covered: int, missed: Sequence[str]) -> EventsStatus:
@@ -159,6 +159,10 @@ class Listener:
 
     def _take(self, queue: Queue, messages: Sequence[Message]) -> None:
         """Have tables polled, then delete the messages: a process that dies in between polls all as it starts."""
+        if self._stopping.is_set():
+            # Others may have its tables by now, and poll them at an event alone.
+            queue.hide((message, 0) for message in messages)
+            return
         polled: dict[str, None] = {}
         done: list[Message] = []
         hidden: list[tuple[Message, int]] = []

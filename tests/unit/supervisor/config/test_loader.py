@@ -250,6 +250,20 @@ def test_a_secret_in_the_file_is_warned_of(tmp_path: Path) -> None:
     assert "abcdefgh" not in json.dumps(sources(settings))
 
 
+def test_events_have_the_options_of_all_tables_and_need_a_table_in_s3(tmp_path: Path) -> None:
+    text = (
+        "events: {queue: 'https://sqs.eu-west-1.amazonaws.com/1/q', storage_options: {aws_profile: events}}\n"
+        "defaults: {storage_options: {aws_profile: all, aws_region: eu-west-1}}\n"
+    )
+    settings = load(tmp_path, f"{text}tables: [{{database: s3://b/db}}]\n")
+    assert settings.config.events is not None
+    assert settings.config.events.storage_options == {"aws_profile": "events", "aws_region": "eu-west-1"}
+    assert settings.warnings == ()
+    (warning,) = load(tmp_path, f"{text}tables: [{{uri: /data/t.lance}}, {{uri: gs://b/u.lance}}]\n").warnings
+    assert (warning.line, place_text(warning.place)) == (1, "events")
+    assert warning.message.startswith("No table is in S3")
+
+
 def test_numbers_may_come_from_the_environment(tmp_path: Path) -> None:
     settings = load(tmp_path, TABLE + "http: {port: '${PORT}'}\nstate_dir: /a$$b/${X:-y}\n", PORT="1234")
     assert settings.config.http.port == 1234

@@ -127,6 +127,17 @@ def test_what_becomes_of_a_message(
     assert heard.new == (["s3://b/lake/fresh.lance"] if outcome == "new" else [])
 
 
+def test_what_comes_while_it_stops_is_left_to_others(tmp_path: Path) -> None:
+    queue = FakeQueue()
+    heard = Heard(tmp_path, queue)
+    heard.listener.start()
+    until(lambda: heard.alive)
+    late = FakeQueue(commit("mine")).waiting
+    queue.receive = lambda _=20: heard.listener.stop() or late  # type: ignore[assignment, func-returns-value]
+    until(lambda: queue.hidden)
+    assert (queue.hidden, queue.deleted, heard.polled) == ({"0": 0}, [], [])
+
+
 def test_of_many_records_none_is_lost(tmp_path: Path) -> None:
     both = {"Records": [*commit("theirs")["Records"], *commit("mine")["Records"]]}  # type: ignore[misc]
     queue = FakeQueue(both, *[commit("mine")] * 25)
