@@ -49,7 +49,7 @@ from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.pauses import FLEET, Pauses
-from memwal_ops.supervisor.state.samples import Sampler
+from memwal_ops.supervisor.state.samples import Sampler, budget_sample
 from memwal_ops.supervisor.workers.leasing import LeaseClient
 from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
@@ -554,7 +554,8 @@ class Service:
         """Record the figures of tables that are due, for charts, and what polls used."""
         self.scheduler.write_polls()
         try:
-            self._history.add_samples(self._sampler.take(self.scheduler.tables.values()))
+            budget = budget_sample(budget_status(self.scheduler), time.time())
+            self._history.add_samples([*self._sampler.take(self.scheduler.tables.values()), *budget])
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
 

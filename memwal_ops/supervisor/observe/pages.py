@@ -35,6 +35,7 @@ from memwal_ops.supervisor.observe.overview import Overview
 from memwal_ops.supervisor.observe.run_view import run_page, run_view
 from memwal_ops.supervisor.observe.table_view import (
     answers_view,
+    budget_chart,
     charts_of,
     cost_chart,
     cost_view,
@@ -43,6 +44,7 @@ from memwal_ops.supervisor.observe.table_view import (
     view_of,
 )
 from memwal_ops.supervisor.observe.viewer import ANONYMOUS
+from memwal_ops.supervisor.state.samples import BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +161,7 @@ class Pages:
             _Shell("tables", wanted.link(page=wanted.page), viewer),
             service=service,
             budget=" ".join(budget_notes(service["budget"])),
+            charts=self._budget_chart(service["budget"]),
             service_state="Stopping" if service["stopping"] else "Runs" if service["ready"] else "Not ready yet",
             service_findings=found,
             query=wanted,
@@ -239,6 +242,14 @@ class Pages:
         charts += cost_chart(spent, self._spending.currency, *scale, each, each_text)
         ranges = [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES]
         return {"charts": charts, "ranges": ranges, "cost": cost_view(ledger)}
+
+    def _budget_chart(self, budget: Mapping[str, Any] | None) -> list[dict[str, str]]:
+        """Return the chart of the budget over its period, if there is one."""
+        if budget is None or not budget["limits"]:
+            return []
+        now = datetime.now(UTC)
+        since = now - timedelta(seconds=budget["per_seconds"])
+        return budget_chart(self._samples(BUDGET, since), budget, since.timestamp(), now.timestamp())
 
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {**table, "error": _read_error(table), "blocked": self._blocked(table)}

@@ -64,6 +64,7 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
     }
 
 
+_MAX_POINTS = 120
 _FACTS: tuple[tuple[Role, str, Unit], ...] = (
     ("table_rows", "rows", "count"),
     ("table_bytes", "size", "bytes"),
@@ -156,6 +157,29 @@ def _range_of(points: Sequence[tuple[float, float]]) -> tuple[float, float, floa
     """The least and the largest amount, and the last one."""
     values = [value for _, value in points]
     return min(values), max(values), values[-1]
+
+
+def budget_chart(
+    samples: Sequence[tuple[int, Mapping[str, float]]], budget: Mapping[str, Any], start: float, end: float
+) -> list[dict[str, str]]:
+    """Return the chart of the part of each limit that was used over time, beside the limit; none without samples.
+
+    Args:
+        samples: what was recorded of the budget, by name of a limit.
+        budget: of the service's status.
+        start: the left end of the scale, in seconds since 1970.
+        end: the right end.
+    """
+    samples = samples[:: 1 + len(samples) // _MAX_POINTS]
+    series = {
+        name: [(float(when), found[name]) for when, found in samples if name in found] for name in budget["limits"]
+    }
+    if not any(series.values()):
+        return []
+    now = ", ".join(f"{name} {points[-1][1]:.0%}" for name, points in series.items() if points)
+    drawn = {"limit": [(start, 1.0), (end, 1.0)], **series}
+    image = time_chart(drawn, unit="{:.0%}".format, start=start, end=end)
+    return [{"title": "budget used", "summary": f"now {now}", "image": data_uri(image)}]
 
 
 def _chart(title: str, image: bytes, texts: Sequence[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.job import Role
+    from memwal_ops.supervisor.observe.status_document import BudgetStatus
     from memwal_ops.supervisor.state.tables import TableState
 
 ROLES: tuple[Role, ...] = (
@@ -21,6 +22,8 @@ ROLES: tuple[Role, ...] = (
 )
 Sample = tuple[str, int, "Mapping[str, float]"]
 """The name of a table, a time in seconds since 1970, and its figures by role."""
+BUDGET = ""
+"""What the budget of the fleet is recorded under: no table has that name."""
 _MIN_SECONDS, _SECONDS_PER_TABLE, _UNCHANGED_SECONDS = 60.0, 0.1, 6 * 3600.0
 
 
@@ -57,6 +60,14 @@ class Sampler:
             samples.append((name, when, figures))
             self._taken[name] = (now, figures)
         return samples
+
+
+def budget_sample(budget: BudgetStatus | None, at: float) -> list[Sample]:
+    """Return the part of each limit of the budget that is used, once a minute; nothing without limits."""
+    if budget is None or not budget["limits"]:
+        return []
+    shares = {name: round(budget["used"][name] / limit, 4) for name, limit in budget["limits"].items()}
+    return [(BUDGET, int(at - at % _MIN_SECONDS), shares)]
 
 
 def figures_by_role(state: TableState) -> dict[str, float]:

@@ -296,8 +296,7 @@ def a_member_dies(root: Path) -> None:
 def the_fleet_is_short(drill: Drill) -> None:
     drill.shows("MemwalOpsMemberMissing", 'memwal_ops_fleet_member_up{member="gone"}', lambda up: up == 0)
     for alert in ("MemwalOpsMemberMissing", "MemwalOpsFleetSplit"):
-        first, fleet = drill.follow(alert, ends={0: 2})
-        assert "The member gone ended without leaving" in " ".join(first.split())
+        _, fleet = drill.follow(alert, ends={0: 2})
         assert 'member_up{member="gone"} 0.0' in fleet
     drill.shows("MemwalOpsFleetSplit", "memwal_ops_fleet_ok", lambda ok: ok == 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from memwal_ops.cli.status_text import describe
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.viewer import Viewer
+from memwal_ops.supervisor.state.samples import budget_sample
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
 from tests.support.fleet import JOBS, FakeHistory, FakeLedger, FakeTables, fleet, job, pages_of, run, status, table
@@ -93,6 +95,23 @@ def test_whether_events_come_and_what_is_wrong_with_them() -> None:
         assert says in page, says
         assert 'href="/runbooks/no-events.md"' in page
         assert (said in page) == ("error" not in change)
+
+
+def test_the_budget_and_its_chart() -> None:
+    amounts = {"used": {"cpu": 50.0}, "in_flight": {"cpu": 0.0}}
+    budget = {
+        "per_seconds": 86400.0, "currency": "USD", "shadow": False, "limits": {"cpu": 100.0}, **amounts, "own": amounts,
+        "members": 1, "members_unread": 0, "used_up": None, "frees": None,
+    }  # fmt: skip
+    pages = pages_of(status(fleet(20), budget=budget))
+    now = time.time()
+    pages._samples = lambda name, _: [] if name else [(int(now) - 600 * at, {"cpu": 0.5 / at}) for at in (300, 2, 1)]  # type: ignore[method-assign,misc]  # of the test
+    page = pages.tables().body.decode()
+    assert "Used of the budget per 1d: 50 s of 100 s of processor." in page
+    assert 'alt="budget used over time: now cpu 50%"' in page
+    assert budget_sample(budget, 119.0) == [("", 60, {"cpu": 0.5})]  # type: ignore[arg-type]  # it is one
+    assert budget_sample(None, 1.0) == []
+    assert "budget used" not in pages_of(status(fleet(20))).tables().body.decode()
 
 
 def test_a_table_says_what_to_type() -> None:
