@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from hashlib import blake2b
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.events.listener import Listener
 from memwal_ops.supervisor.events.routes import Routes
+from memwal_ops.supervisor.found_tables import FoundTables
 from memwal_ops.supervisor.http.audit import Audit
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.http.tls import Certificate
@@ -43,7 +43,6 @@ from memwal_ops.supervisor.observe.scheduled_tables import ScheduledTables
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.status import budget_status, events_status, paused, published_budget, status_of
 from memwal_ops.supervisor.observe.systemd import Notifier
-from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
@@ -55,7 +54,7 @@ from memwal_ops.supervisor.workers.pools import Pools
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from memwal_ops.supervisor.config.effective import Settings, TableSettings
     from memwal_ops.supervisor.config.model import NotifyConfig
@@ -83,8 +82,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Service:
     """One supervisor in this process."""
 
-    # All tables of the configuration; of a fleet, the scheduler has this member's share of them.
-    _found: Sequence[FoundTable] = ()
     # Why this supervisor cannot be a member of its fleet.
     _refusal: MemwalOpsError | None = None
     _listener: Listener | None = None
@@ -111,9 +108,6 @@ class Service:
         self._last_watchdog_sent = self._last_status_sent = 0.0
         self._done: list[dict[str, Any]] = []
         self._stop_began: float | None = None
-        self._faults: tuple[Fault, ...] = ()
-        self._discovering = False
-        self._formats: dict[str, str] = {}
         self._sampler = Sampler()
         self._notifier = Notifier(os.environ)
         self._state = StateDir(state_dir(settings.config, os.environ))
@@ -147,6 +141,7 @@ class Service:
             pauses=pauses,
         )
         self._member = self._make_member(settings)
+        self._found = FoundTables(self.scheduler, self._member)
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
         self._spending = Spending(self._history, lambda: self.scheduler.settings.config.prices)
         self._pages = self._make_pages(settings)
@@ -190,10 +185,11 @@ class Service:
         began = time.monotonic()
         try:
             self._listener = self._make_listener()
+            self._found.on_found = self._route
             # Named tables need no listing and start at once; patterns may be slow to expand.
             with self.scheduler.lock:
-                named = [entry for entry in self.scheduler.settings.tables if entry.pattern is None]
-                self._apply_discovery(discover(entry for entry in named if entry.format is not None))
+                self._found.find_named()
+                self._timers.sync()
             self._discover()
             if self._member is not None:
                 self._member.start()
@@ -224,8 +220,8 @@ class Service:
         """Run what is due once; return the highest exit code, or 143 if a signal stopped it before."""
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
-            self._set_discovered(discover(self.scheduler.settings.tables, self._formats))
-            self.scheduler.codes += [fault.exit_code for fault in self._faults]
+            self._found.find()
+            self.scheduler.codes += [fault.exit_code for fault in self._found.faults]
             self.scheduler.queue_scheduled()
             for table in self.scheduler.tables:
                 self.scheduler.poll(table)
@@ -285,7 +281,7 @@ class Service:
                 "loaded": self._loaded.isoformat(timespec="milliseconds"),
                 "error": self._config_error,
             },
-            "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._faults],
+            "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._found.faults],
             "fleet": None if self._member is None else self._member.status(),
             "events": None if self._listener is None else events_status(self.scheduler, self._listener),
         }
@@ -377,70 +373,23 @@ class Service:
     # -- periodic tasks
 
     def _discover(self) -> None:
-        """Start to expand the patterns on a thread; :meth:`_discovered` applies the result."""
-        if self._discovering:
-            return
-        self._discovering = True
-        entries = self.scheduler.settings.tables
+        """Start to expand the patterns on a thread."""
+        self._found.find_beside(self._discovered)
 
-        def expand() -> None:
-            try:
-                discovery = discover(entries, self._formats)
-            except Exception as error:  # noqa: BLE001 - the maintenance of known tables continues
-                why = redact(f"{type(error).__name__}: {error}")
-                discovery = Discovery((), tuple(Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries))
-            self.scheduler.post(lambda: self._discovered(discovery, entries))
-
-        # A daemon thread: a store that hangs must not keep the process from exiting.
-        threading.Thread(target=expand, name="discovery", daemon=True).start()
-
-    def _discovered(self, discovery: Discovery, entries: object) -> None:
-        self._discovering = False
-        if entries is not self.scheduler.settings.tables:
-            self._discover()  # the configuration was reloaded meanwhile
-            return
-        self._apply_discovery(discovery)
+    def _discovered(self) -> None:
+        self._timers.sync()
         if not self._ready:
             self._become_ready()
-
-    def _apply_discovery(self, discovery: Discovery) -> None:
-        self._set_discovered(discovery)
-        self._timers.sync()
 
     def _become_ready(self) -> None:
         self._ready = True
         self._notifier.ready(self._status_line())
         self._log.info("ready", tables=len(self.scheduler.tables), http=self.http_port)
 
-    def _set_discovered(self, discovery: Discovery) -> None:
-        self._faults = discovery.faults
-        tables = list(discovery.tables)
-        broken = {fault.pattern for fault in discovery.faults}
-        if broken:
-            # If a pattern cannot be expanded now, the tables that it matched before stay.
-            names = {table.name for table in tables}
-            tables += [
-                table
-                for table in self._found
-                if {table.settings.pattern, table.settings.uri} & broken and table.name not in names
-            ]
-            for fault in discovery.faults:
-                self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
-        self._found = tables
-        if self._listener is not None:
-            self._listener.routes = Routes(tables, self.scheduler.settings.tables)
-        self._set_share()
-
-    def _set_share(self) -> None:
-        mine = self._found
-        if self._member is not None:
-            mine = self._member.share(mine, _digest(self.scheduler.settings.tables))
-        self.scheduler.set_tables(mine)
-
     def _apply_share(self) -> None:
         """Maintain the tables that are this member's now."""
         if self._stop_began is None:
-            self._set_share()
+            self._found.share()
             self._timers.sync()
 
     def _prune(self) -> None:
@@ -477,7 +426,7 @@ class Service:
             sign_in=self._pages.sign_in,
             refused=self._pages.refused,
             allowed_hosts=http.allowed_hosts,
-            actions=Actions(self.scheduler, self._elsewhere),
+            actions=Actions(self.scheduler, self._found.elsewhere),
             tokens=tokens,
             audit=Audit(self._state.path),
             certificate=certificate,
@@ -517,6 +466,10 @@ class Service:
             count=lambda outcome: self._metrics.events.labels(outcome).inc(),
         )
 
+    def _route(self, tables: Sequence[FoundTable], entries: Sequence[TableSettings]) -> None:
+        if self._listener is not None:
+            self._listener.routes = Routes(tables, entries)
+
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(
             service=self._service_status,
@@ -526,10 +479,10 @@ class Service:
             run=self._history.run,
             samples=self._history.samples,
             history=self._table_history,
-            faults=lambda: self._faults,
+            faults=lambda: self._found.faults,
             format_of=self._format_of,
             file=settings.path,
-            elsewhere=self._elsewhere,
+            elsewhere=self._found.elsewhere,
         )
 
     def _configure_notifications(self, config: NotifyConfig) -> None:
@@ -541,7 +494,7 @@ class Service:
         if not (self._ready or self._once):
             return None
         status = self.status()
-        of_service = service_findings(status["service"], self._faults, self.scheduler.settings.path)
+        of_service = service_findings(status["service"], self._found.faults, self.scheduler.settings.path)
         found, unread = [Found.of("", one) for one in of_service], set()
         for table in status["tables"]:
             if table["looked_at"] is None and table["look_error"] is None:
@@ -569,11 +522,6 @@ class Service:
                 break  # it was read, and there is none
             time.sleep(_HISTORY_WAIT_SECONDS)
         return None if state is None else state.history
-
-    def _elsewhere(self, name: str) -> str:
-        """Return the other member of the fleet that maintains a table; empty: none does."""
-        uri = next((table.uri for table in self._found if table.name == name), None)
-        return "" if uri is None or self._member is None else self._member.owner_of(uri)
 
     def _format_of(self, uri: str) -> str | None:
         with self.scheduler.lock:
@@ -640,12 +588,6 @@ class Service:
         self._history.close()
         self._state.close()
         self._log.info("stopped")
-
-
-def _digest(entries: Iterable[TableSettings]) -> str:
-    """Return a digest of the tables that a configuration names; members of a fleet compare it."""
-    named = sorted((one.uri or "", one.pattern or "", one.include, one.exclude, one.branches or ()) for one in entries)
-    return blake2b(repr(named).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _wake_up() -> None:
