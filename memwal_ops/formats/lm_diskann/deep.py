@@ -9,7 +9,7 @@ import numpy as np
 
 from memwal_ops.core.answers import Interval, share_by_query, wilson
 from memwal_ops.formats.lm_diskann.healing import around
-from memwal_ops.formats.lm_diskann.kernels.reaching import reach
+from memwal_ops.formats.lm_diskann.kernels.reaching import ROOT, reach
 from memwal_ops.formats.lm_diskann.kernels.searching import scan
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def unreachable(view: View, store: Store) -> NDArray[np.int64]:
     if not len(entries) or not view.state.codebook_id:
         return np.zeros(0, np.int64)
     count = view.state.next_node_id
-    reached, queue = np.zeros(count, np.uint8), np.empty(count, np.int64)
-    if reach(view.source, view.parameters.layout, entries, view.epoch, reached, queue) < 0:
+    parents, queue = np.empty(count, np.int64), np.empty(count, np.int64)
+    if reach(view.source, view.parameters.layout, entries, view.epoch, parents, queue) < 0:
         raise view.fail()
     [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
-    found: NDArray[np.int64] = live[reached[live.astype(np.int64)] == 0].astype(np.int64)
+    found: NDArray[np.int64] = live[parents[live.astype(np.int64)] < ROOT].astype(np.int64)
     return found
 
 

@@ -21,6 +21,7 @@ from memwal_ops.formats.lm_diskann.build import build_anew
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.kernels.healing import forget, lonely, neighbours, reconnect, rewire
 from memwal_ops.formats.lm_diskann.kernels.memory import scratch
+from memwal_ops.formats.lm_diskann.kernels.reaching import ROOT, attach, reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,6 +192,31 @@ def relink(staged: Transaction, nodes: NDArray[np.int64]) -> int:
         return found
 
     return _in_parts(staged, len(nodes), step)
+
+
+def link_unreached(staged: Transaction) -> int:
+    """Link every live node to which no path leads from a reached one. Returns how many remain: no node has a place."""
+    p, view = staged.parameters, staged.view
+    count, entries = staged.next_node, staged.entries_now()
+    parents, queue = np.empty(count, np.int64), np.empty(count, np.int64)
+    reached = int(reach(view.source, p.layout, entries, staged.epoch, parents, queue))
+    staged.check(reached)
+    live, _ = staged.live_nodes()
+    lost = live[parents[live] < ROOT]
+    room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, count, collect=False)
+
+    def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+        nonlocal reached
+        counts[2] = reached
+        found: int = attach(
+            view.source, p.layout, room, view.book, lost, parents, queue, staged.epoch, staged.origin, p.search_list,
+            staged.starts(), at, events, counts,
+        )  # fmt: skip
+        reached = int(counts[2])
+        return found
+
+    _in_parts(staged, len(lost), step)
+    return int((parents[lost] < ROOT).sum())
 
 
 def _in_parts(staged: Transaction, count: int, step: Callable[[int, Any, Any], int]) -> int:

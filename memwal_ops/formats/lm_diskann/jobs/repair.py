@@ -13,6 +13,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import Findings
 from memwal_ops.formats.lm_diskann import deep, healing, merging, publishing, remapping
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.options import VerifyOptions
 from memwal_ops.formats.lm_diskann.slots import needed_from
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.table import Table
 
 _DAMAGED_STORE = "store"
+_REBUILD = "Run memwal-ops catchup URI --rebuild --apply: it builds the graph anew."
 _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
 
 
@@ -98,13 +100,18 @@ def _give_up(table: Table, keep: Keep) -> FixAttempt:
 def _link(table: Table, keep: Keep) -> FixAttempt:
     del keep  # links are added
     with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
-        before = len(index) + 1
-        # With few links per node, linking one may take the last path from another one.
-        while 0 < len(nodes := deep.unreachable(index.view, index.writable())) < before:
-            before = len(nodes)
-            with index.staged() as staged:
-                healing.relink(staged, nodes)
-                staged.rewired = nodes
+        nodes = deep.unreachable(index.view, index.writable())
+        if not len(nodes):
+            return FixAttempt.GONE
+        with index.staged() as staged:
+            healing.relink(staged, nodes)
+            # With few links per node, linking one may take the last path from another one.
+            left = healing.link_unreached(staged)
+            staged.rewired = nodes
+    if left:
+        raise IndexCorruptError(
+            f"{left:,} rows remain without a path: no node has a link left for them.", remedy=_REBUILD
+        )
     return FixAttempt.DONE
 
 

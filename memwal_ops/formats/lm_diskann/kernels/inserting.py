@@ -97,7 +97,7 @@ def add_backlink(src, lay, row, referrer, events, counts):
 
 
 @numba.njit(cache=True, nogil=True)
-def _remove_backlink(src, lay, row, referrer, events, counts):
+def remove_backlink(src, lay, row, referrer, events, counts):
     """Remove ``referrer`` from the backlinks of a block in the overlay."""
     if src.pool.u8[row, FLAGS] & OVERFLOW:
         _event(events, counts, src.pool.i64[row, NODE], referrer, -1)
@@ -129,7 +129,7 @@ def drop_backlink(src, lay, row, referrer, events, counts):
             older += other != referrer and other < target
         if held == 1 or (referrer < target and older == 0):
             return False
-    _remove_backlink(src, lay, row, referrer, events, counts)
+    remove_backlink(src, lay, row, referrer, events, counts)
     return True
 
 
@@ -254,7 +254,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
         if found:
             stays[one] = 1
         else:
-            _remove_backlink(src, lay, other, me, events, counts)
+            remove_backlink(src, lay, other, me, events, counts)
             found = _adopt(src, lay, fresh, other, codes[one], _MUST, epoch, origin, events, counts)
             near = 0
             while found == 0 and near < kept:

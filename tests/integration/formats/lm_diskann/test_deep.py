@@ -8,6 +8,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import healing
 from memwal_ops.formats.lm_diskann.inserting import insert
 from tests.support.lm_diskann.folders import check_sound
 
@@ -50,8 +51,8 @@ def test_rows_that_no_search_reaches_are_found_and_linked_again(
     check_sound(made)
 
 
-def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(folder: str) -> None:
-    """With four links per node, and vectors that many rows share."""
+def _sparse(folder: str) -> None:
+    """An index with four links per node and vectors that many rows share, in which rows lost their path."""
     random = np.random.default_rng(2)
 
     def some(count: int) -> np.ndarray:
@@ -63,9 +64,28 @@ def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(fo
         for _ in range(3):
             index.insert(random.choice(1200, 300, replace=False), some(300))
     assert run_job(folder, "verify", deep=True).to_json()["counts"]["unreachable"]
+
+
+@pytest.mark.parametrize("searched", [True, False], ids=["searched", "not searched"])
+def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(
+    folder: str, monkeypatch: pytest.MonkeyPatch, *, searched: bool
+) -> None:
+    """Also where no search links them: a reached node gives up a link to one that has another path."""
+    _sparse(folder)
+    if not searched:
+        monkeypatch.setattr(healing, "relink", lambda staged, nodes: 0)
     assert run_job(folder, "repair", deep=True, apply=True).decision == "repaired"
     assert run_job(folder, "verify", deep=True).decision == "healthy"
     check_sound(folder)
+
+
+def test_rows_that_no_node_can_link_to_are_not_called_repaired(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _sparse(folder)
+    monkeypatch.setattr(healing, "link_unreached", lambda staged: 3)
+    report = run_job(folder, "repair", deep=True, apply=True)
+    assert (report.decision, report.exit_code) == ("incomplete", 9)
+    assert "3 rows remain without a path" in report.describe()
+    assert "catchup URI --rebuild" in report.describe()
 
 
 def test_lost_slots_and_epochs_beyond_the_end(made: str) -> None:
