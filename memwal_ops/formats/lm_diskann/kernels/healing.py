@@ -2,7 +2,8 @@
 
 A neighbour of deleted nodes gets the links of all of them as candidates at once, and is pruned once. Its own links to
 live nodes are kept: the far ones connect clusters, and near candidates would replace them; and each dropped link would
-change another block.
+change another block. As many links are added as were lost: more would change more blocks, and fill the list, so that
+the next insert that links to the node would have to prune it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     NONE,
     VECTOR,
 )
-from memwal_ops.formats.lm_diskann.kernels.pruning import extend
+from memwal_ops.formats.lm_diskann.kernels.pruning import extend, with_room
 from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
@@ -120,8 +121,8 @@ def _write_links(src, lay, row, ids, codes, count, stays):
 
 
 @numba.njit(cache=True, nogil=True)
-def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts):
-    """Set the links of a block: its ``held`` first candidates, and others that pruning selects, the nearest that fit.
+def _choose(src, lay, row, ids, codes, vectors, distances, count, held, most, alpha, epoch, origin, events, counts):
+    """Set the links of a block: its ``held`` first candidates, and others that pruning selects, up to ``most``.
 
     Returns 0, or an error as ``load``.
     """
@@ -129,7 +130,7 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, alpha, e
     chosen = np.empty(lay.links, np.int64)
     stays = np.zeros(count, np.uint8)
     stays[:held] = 1
-    for at in range(extend(vectors, distances, count, held, alpha, lay.links, chosen)):
+    for at in range(extend(vectors, distances, count, held, alpha, most, chosen)):
         one = chosen[at]
         stays[one] = 1
         other = touch(src, lay.block_size, ids[one], epoch, origin)
@@ -165,11 +166,11 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
     Returns:
         0, or an error as ``load``.
     """
-    most = (1 + _MAX_DEAD) * lay.links
-    ids, codes = np.empty(most, np.int64), np.empty((most, lay.code_bytes), np.uint8)
-    vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
+    room = (1 + _MAX_DEAD) * lay.links
+    ids, codes = np.empty(room, np.int64), np.empty((room, lay.code_bytes), np.uint8)
+    vectors, distances = np.empty((room, lay.dimension), np.float32), np.empty(room, np.float32)
     size = 64
-    while size < 2 * most + 2:
+    while size < 2 * room + 2:
         size *= 2
     table, lost = np.empty(size, np.int64), np.empty(lay.links, np.int64)
     own_vector = np.empty(lay.dimension, np.float32)
@@ -219,8 +220,9 @@ def reconnect(src, lay, book, nodes, gone, dead, alpha, epoch, origin, first, ev
                         continue
                     count = _candidate(src, lay, book, near, link, own_vector, ids, codes, vectors, distances, count)
         counts[2] += 1
+        most = max(held + missing, with_room(lay.links))
         found = _choose(
-            src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts
+            src, lay, row, ids, codes, vectors, distances, count, held, most, alpha, epoch, origin, events, counts
         )
         if found < 0:
             return found
@@ -345,7 +347,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
             code_of(book, room, at, codes[count])
             count += 1
         found = _choose(
-            src, lay, row, ids, codes, vectors, distances, count, held, alpha, epoch, origin, events, counts
+            src, lay, row, ids, codes, vectors, distances, count, held, lay.links, alpha, epoch, origin, events, counts
         )
         if found < 0:
             return found

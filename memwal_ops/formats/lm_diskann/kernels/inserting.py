@@ -25,7 +25,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     VECTOR,
     VERSION,
 )
-from memwal_ops.formats.lm_diskann.kernels.pruning import prune
+from memwal_ops.formats.lm_diskann.kernels.pruning import prune, with_room
 from memwal_ops.formats.lm_diskann.kernels.reading import new_row, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
@@ -227,7 +227,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
             distances[one] = 0
     chosen = np.empty(lay.links, np.int64)
     # Pruned to fewer than the maximum, so that the next few links need no pruning.
-    kept = prune(vectors, distances, held + 1, alpha, lay.links - max(1, lay.links // 8), chosen)
+    kept = prune(vectors, distances, held + 1, alpha, with_room(lay.links), chosen)
     stays = np.zeros(held + 1, np.uint8)
     for one in range(kept):
         stays[chosen[one]] = 1

@@ -13,6 +13,12 @@ from memwal_ops.formats.lm_diskann.kernels.distances import squared
 
 
 @numba.njit(cache=True, nogil=True)
+def with_room(links):
+    """The number of links to which a full list is pruned: the next few need no pruning."""
+    return links - max(1, links // 8)
+
+
+@numba.njit(cache=True, nogil=True)
 def prune(vectors, distances, count, alpha, most, chosen):
     """Select neighbours.
 
