@@ -242,6 +242,7 @@ def main() -> None:
     """All tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a few thousand rows")
+    parser.add_argument("--case", action="append", metavar="ROWSxDIMENSIONS", help="instead of the three sizes")
     parser.add_argument("--only", default="", help="only work with this in its name; merges run anyway")
     parser.add_argument("--requests", action="store_true", help="only the table of requests")
     parser.add_argument("--work", choices=[*WORK])
@@ -254,9 +255,11 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
         if not given.requests:
-            cases = [(4_000, 16)] if given.short else [(100_000, 128), (1_000_000, 128), (100_000, 768)]
+            named = given.case or (["4000x16"] if given.short else ["100000x128", "1000000x128", "100000x768"])
+            cases = [(int(rows), int(dimensions)) for rows, dimensions in (one.split("x") for one in named)]
             sizes(folder, cases, given.only)
-    requests([4] if given.short else [33, 333], 4 if given.short else 20)
+    if given.requests or not given.case:
+        requests([4] if given.short else [33, 333], 4 if given.short else 20)
 
 
 if __name__ == "__main__":
