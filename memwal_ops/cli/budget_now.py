@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.fleet_budget import Others
+from memwal_ops.core.fleet_budget import CHARGED, Others
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.supervisor.membership.reading import read_others
-from memwal_ops.supervisor.scheduling.ranking import CHARGED, new_budget
+from memwal_ops.supervisor.scheduling.ranking import new_budget
 from memwal_ops.supervisor.state.directory import instance_of, members_of, state_dir
 from memwal_ops.supervisor.state.outcomes import charged_runs
 
@@ -27,7 +27,7 @@ def budget_now(settings: Settings, history: History | None, now: datetime) -> Fl
     if config is not None and fleet is not None:
         at, folder = now.timestamp(), state_dir(settings.config)
         try:
-            others = read_others(fleet, instance_of(folder), at)
+            others = read_others(fleet, instance_of(folder), at, budget.per)
         except MemwalOpsError:
             others = Others(living=max(1, members_of(folder) - 1), until=0.0)
         budget.meet(others, at)

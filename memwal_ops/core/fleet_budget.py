@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+CHARGED = 4
+"""So many times ``per`` a run is charged at most: what exceeded a limit is charged for longer than once."""
 _KEPT, _OWN = 0.05, 0.5
 """For runs that restore objectives: a part of each limit that is kept free, and a part that they have in any case."""
 

@@ -226,6 +226,8 @@ class Member:
         with self._lock:
             self._budget = budget
             document = self._document()
+        if budget is not None:
+            reading.per = float(budget["per"])
         listed = records.beat(document)
         ended, now = time.monotonic(), time.time()
         view = self._view.after(listed.newest, began, ended)

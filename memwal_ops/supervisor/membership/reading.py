@@ -38,11 +38,15 @@ class Reading:
         records: of the fleet.
         instance: of this member's state folder.
         heartbeat: of the fleet, in seconds.
+
+    Attributes:
+        per: of this member's budget.
     """
 
     def __init__(self, records: MemberRecords, instance: str, heartbeat: float) -> None:
         """Nothing was read yet."""
         self._records, self._instance, self._heartbeat = records, instance, heartbeat
+        self.per = float("inf")
         self._last, self._blind = float("inf"), float("-inf")
         self._known: Mapping[str, Read] = {}
         self._ended: dict[tuple[str, int], Use | None] = {}
@@ -88,14 +92,16 @@ class Reading:
         document = self._records.read(name, number)
         if document is None:
             return Read(number)
-        return Read(number, document, use_of(document.instance, document.budget, listed.written[name], listed.now, now))
+        written = listed.written[name]
+        use = use_of(document.instance, document.budget, written, listed.now, now, self.per)
+        return Read(number, document, use)
 
     def _read_ended(self, key: tuple[str, int], listed: Listed, now: float) -> Use | None:
         found = self._records.read_ended(*key)
-        return None if found is None else use_of(*found, listed.ended[key], listed.now, now)
+        return None if found is None else use_of(*found, listed.ended[key], listed.now, now, self.per)
 
 
-def read_others(fleet: FleetConfig, instance: str, now: float) -> Others:
+def read_others(fleet: FleetConfig, instance: str, now: float, per: float) -> Others:
     """What the members of a fleet use, but for one, as they last wrote; writes nothing.
 
     Raises:
@@ -104,6 +110,7 @@ def read_others(fleet: FleetConfig, instance: str, now: float) -> Others:
     store = open_store(resolve(fleet.uri, fleet.storage_options), retry=RetryPolicy(deadline=_DEADLINE))
     records = MemberRecords(store, fleet.name)
     reading, listed = Reading(records, instance, fleet.heartbeat.total_seconds()), records.listed()
+    reading.per = per
     known = reading.read(listed, now)
     living = sum(one.document is not None and one.document.instance != instance for one in known.values())
     others = reading.others(listed, living, now)

@@ -151,7 +151,7 @@ class MemberRecords:
     def end(self, name: str, number: int, document: Document, age: float = 0.0) -> None:
         """Keep what a member used whose record under that number, written ``age`` seconds ago, is to be deleted."""
         if document.budget is not None:
-            with suppress(KeyError, TypeError, ValueError):
+            with suppress(KeyError, TypeError, ValueError, OverflowError):
                 kept = {"instance": document.instance, "budget": as_ended(aged(document.budget, age))}
                 self._store.put_if_absent(self._of(name).path(number, _USED), encode_record(kept))
 

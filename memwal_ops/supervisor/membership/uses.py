@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.fleet_budget import NOTHING, Amounts, Charge, Others
+from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, Charge, Others
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Published = Mapping[str, Any]
 
 MAX_CHARGES = 32
+# More than anything that a run uses: a record that says so is not believed.
+_MOST = 1e18
 _SAME = ("limits", "per", "shadow")
 
 
@@ -73,7 +75,9 @@ def aged(found: Published, age: float) -> dict[str, Any]:
     return {**found, "charges": [one for one in charges if one[0] > 0]}
 
 
-def use_of(instance: str, found: Published | None, written: datetime, store_now: datetime, now: float) -> Use | None:
+def use_of(
+    instance: str, found: Published | None, written: datetime, store_now: datetime, now: float, per: float = math.inf
+) -> Use | None:
     """What a record says, by the clock of the reader; None: nothing, or nothing that can be read.
 
     Args:
@@ -82,13 +86,15 @@ def use_of(instance: str, found: Published | None, written: datetime, store_now:
         written: when it was written, by the clock of the store.
         store_now: the time of the store.
         now: the time of the reader.
+        per: of the reader's budget: whatever the limits of the other are, it is charged as long as a run of the reader.
     """
     if found is None:
         return None
     try:
-        later = aged(found, max(0.0, (store_now - written).total_seconds()))
-        charges = tuple(_charge(one, now) for one in later["charges"][: 2 * MAX_CHARGES])
-        return Use(instance, written, charges, _amounts(found["in_flight"]))
+        charges = [[min(_number(left), CHARGED * per), *amounts] for left, *amounts in found["charges"]]
+        later = aged({"charges": charges}, max(0.0, (store_now - written).total_seconds()))
+        ends = tuple(_charge(one, now) for one in later["charges"][: 2 * MAX_CHARGES])
+        return Use(instance, written, ends, _amounts(found["in_flight"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -124,7 +130,7 @@ def _amounts(numbers: Iterable[object]) -> Amounts:
 
 def _number(found: object) -> float:
     number = float(found)  # type: ignore[arg-type]  # raises what use_of expects
-    if not (math.isfinite(number) and number >= 0):
+    if not 0 <= number <= _MOST:
         raise ValueError(f"{number} is no amount")
     return number
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import expected_cost
 from memwal_ops.core.figures import jobs_of
-from memwal_ops.core.fleet_budget import NOTHING, Amounts, FleetBudget, amounts_of
+from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, FleetBudget, amounts_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.prices import money_of
 from memwal_ops.core.turns import BY_WORTH, Due, Turns
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.state.recorder import RunRecorder
     from memwal_ops.supervisor.state.tables import TableJob, TableState
 
-CHARGED = 4
-"""So many times ``per`` of the run history are read: what exceeded a limit is charged for longer than once."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _RETENTION = "max_bytes_held"
 _ASKED, _SAFETY = 2, 1

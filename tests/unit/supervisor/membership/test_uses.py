@@ -8,13 +8,13 @@ import json
 import math
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from memwal_ops.core.fleet_budget import Amounts, Charge, FleetBudget, Others
+from memwal_ops.core.fleet_budget import CHARGED, Amounts, Charge, FleetBudget, Others
 from memwal_ops.errors import ObjectNotFoundError, StorageError
 from memwal_ops.storage.api import ObjectMeta
 from memwal_ops.supervisor.membership.decisions import BEATS, View
@@ -264,12 +264,51 @@ def test_a_record_is_as_old_as_the_store_says() -> None:
 
 
 @pytest.mark.parametrize("key", ["charges", "in_flight", "per"])
-@pytest.mark.parametrize("value", ["x", [["x"]], [[-1.0, 1, 1, 1, 1]], [[math.nan] * 5], None, [[1.0]], {}])
+@pytest.mark.parametrize(
+    "value", ["x", [["x"]], [[-1.0, 1, 1, 1, 1]], [[math.nan] * 5], [[5, *[1e308] * 4]] * 3, None, [[1.0]], {}]
+)
 def test_a_record_that_cannot_be_read_is_no_use(key: str, value: Any) -> None:
     """It is written by another process, whatever that is."""
     found = published({"cpu": 1.0}, PER, [Charge(PER, Amounts(2.0))], Amounts(), 0.0, shadow=False)
     use = use_of("b", {**found, key: value}, EPOCH, EPOCH, 0.0)
     assert use is None or all(one.used.cpu >= 0 for one in use.charges)
+
+
+def reading_of_a_dead_one(charges: list[Any], in_flight: list[Any]) -> tuple[Store, MemberRecords, Reading]:
+    """A member that has read the last record of another one, and forgotten it."""
+    store = Store()
+    dead, records = (MemberRecords(store, name) for name in ("dead", "us"))  # type: ignore[arg-type]  # what they use of it
+    use = published({"cpu": 1.0}, PER, [], Amounts(), 0.0, shadow=False)
+    document = Document("p", "dead", "h", "1", "now", 1, 1, "", {**use, "charges": charges, "in_flight": in_flight})
+    dead.begin(dead.listed())
+    dead.beat(document)
+    records.begin(records.listed())
+    reading, listed = Reading(records, "us", HEARTBEAT), records.beat(replace(document, instance="us", budget=use))
+    reading.per = PER
+    reading.read(listed, 0.0)
+    reading.forget(["dead"], listed)
+    return store, records, reading
+
+
+@pytest.mark.parametrize("huge", [10**400, 1e300, -(10**400)], ids=["integer", "number", "negative"])
+def test_a_member_that_wrote_anything_can_be_forgotten(huge: float) -> None:
+    """Else each heartbeat of the others would fail, and none would see who comes and goes."""
+    store, records, reading = reading_of_a_dead_one([[huge] * 5], [huge] * 4)
+    assert not [path for path in store.objects if "/dead/" in path and path.endswith(".json")]
+    others = reading.others(records.listed(), 0, 0.0)
+    assert others is not None
+    assert (others.charges, others.in_flight) == ((), Amounts())
+
+
+def test_what_a_dead_member_used_is_charged_for_some_periods_whatever_its_limit_was() -> None:
+    """One with a limit of almost nothing charges a run for years."""
+    store, records, reading = reading_of_a_dead_one([[1e9, LIMIT, 0, 0, 0]], [0.0] * 4)
+    others = reading.others(records.listed(), 0, 0.0)
+    assert others is not None
+    assert others.charges == (Charge(CHARGED * PER, Amounts(LIMIT)),)
+    reading.others(records.listed(), 0, CHARGED * PER)
+    reading.sweep()
+    assert not [path for path in store.objects if "/dead/" in path]
 
 
 def test_one_history_is_counted_once_and_never_ones_own() -> None:
