@@ -37,6 +37,8 @@ _DISCOVERY_SECONDS, _MAX_RECEIVES, _ASK_AGAIN_SECONDS, _MAX_ASKED, _FORGET_SECON
 _MAX_FOLDERS = 10_000
 # What is not S3's may be another program's: it stays in the queue, and out of the way.
 _UNREADABLE_SECONDS = 3600
+# After a failure to delete or to give back messages, they come again within this time, and show whether it still fails.
+_UNPROVEN_SECONDS = 30.0
 
 
 class Listener:
@@ -74,6 +76,8 @@ class Listener:
         self._on_event, self._on_new, self._on_alive, self._count = on_event, on_new, on_alive, count
         self._lock = threading.Lock()
         self._alive = False
+        # When messages were received that were neither deleted nor given back.
+        self._left = float("-inf")
         self._error: str | None = None
         self._last_message: float | None = None
         self._last_event: float | None = None
@@ -129,7 +133,8 @@ class Listener:
                 queue = queue or self._make()
                 if not self._alive:
                     self._take(queue, queue.receive(0))  # answers at once: it is known to work
-                    self._set_alive(None)
+                    if time.monotonic() - self._left > _UNPROVEN_SECONDS:
+                        self._set_alive(None)
                 self._take(queue, queue.receive())
                 wait = _FIRST_WAIT
                 continue
@@ -178,8 +183,10 @@ class Listener:
         self._note(messages, heard=bool(polled))
         if polled:
             self._on_event([*polled])
+        self._left = time.monotonic() if messages else self._left
         queue.delete(done)
         queue.hide(hidden)
+        self._left = float("-inf") if messages else self._left
 
     def _outcome(self, message: Message) -> tuple[str, list[str]]:
         """Return what becomes of a message, and the tables to be polled."""

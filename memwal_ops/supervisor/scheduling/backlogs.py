@@ -274,12 +274,14 @@ class BacklogPolling:
 
     def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
         """Keep the figures of a poll; return whether they are those of the one before."""
-        version, figures = state.version, state.figures
-        if self.announced.alive and scheme_of(state.table.uri) in S3:
-            committed = version is not None and version != result["version"]
-            self.announced.polled(state.table.name, state.poll_began, committed=committed)
+        version, figures, waited = state.version, state.figures, state.backlog.amount("backlog")
         state.figures, state.version = dict(result["figures"]), result["version"]
         waiting = state.backlog.amount("backlog")
+        if self.announced.alive and scheme_of(state.table.uri) in S3:
+            # What a writer flushes waits for a merge, and is no version: a region's manifest announces it.
+            flushed = None not in {waited, waiting} and (waiting or 0) > (waited or 0)
+            committed = version is not None and (version != state.version or flushed)
+            self.announced.polled(state.table.name, state.poll_began, committed=committed)
         if result["outcome"] == "succeeded" or waiting is not None:
             state.polled = self._clock.now()
         # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
@@ -346,8 +348,12 @@ class BacklogPolling:
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
     def _asks_lease(self, state: TableState, entry: TableJob) -> bool:
-        """Whether the next poll reads a job's last run from its lease: another member of the fleet may have run it."""
-        return entry.started is None and state.recorded is None and not self._once and self._in_fleet()
+        """Whether the next poll reads a job's last run from its lease: another member of the fleet may have run it.
+
+        What that verified counts more than an older run that found the table sound.
+        """
+        unknown = entry.started is None or entry.settings.job.reads_only
+        return unknown and state.recorded is None and not self._once and self._in_fleet()
 
     def _is_unchanged(self, entry: TableJob) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run.

@@ -178,3 +178,31 @@ def test_the_reason_is_reported(tmp_path: Path) -> None:
     status = heard.listener.status(0, [])
     heard.listener.stop()
     assert (status["state"], status["error"]) == ("unreachable", "The token has expired.")
+
+
+def test_without_the_right_to_delete_it_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is empty until its messages come again: it would seem to work for most of the time."""
+    monkeypatch.setattr("memwal_ops.supervisor.events.listener._FIRST_WAIT", 0.01)
+
+    class Denied(FakeQueue):
+        denied = True
+
+        def delete(self, messages: object) -> None:
+            if self.denied and messages:
+                raise StorageCredentialsError("It is denied.")
+            super().delete(messages)
+
+    queue = Denied()
+    heard = Heard(tmp_path, queue)
+    heard.listener.start()
+    until(lambda: heard.alive == [True])
+    for times in (1, 2, 3):
+        queue.waiting = FakeQueue(commit("mine")).waiting
+        until(lambda times=times: queue.made > times)  # type: ignore[misc]  # it is called at once
+    assert heard.alive == [True, False]
+    assert heard.listener.status(0, [])["error"] == "It is denied."
+    queue.denied = False
+    queue.waiting = FakeQueue(commit("mine")).waiting
+    until(lambda: heard.alive == [True, False, True])
+    heard.listener.stop()
+    assert queue.deleted == ["0"]

@@ -153,6 +153,19 @@ def test_commits_without_events_are_found_and_polled_as_before(polled: Polled) -
     assert (announced.covered(), announced.missed()) == (1, []), "they come again"
 
 
+def test_generations_that_are_flushed_without_events_are_found_too(polled: Polled) -> None:
+    """The bucket announces versions alone: a merge would wait for the slow timer each time, and nobody know."""
+    announced = polled.stage.scheduler.announced
+    polled.event()
+    polled.run(HOUR)
+    polled.figures["generations"] = 0.0
+    polled.run(HOUR)
+    assert announced.missed() == [], "a merge did that, and its commit has an event"
+    polled.figures["generations"] = 2.0
+    polled.run(IDLE + 4 * POLL)
+    assert (announced.covered(), announced.missed()) == (0, ["a"])
+
+
 def test_an_event_may_come_after_the_poll_that_found_its_commit(polled: Polled) -> None:
     polled.event()
     polled.run(2 * POLL)
