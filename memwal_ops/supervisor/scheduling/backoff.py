@@ -75,6 +75,15 @@ def leave_backoff(entry: TableJob, last: Mapping[str, str], instance: str | None
         entry.succeeded = finished
 
 
+def found_damage(entry: TableJob, last: Mapping[str, str], instance: str | None) -> bool:
+    """Whether another supervisor's run found damage after the last run of this one, by the last run in a lease.
+
+    What it is, only that one's history has.
+    """
+    newer = entry.attempted is None or datetime.fromisoformat(last["finished"]) > entry.attempted
+    return newer and _is_finding(entry, last["outcome"]) and last["instance"] not in {instance, BY_HAND}
+
+
 def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, now: datetime) -> bool:
     """Return whether another supervisor has just done what is due, by the lease that was acquired for it; record that.
 
@@ -107,8 +116,15 @@ def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age:
     """Take a run of another instance as the last one, if it completed and is not older than ``within``."""
     if last.instance in {instance, BY_HAND} or last.outcome not in COMPLETED or age >= within:
         return False
+    if _is_finding(entry, last.outcome):
+        return False  # what it found is to be known here, too
     entry.started = entry.finished = now - age
     entry.outcome, entry.failures = last.outcome, 0
     if last.outcome == "succeeded":
         entry.succeeded = entry.finished
     return True
+
+
+def _is_finding(entry: TableJob, outcome: str) -> bool:
+    """Whether a run with that outcome is one that found damage."""
+    return entry.settings.job.reads_only and outcome == "partial"

@@ -26,6 +26,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
 from memwal_ops.supervisor.scheduling.backoff import (
+    found_damage,
     is_done_elsewhere,
     is_schedule_met,
     leave_backoff,
@@ -604,7 +605,10 @@ class Scheduler:
 
     def _ran_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> None:
         instance = None if self.leases is None else self.leases.holder.instance
+        again = found_damage(entry, last, instance)
         leave_backoff(entry, last, instance, timedelta(seconds=self.skews.get(entry.table.name, 0.0)))
+        if again:
+            self.enqueue(*entry.key, "schedule")
 
     def _is_done_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> bool:
         if self.leases is None or not is_schedule_met(entry, last, self.leases.holder.instance, self.clock.now()):

@@ -199,6 +199,40 @@ def test_a_table_that_is_taken_over_is_maintained(tmp_path: Path, last: LastRun 
     assert stage.in_flight == [("a", "merge")]
 
 
+VERIFIED = "defaults: {jobs: {merge: {enabled: false}, verify: {enabled: true, schedule: 7d}}}\n" + TABLES
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_damage_that_another_member_found_is_looked_for_again(tmp_path: Path, verified: bool) -> None:
+    """What is wrong stands in that one's history: by an older run of its own, or none, this one called it healthy."""
+    text = f"fleet: {{uri: {tmp_path}, name: us}}\n{VERIFIED}"
+    if verified:
+        before = Stage(tmp_path, text)
+        before.due("a", "verify")
+        before.turn()
+        before.answer("a", "verify")
+    stage = Stage(tmp_path, text, seconds=1000)
+    found = {"verify": {"outcome": "partial", "instance": "them", "finished": stage.clock.now().isoformat()}}
+    stage.turn(10)
+    stage.see("a", recorded=found)
+    assert stage.in_flight == [("a", "verify")]
+    stage.answer("a", "verify")
+    stage.turn(10)
+    stage.see("a", recorded=found)
+    assert stage.in_flight == [], "it has looked since"
+
+
+@pytest.mark.parametrize(("outcome", "begun"), [("partial", [("a", "verify")]), ("succeeded", [])])
+def test_a_verification_counts_for_others_unless_it_found_damage(
+    tmp_path: Path, outcome: str, begun: list[tuple[str, str]]
+) -> None:
+    stage = Stage(tmp_path, VERIFIED)
+    stage.leases.last["a", "verify"] = LastRun(outcome, START, "them")
+    stage.due("a", "verify")
+    stage.turn()
+    assert stage.in_flight == begun
+
+
 def test_a_trigger_is_evaluated_again_after_another_run(stage: Stage) -> None:
     stage.turn(1000)
     stage.see("a", generations=8)
