@@ -123,7 +123,7 @@ state_dir: {root}/state-config
 http: {{port: {port}}}
 backoff: {{failures: 1, first: 1h}}
 leases: {{ttl: 3s}}
-fleet: {{uri: {root}/ops, name: here, heartbeat: 30s}}
+fleet: {{uri: {root}/ops, name: here, heartbeat: 15s}}
 budget: {{requests: 1, shadow: true}}
 defaults:
   poll: 2s
@@ -272,14 +272,14 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
     config.write_text(good)
     with service(config, environ) as running:
         drill = Drill(tmp_path, capfd, running)
-        a_member_dies(tmp_path)
         race(drill, table.regions[0])
-        the_fleet_is_short(drill)
         jobs_hang_die_and_wait(drill)
         tables_are_behind(drill, table)
         tables_are_damaged(drill, table, kept)
         an_index_answers_badly(drill)
         a_writer_is_gone(drill, left)
+        a_member_dies(tmp_path)
+        the_fleet_is_short(drill)
         the_file_is_bad(drill, good)
         the_service_is_gone(drill)
     assert drill.followed == set(PAGES) == set(ALERTS)
