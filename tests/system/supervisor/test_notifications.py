@@ -21,7 +21,7 @@ def told(server: Receiver) -> list[tuple[str, str]]:
 def test_a_table_that_is_lost_and_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         PlainTable(str(tmp_path / f"{name}.lance")).create(rows=3)
-    # Polled second, by a process that has started: a poll that fails defers the next by ten times its time.
+    # A poll that fails defers the next by ten times its time: polled second, and no other format is loaded for it.
     shutil.move(tmp_path / "b.lance/_versions", tmp_path / "versions")
     off = ", ".join(f"{job}: {{enabled: false}}" for job in ("compact", "catchup", "expire", "gc", "verify", "merge"))
     with http_receiver() as server:
@@ -30,7 +30,7 @@ def test_a_table_that_is_lost_and_found(tmp_path: Path) -> None:
             f"state_dir: {tmp_path}/state-c\nhttp: {{port: 0}}\n"
             f"notify: {{group_wait: 0s, targets: [{{name: ops, type: webhook, url: '{server.url}'}}]}}\n"
             f"defaults: {{poll: 1s, jobs: {{{off}}}}}\n"
-            f"tables: [{{uri: {tmp_path}/a.lance}}, {{uri: {tmp_path}/b.lance}}]\n"
+            f"tables: [{{uri: {tmp_path}/a.lance}}, {{uri: {tmp_path}/b.lance, format: lance}}]\n"
         )
         with service(config) as running:
             until(lambda: told(server))
