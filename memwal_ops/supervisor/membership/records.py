@@ -7,7 +7,7 @@ used that ended stays beside them, in ``NUMBER.used``, until it is charged no mo
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ class Listed:
         newest: the number of the newest record of each member that has one.
         written: when that was written.
         ended: what is kept of those that ended, by name and number, and when that was written.
-        now: when the newest of all was written.
+        now: when the own record was written, if it was just before, else the newest of all.
     """
 
     newest: dict[str, int] = field(default_factory=dict)
@@ -131,6 +131,8 @@ class MemberRecords:
         fields = {name: getattr(document, name) for name in Document.__slots__}
         written = self._of(self._name).put_if_absent(self._number + 1, fields)
         listed = self.listed()
+        # That of another one may be in the future: it was written before a clock was set back.
+        listed = replace(listed, now=listed.written.get(self._name, listed.now))
         number = listed.newest.pop(self._name, 0)
         if number > self._number and not (written and number == self._number + 1):
             # A response may be lost: then the record under the number is this process's own.

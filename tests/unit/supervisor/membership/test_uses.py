@@ -311,6 +311,19 @@ def test_what_a_dead_member_used_is_charged_for_some_periods_whatever_its_limit_
     assert not [path for path in store.objects if "/dead/" in path]
 
 
+def test_a_record_of_the_future_ends_no_charge_of_others() -> None:
+    """The clock of a shared folder was set back: by the newest record, all others would be as old as that is ahead."""
+    fleet = Fleet(3, seed=1)
+    used, fast, reader = fleet.members
+    used.budget.add(used.offset, Amounts(7.0))
+    used.beat(0.0)
+    fleet.store.now = EPOCH + timedelta(days=1)
+    fast.beat(0.0)
+    fleet.store.now = EPOCH
+    reader.beat(0.0)
+    assert reader.budget.used(reader.offset).cpu == 7.0
+
+
 def test_one_history_is_counted_once_and_never_ones_own() -> None:
     old, new = (
         use_of(
