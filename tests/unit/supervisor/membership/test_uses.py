@@ -210,7 +210,7 @@ def test_members_use_one_budget_together(members: int) -> None:
     assert sum(cpu for ends, cpu in fleet.ended) > 3 * 0.8 * LIMIT, "and again in each period"
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 40))])
+@pytest.mark.parametrize("seed", [*range(1), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 40))])
 def test_the_limit_holds_whatever_happens_to_members(seed: int) -> None:
     """They are killed, come back with their state folder or without, under another name, leave, or lose the store."""
     fleet = Fleet(random.Random(seed).randint(2, 5), seed)
