@@ -164,6 +164,7 @@ class Scheduler:
         answer: Future[_Answer] = Future()
 
         def reply() -> None:
+            self._evaluate_at = float("-inf")  # what it changes shows at once
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(question())
