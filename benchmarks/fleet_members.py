@@ -94,16 +94,17 @@ class Shares:
 
 
 def configure(folder: Path, tables: Path, name: str, port: int, heartbeat: float) -> Path:
-    """Plain tables with their default jobs, the slow ones weekly."""
+    """Plain tables as they are maintained in production: jobs that delete apply, and the slow ones are weekly."""
     state = folder / f"state-{name}"
     state.mkdir()
+    jobs = {job: {"schedule": "7d", "apply": True} for job in ("gc", "compact", "expire", "verify")}
     document = {
         "state_dir": str(state),
         "log_level": "warning",
         "http": {"port": port},
         "leases": {"ttl": "30s"},
         "fleet": {"uri": str(folder / "ops"), "name": name, "heartbeat": f"{heartbeat:g}s"},
-        "defaults": {"poll": "30s", "jobs": {job: {"schedule": "7d"} for job in ("gc", "compact", "expire", "verify")}},
+        "defaults": {"poll": "30s", "jobs": jobs},
         "tables": [{"pattern": f"{tables}/*.lance", "max_tables": 10_000}],
     }
     file = state / "fleet.yaml"
