@@ -26,7 +26,7 @@ def test_scan_and_run(tmp_path: Path) -> None:
     for name in ("orders", "users", "events"):
         made = PlainTable(str(tmp_path / f"db/{name}.lance")).create(fragments=8, rows=50).create_indexes()
         made.delete(*range(0, 400, 3))
-        made.append(30)
+        made.append(120)
         month_ago = time.time() - timedelta(days=30).total_seconds()
         for path in (tmp_path / f"db/{name}.lance/_versions").iterdir():
             os.utime(path, (month_ago, month_ago))
@@ -35,7 +35,7 @@ def test_scan_and_run(tmp_path: Path) -> None:
     seen.write_text(f"state_dir: {tmp_path}/none\nhttp: {{enabled: false}}\ntables: [{{database: {tmp_path}/db}}]\n")
     shown = run_process("status", "--config", str(seen)).out
     assert re.search(r"^table +state +uncovered_rows +uncovered_fragments +fragments +small_frag", shown, re.MULTILINE)
-    assert re.search(r"^orders +ok +30 ", shown, re.MULTILINE)
+    assert re.search(r"^orders +ok +120 ", shown, re.MULTILINE)
     assert "rows wait" not in shown
     scanned = run_process("scan", "--database", str(tmp_path / "db"))
     assert scanned.code == 0
