@@ -48,7 +48,7 @@ class NoErrors:
 
 
 def _no_status() -> Any:
-    """Nobody reads the metrics."""
+    """No process reads the metrics."""
 
 
 def measured(name: str, work: Callable[[], _Found]) -> _Found:

@@ -30,6 +30,8 @@ from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwal_ops.storage.api import Store
 
 LEASES_FOLDER = "_mem_wal_ops/leases"
@@ -56,6 +58,15 @@ class LastRun:
     outcome: str
     finished: datetime
     instance: str
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, str]) -> LastRun:
+        """The reverse of :meth:`to_json`."""
+        return cls(document["outcome"], datetime.fromisoformat(document["finished"]), document["instance"])
+
+    def to_json(self) -> dict[str, str]:
+        """The run as a message of a worker has it."""
+        return {"outcome": self.outcome, "finished": self.finished.isoformat(), "instance": self.instance}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.bad_answers import bad_answers
 from memwal_ops.core.figures import Figures, jobs_of
+from memwal_ops.core.leases import LastRun
 from memwal_ops.core.worth import missed_objective
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
@@ -67,8 +68,8 @@ class BacklogPolling:
         number: Callable[[], int],
         assign: Callable[[str, Any], WorkerProcess],
         enqueue: Callable[[str, str, str], None],
-        ran_elsewhere: Callable[[TableJob, Mapping[str, str]], None],
-        is_done_elsewhere: Callable[[TableJob, Mapping[str, str]], bool],
+        ran_elsewhere: Callable[[TableJob, LastRun], None],
+        is_done_elsewhere: Callable[[TableJob, LastRun], bool],
         in_fleet: Callable[[], bool],
         count_used: Callable[[str, Mapping[str, Any]], None],
         is_stopped: Callable[[TableJob], bool],
@@ -167,9 +168,11 @@ class BacklogPolling:
         state, _, reading = self._polls.pop(request)
         if result.get("used"):
             self._count_used(state.table.name, result["used"])
-        state.recorded = result.get("recorded", state.recorded)
+        recorded = {name: LastRun.from_json(last) for name, last in result.get("recorded", {}).items()}
+        if "recorded" in result:
+            state.recorded = recorded
         self._polled(state, result, reading)
-        for name, last in (result.get("recorded") or {}).items():
+        for name, last in recorded.items():
             if name in state.entries:
                 self._ran_elsewhere(state.entries[name], last)
         return True

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.leases import BY_HAND, LastRun
+from memwal_ops.core.leases import BY_HAND
 from memwal_ops.supervisor.state.history import COMPLETED
 from memwal_ops.supervisor.state.tables import QUEUED
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from datetime import datetime
 
-    from memwal_ops.core.leases import Lease
+    from memwal_ops.core.leases import LastRun, Lease
     from memwal_ops.supervisor.config.model import BackoffConfig
     from memwal_ops.supervisor.state.history import LastRuns
     from memwal_ops.supervisor.state.tables import TableJob
@@ -54,34 +54,34 @@ def resume(entry: TableJob, last: LastRuns, config: BackoffConfig, random_: rand
         queue_retry(entry, now, (last.failed or now) + wait_after(last.failures, config, random_))
 
 
-def leave_backoff(entry: TableJob, last: Mapping[str, str], instance: str | None, skew: timedelta) -> None:
+def leave_backoff(entry: TableJob, last: LastRun, instance: str | None, skew: timedelta) -> None:
     """End the backoff of a job that another process has run successfully since, and make it due.
 
     It is due as the other process may have run it with other options.
 
     Args:
         entry: a job that failed.
-        last: the last run by its lease: outcome, instance, and when it ended by the store's clock.
+        last: the last run by its lease.
         instance: this supervisor's.
         skew: how far the store's clock is behind.
     """
-    finished = datetime.fromisoformat(last["finished"]) + skew
+    finished = last.finished + skew
     newer = entry.attempted is not None and finished > entry.attempted
-    if not newer or entry.run is not None or last["instance"] == instance or last["outcome"] not in COMPLETED:
+    if not newer or entry.run is not None or last.instance == instance or last.outcome not in COMPLETED:
         return
     entry.failures, entry.not_before = 0, None
-    entry.outcome, entry.finished = last["outcome"], finished
-    if last["outcome"] == "succeeded":
+    entry.outcome, entry.finished = last.outcome, finished
+    if last.outcome == "succeeded":
         entry.succeeded = finished
 
 
-def found_damage(entry: TableJob, last: Mapping[str, str], instance: str | None) -> bool:
+def found_damage(entry: TableJob, last: LastRun, instance: str | None) -> bool:
     """Whether another supervisor's run found damage after the last run of this one, by the last run in a lease.
 
     What it is, only that one's history has.
     """
-    newer = entry.attempted is None or datetime.fromisoformat(last["finished"]) > entry.attempted
-    return newer and _is_finding(entry, last["outcome"]) and last["instance"] not in {instance, BY_HAND}
+    newer = entry.attempted is None or last.finished > entry.attempted
+    return newer and _is_finding(entry, last.outcome) and last.instance not in {instance, BY_HAND}
 
 
 def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, now: datetime) -> bool:
@@ -102,14 +102,13 @@ def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, no
     return _take_run(entry, lease.last, lease.holder.instance, now, lease.written - lease.last.finished, within)
 
 
-def is_schedule_met(entry: TableJob, last: Mapping[str, str], instance: str, now: datetime) -> bool:
+def is_schedule_met(entry: TableJob, last: LastRun, instance: str, now: datetime) -> bool:
     """Return whether another supervisor has done what a schedule asks for, by the last run in a lease; record that."""
     schedule = entry.settings.schedule
     if schedule is None:
         return False
-    ran = LastRun(last["outcome"], datetime.fromisoformat(last["finished"]), last["instance"])
     within = schedule.period(now) * _DONE_ELSEWHERE_FRACTION
-    return _take_run(entry, ran, instance, now, max(now - ran.finished, timedelta(0)), within)
+    return _take_run(entry, last, instance, now, max(now - last.finished, timedelta(0)), within)
 
 
 def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwal_ops.core.job import Pool
-    from memwal_ops.core.leases import Lease
+    from memwal_ops.core.leases import LastRun, Lease
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.config.effective import JobSettings, Settings
     from memwal_ops.supervisor.observe.heartbeat import Heartbeat
@@ -604,14 +604,14 @@ class Scheduler:
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
         self._update_entry(entry, "failed", now, now, details.get("exit_code") or 1)
 
-    def _ran_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> None:
+    def _ran_elsewhere(self, entry: TableJob, last: LastRun) -> None:
         instance = None if self.leases is None else self.leases.holder.instance
         again = found_damage(entry, last, instance)
         leave_backoff(entry, last, instance, timedelta(seconds=self.skews.get(entry.table.name, 0.0)))
         if again:
             self.enqueue(*entry.key, "schedule")
 
-    def _is_done_elsewhere(self, entry: TableJob, last: Mapping[str, str]) -> bool:
+    def _is_done_elsewhere(self, entry: TableJob, last: LastRun) -> bool:
         if self.leases is None or not is_schedule_met(entry, last, self.leases.holder.instance, self.clock.now()):
             return False
         self.metrics.skipped.labels(*entry.key, "shared").inc()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    from memwal_ops.core.leases import Lease
+    from memwal_ops.core.leases import LastRun, Lease
     from memwal_ops.core.next_run import Rate
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
@@ -211,7 +211,7 @@ class TableState:
     history: Mapping[str, Any] | None = None
     history_read: float = float("-inf")
     history_wanted: bool = False
-    recorded: Mapping[str, Mapping[str, str]] | None = None
+    recorded: Mapping[str, LastRun] | None = None
     applies: frozenset[str] | None = None
 
     @property

@@ -301,12 +301,13 @@ def _polled(request: Mapping[str, Any]) -> Result:
 def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """The last run of each failing job by its lease; none of those whose lease cannot be read."""
     recorded: dict[str, dict[str, str]] = {}
-    for job in request["failing"]:
-        with suppress(MemwalOpsError):
-            lease = read_lease(open_store(location_of(request["uri"], request["storage_options"])), job)
-            if lease is not None and lease.last is not None:
-                finished = lease.last.finished.isoformat()
-                recorded[job] = {"outcome": lease.last.outcome, "instance": lease.last.instance, "finished": finished}
+    with suppress(MemwalOpsError):
+        store = open_store(location_of(request["uri"], request["storage_options"]))
+        for job in request["failing"]:
+            with suppress(MemwalOpsError):
+                lease = read_lease(store, job)
+                if lease is not None and lease.last is not None:
+                    recorded[job] = lease.last.to_json()
     return recorded
 
 

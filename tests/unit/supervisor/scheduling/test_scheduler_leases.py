@@ -170,7 +170,7 @@ def taken_over(tmp_path: Path) -> Stage:
 
 
 def by_lease(last: LastRun) -> dict[str, dict[str, str]]:
-    return {"merge": {"outcome": last.outcome, "instance": last.instance, "finished": last.finished.isoformat()}}
+    return {"merge": last.to_json()}
 
 
 def test_a_table_that_is_taken_over_keeps_its_schedule(tmp_path: Path) -> None:
