@@ -8,13 +8,18 @@ import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyspark
 
-from tests.support.spark import CHEAP_JAVA, submit_args
+from tests.support.spark import CHEAP_JAVA, skip_without_spark, submit_args
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEPLOY = "org.apache.spark.deploy"
 SETTINGS = {
@@ -129,6 +134,21 @@ class Cluster:
     def drive(self, state: Path, *arguments: str) -> subprocess.Popen[str]:
         """Start a command whose tasks wait for ``gate`` in the folder ``state``."""
         return self.start(state / "driver.log", "-c", DRIVER, str(state), *arguments)
+
+
+@contextmanager
+def running(folder: Path, **options: Any) -> Iterator[Cluster]:
+    """A cluster with its files in a folder, for the time of a block; skips where Spark cannot run.
+
+    Args:
+        folder: as ``options``, see :class:`Cluster`.
+    """
+    skip_without_spark()
+    made = Cluster(folder, **options)
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
 def started(state: Path) -> list[str]:

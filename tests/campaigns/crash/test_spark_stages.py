@@ -17,8 +17,7 @@ import pytest
 
 from memwal_ops import run_job
 from tests.campaigns.crash.spark_events import files_left
-from tests.support.spark import skip_without_spark
-from tests.support.spark_cluster import Cluster, kill, started
+from tests.support.spark_cluster import Cluster, kill, running, started
 from tests.support.tables.plain import PlainTable
 from tests.support.waiting import PATIENCE
 
@@ -35,12 +34,8 @@ WEEK = timedelta(days=8).total_seconds()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    skip_without_spark()
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
+    with running(tmp_path_factory.mktemp("cluster")) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

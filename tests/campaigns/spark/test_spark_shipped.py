@@ -15,8 +15,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
-from tests.support.spark import skip_without_spark
-from tests.support.spark_cluster import Cluster, kill
+from tests.support.spark_cluster import Cluster, kill, running
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.support.waiting import PATIENCE
@@ -37,12 +36,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    skip_without_spark()
-    made = Cluster(tmp_path_factory.mktemp("cluster"), workers=1, python_path="")
-    try:
+    with running(tmp_path_factory.mktemp("cluster"), workers=1, python_path="") as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

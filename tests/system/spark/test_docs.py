@@ -45,6 +45,7 @@ def test_its_python_runs(spark: SparkSession, tmp_path: Path) -> None:
     put(uri, 3, 1002)
     exec(compile(first, "docs/spark.md", "exec"), names)
     assert names["report"].decision == "merged"
+    names["spark"] = spark.newSession()  # a source that the first one has, no session that is made later can register
     put(uri, 4, 1003)
     for block in others:
         exec(compile(block, "docs/spark.md", "exec"), names)

@@ -9,8 +9,7 @@ import lance
 import pytest
 
 from memwal_ops import run_job
-from tests.support.spark import skip_without_spark
-from tests.support.spark_cluster import Cluster, kill, started
+from tests.support.spark_cluster import Cluster, kill, running, started
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.support.waiting import PATIENCE
@@ -26,12 +25,8 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    skip_without_spark()
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
+    with running(tmp_path_factory.mktemp("cluster")) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def plain(uri: str) -> Made:
