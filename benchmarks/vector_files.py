@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as of
+from pyarrow import parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,9 +101,6 @@ def _npy(path: str, most: int | None) -> Vectors:
 
 
 def _parquet(path: str, most: int | None) -> Vectors:
-    import pyarrow as pa  # noqa: PLC0415 - only for these files
-    from pyarrow import parquet  # noqa: PLC0415
-
     try:
         file = parquet.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
@@ -128,8 +128,6 @@ def _parquet(path: str, most: int | None) -> Vectors:
 
 
 def _is_vector(kind: Any) -> bool:
-    import pyarrow.types as of  # noqa: PLC0415
-
     lists = of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind)
     return bool(lists and of.is_floating(kind.value_type))
 
