@@ -17,7 +17,7 @@ from memwal_ops.core.fleet_budget import amounts_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.turns import Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
-from memwal_ops.supervisor.scheduling.backlogs import triggered_by
+from memwal_ops.supervisor.scheduling.due import triggered_by
 from memwal_ops.supervisor.scheduling.ranking import is_safety
 from memwal_ops.supervisor.scheduling.windows import is_open
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET

@@ -89,7 +89,7 @@ def test_another_table_of_the_name_begins_anew(tmp_path: Path) -> None:
     for _ in range(2):
         for job in ("merge", "compact", "gc"):
             entry = stage.scheduler.tables["a"].entries[job]
-            stage.scheduler._record_not_started(entry, None)
+            stage.scheduler._ends.not_started(entry, None)
     stage.turn(1)
     right = stage.load(LONG)
     stage.scheduler.set_settings(right)
