@@ -44,10 +44,10 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
+    if lines:
+        return "\n".join(map(printable, text.split("\n")))
     return "".join(
-        character
-        if (lines and character == "\n") or unicodedata.category(character) not in _UNSAFE
-        else character.encode("unicode_escape").decode()
+        character if unicodedata.category(character) not in _UNSAFE else character.encode("unicode_escape").decode()
         for character in text
     )
 

@@ -86,7 +86,15 @@ _KNOWN: dict[tuple[str, str], tuple[Mapping[str, JobSpec], Mapping[str, MetricSp
 
 def jobs_of(role: Role, kind: str = "backlog") -> tuple[str, ...]:
     """The jobs that have a metric of a role; ``backlog`` is a metric of the job that reduces it."""
-    return tuple(dict.fromkeys(spec.name for spec, _, metric in _metrics(kind) if metric.role == role))
+    specs = [job_specs(name) for name in formats()]
+    registered, jobs = _JOBS.get((role, kind), ([], ()))
+    if [*map(id, registered)] != [*map(id, specs)]:
+        jobs = tuple(dict.fromkeys(spec.name for spec, _, metric in _metrics(kind) if metric.role == role))
+        _JOBS[role, kind] = specs, jobs
+    return jobs
+
+
+_JOBS: dict[tuple[Role, str], tuple[list[Mapping[str, JobSpec]], tuple[str, ...]]] = {}
 
 
 def exported_metrics(kind: str) -> Mapping[str, MetricSpec]:

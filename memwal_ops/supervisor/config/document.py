@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from yaml.composer import Composer
 
 from memwal_ops.storage.redaction import remember
 
@@ -18,6 +19,7 @@ Place = tuple[str | int, ...]
 _VARIABLE = re.compile(
     r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\{(?P<invalid>[^}]*)\}?)"
 )
+_Fast: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
 _MAX_VALUES = 100_000
 _MAX_BYTES = 4 << 20
@@ -100,7 +102,7 @@ def read_document(path: str, environ: Mapping[str, str] | None = None) -> Docume
 
 def _parse(document: Document, raw: bytes, environ: Mapping[str, str]) -> None:
     try:
-        loader = yaml.SafeLoader(raw)
+        loader = _Loader(raw)
         node = loader.get_single_node()
         if node is None:
             document.problems.append(Problem((), 1, "The file is empty.", "Start from configs/one-table.yaml."))
@@ -124,10 +126,18 @@ def _parse(document: Document, raw: bytes, environ: Mapping[str, str]) -> None:
         document.problems.append(Problem((), None, f"The file is not valid YAML: {message}.", fix))
 
 
+class _Loader(Composer, _Fast):  # type: ignore[misc]  # one of two classes
+    """Reads with libyaml where PyYAML has it, but composes in Python: libyaml's own recursion overflows the stack."""
+
+    def __init__(self, raw: bytes) -> None:
+        Composer.__init__(self)
+        _Fast.__init__(self, raw)
+
+
 class _Builder:
     """Builds values from nodes, and records their lines. Only YAML's plain types are built, whatever the tags."""
 
-    def __init__(self, document: Document, loader: yaml.SafeLoader, environ: Mapping[str, str]) -> None:
+    def __init__(self, document: Document, loader: _Loader, environ: Mapping[str, str]) -> None:
         self._document = document
         self._loader = loader
         self._environ = environ

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
 _IDLE_FACTOR, _MAX_IDLE_POLL = 10, timedelta(minutes=10)
 _SCHEMES = SCHEMES - {"memory"}
+_OF_TABLES = ("tables", "defaults")
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -64,6 +65,13 @@ class Resolver:
         self._jobs = jobs
         self._warnings: list[Problem] = []
         self._reported: set[tuple[Place, str]] = set()
+        # The jobs that no entry of a table names itself: they are the same for all tables with these keys.
+        self._shared: dict[tuple[str, str, str, bool], JobSettings] = {}
+        self._installed = {job for of in jobs.values() for job in of}
+        self._units = {
+            name: {metric: one.unit for job in of.values() for metric, one in job.backlog_metrics.items()}
+            for name, of in jobs.items()
+        }
 
     def resolve(self) -> Settings:
         """Return the settings; what is invalid is added to the document's problems."""
@@ -72,20 +80,14 @@ class Resolver:
         self._warn_of_strangers(self._config.http)
         self._check_targets()
         config = self._config.model_copy(update={"fleet": self._fleet(), "events": self._events()})
+        self._check_jobs(("defaults", "jobs"), self._config.defaults.jobs)
         names = [self._name(entry) for entry in self._config.tables]
         tables = tuple(self._table(number, name) for number, name in enumerate(names))
-        for number, name in enumerate(names):
-            first = names.index(name)
-            if first != number:
-                place: Place = ("tables", number)
-                line = self._document.line(("tables", first))
-                self._problem(
-                    place, f"The name {name!r} is already used by the table in line {line}.", "Give one of them a name."
-                )
+        self._check_names(names)
         self._check_duplicates()
         sources = {
             key: self._source(tuple(key.split(".")), "fleet")
-            for key in {place_text(place) for place in self._document.lines if place}
+            for key in {place_text(place) for place in self._document.lines if place and place[0] not in _OF_TABLES}
         }
         return Settings(self._document.path, config, tables, sources, tuple(self._warnings))
 
@@ -111,7 +113,8 @@ class Resolver:
         zone_place = (*place, "timezone") if entry.timezone else ("defaults", "timezone")
         zone = self._zone(zone_place, entry.timezone or defaults.timezone)
         format_name = self._format(place, entry)
-        self._check_jobs(place, name, format_name)
+        self._check_jobs((*place, "jobs"), entry.jobs)
+        self._check_applies((*place, "jobs"), entry.jobs, name, format_name)
         described = self._jobs if format_name is None else (format_name,)
         return TableSettings(
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
@@ -129,7 +132,8 @@ class Resolver:
             format=format_name,
             by_format={
                 one: {
-                    job.name: self._job(number, one, job, zone, known=format_name is not None) for job in jobs.values()
+                    job.name: self._job_of(number, one, job, zone, known=format_name is not None)
+                    for job in jobs.values()
                 }
                 for one, jobs in self._jobs.items()
                 if one in described
@@ -186,22 +190,27 @@ class Resolver:
             return format_of_folder(os.path.expanduser(entry.uri.removeprefix("file://")))
         return None
 
-    def _check_jobs(self, place: Place, name: str, format_name: str | None) -> None:
-        """Reject names of jobs that no format has, and in a table's own entry those that its format lacks."""
-        installed = {job for jobs in self._jobs.values() for job in jobs}
-        for layer, jobs in (
-            (("defaults", "jobs"), self._config.defaults.jobs),
-            ((*place, "jobs"), self._config.tables[int(place[1])].jobs),
-        ):
-            for unknown in sorted(jobs.keys() - installed):
-                fix = suggest(unknown, installed, "The jobs that are installed: {}.")
-                self._problem((*layer, unknown), f"There is no job {unknown!r}.", fix)
-            if layer[0] == "defaults" or format_name is None:
-                continue
-            own = self._jobs[format_name]
-            for other in sorted((jobs.keys() & installed) - own.keys()):
-                message = f"{other} does not apply to {name}, a {format_name} table."
-                self._problem((*layer, other), message, f"The jobs that do: {', '.join(sorted(own))}.")
+    def _check_jobs(self, place: Place, jobs: Iterable[str]) -> None:
+        """Reject names of jobs that no format has."""
+        for unknown in sorted({*jobs} - self._installed):
+            fix = suggest(unknown, self._installed, "The jobs that are installed: {}.")
+            self._problem((*place, unknown), f"There is no job {unknown!r}.", fix)
+
+    def _check_applies(self, place: Place, jobs: Iterable[str], name: str, format_name: str | None) -> None:
+        """Reject jobs in a table's own entry that its format lacks."""
+        own = self._installed if format_name is None else self._jobs[format_name].keys()
+        for other in sorted(({*jobs} & self._installed) - own):
+            message = f"{other} does not apply to {name}, a {format_name} table."
+            self._problem((*place, other), message, f"The jobs that do: {', '.join(sorted(own))}.")
+
+    def _job_of(self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool) -> JobSettings:
+        """Return how a job runs on a table; what the table's own entry does not name is resolved once."""
+        if job.name in self._config.tables[number].jobs:
+            return self._job(number, format_name, job, zone, known=known)
+        key = (format_name, job.name, zone.key, known)
+        if key not in self._shared:
+            self._shared[key] = self._job(number, format_name, job, zone, known=known)
+        return self._shared[key]
 
     def _job(self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool) -> JobSettings:
         others = [jobs[job.name] for name, jobs in self._jobs.items() if name != format_name and job.name in jobs]
@@ -256,16 +265,12 @@ class Resolver:
                 self._problem(place, f"{given.cron!r} never fires.", "Check the day and the month.")
         return Schedule(given.every, given.cron, given.jitter, zone)
 
-    def _figures(self, format_name: str) -> dict[str, str]:
-        jobs = self._jobs[format_name].values()
-        return {name: one.unit for job in jobs for name, one in job.backlog_metrics.items()}
-
     def _is_foreign_trigger(self, format_name: str) -> Callable[[Any], bool]:
         """Return whether a trigger is meant for tables of another format: it uses that format's metrics."""
 
         def parses(text: str, name: str) -> bool:
             try:
-                parse_trigger(text, self._figures(name))
+                parse_trigger(text, self._units[name])
             except TriggerError:
                 return False
             return True
@@ -278,7 +283,7 @@ class Resolver:
 
     def _trigger(self, place: Place | None, text: str, format_name: str) -> Trigger | None:
         try:
-            return parse_trigger(text, self._figures(format_name))
+            return parse_trigger(text, self._units[format_name])
         except TriggerError as error:
             # Each format lists metrics of its own in the message.
             fix = "Write for example generations >= 8 or bytes >= 1GiB."
@@ -377,6 +382,14 @@ class Resolver:
         elif not scheme and not uri.startswith(("/", "~")):
             fix = "Write the absolute path: a service has no working directory of its own."
             self._problem(place, f"{uri!r} is not an absolute path.", fix)
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        first: dict[str, int] = {}
+        for number, name in enumerate(names):
+            if first.setdefault(name, number) != number:
+                line = self._document.line(("tables", first[name]))
+                message = f"The name {name!r} is already used by the table in line {line}."
+                self._problem(("tables", number), message, "Give one of them a name.")
 
     def _check_duplicates(self) -> None:
         seen: set[str] = set()

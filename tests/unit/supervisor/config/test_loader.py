@@ -104,6 +104,7 @@ WRONG = [
     (TABLE + "state_dir: ${}\n", 3, "state_dir", "not a valid variable reference"),
     ("tables: [\n", 2, "", "not valid YAML"),
     ("a: b: c\n", 1, "", "not valid YAML"),
+    ("tables: " + "[" * 100_000, None, "", "not valid YAML: maximum recursion depth"),
     ("", 1, "", "empty"),
     ("a: &a [*a]\n", None, "", "contains itself"),
 ]  # fmt: skip
@@ -429,3 +430,24 @@ def test_erase_and_ttl_of_a_table_are_options_of_the_job(tmp_path: Path) -> None
     assert (place, "given twice" in why) == ("tables[0]", True)
     [(_, place, why)] = problems(tmp_path, alone.replace(", keep: 90d", ""))
     assert (place, "missing" in why) == ("tables[0].ttl.keep", True)
+
+
+def test_what_no_table_names_is_resolved_once_for_all(tmp_path: Path) -> None:
+    """10,000 tables of one file are as many entries, but one set of settings."""
+    text = (
+        "defaults: {jobs: {gc: {schedule: 2h}}}\ntables:\n"
+        "  - {uri: /a, format: lance}\n  - {uri: /b, format: lance}\n"
+        "  - {uri: /c, format: lance, timezone: Asia/Tokyo}\n"
+        "  - uri: /d\n    format: lance\n    jobs: {gc: {schedule: 3h}}\n"
+    )
+    first, second, elsewhere, own = load(tmp_path, text).tables
+    assert all(job is second.jobs[name] for name, job in first.jobs.items())
+    assert elsewhere.jobs["gc"].zone.key == "Asia/Tokyo"
+    assert own.jobs["merge"] is first.jobs["merge"]
+    shown = [one.jobs["gc"].schedule for one in (first, own)]
+    assert [one and one.every for one in shown] == [timedelta(hours=2), timedelta(hours=3)]
+    assert (str(first.jobs["gc"].sources["schedule"]), str(own.jobs["gc"].sources["schedule"])) == (
+        "fleet, line 1",
+        "table, line 8",
+    )
+    assert (first.jobs["gc"].named, own.jobs["gc"].named) == (False, True)
