@@ -100,12 +100,6 @@ class _Comparison:
 def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> IndexAnswers:
     """Compare the answers of a scalar or text index with those of a scan.
 
-    Args:
-        pinned: the version.
-        index: one of its indexes.
-        drawn: the queries.
-        reader: reads the rows.
-
     Raises:
         StorageError: rows of the table cannot be read without the index.
     """
@@ -242,12 +236,7 @@ def _answers_of_texts(
 
 
 def _look_up(
-    pinned: Pinned,
-    index: AskedIndex,
-    drawn: Queries,
-    queries: Sequence[Query],
-    difference: _Difference,
-    reader: Reader,
+    pinned: Pinned, index: AskedIndex, drawn: Queries, queries: Sequence[Query], difference: _Difference, reader: Reader
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
     if not drawn.others or drawn.rows is None:

@@ -57,9 +57,6 @@ def check_answers(
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
     Args:
-        table: at that version.
-        options: what is asked.
-        context: of the run.
         seed: draws the same queries again.
         reader: reads the rows that answers are compared with.
 
@@ -210,7 +207,6 @@ def why_low(answers: IndexAnswers, *, by_age: bool = True) -> Iterator[str]:
     Recall as such is no reason: that of few probes or coarse codes is low by design.
 
     Args:
-        answers: what was measured.
         by_age: whether rows that were appended are compared with those that it was trained with.
     """
     itself, excess = answers.found_itself, answers.appended_rows_excess

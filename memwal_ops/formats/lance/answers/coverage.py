@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.indexes.held_rows import LISTED, MAPPED, fragments_held, row_ids_in
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
-from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+from memwal_ops.formats.lance.wire.index_entries import had_moves
 from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
@@ -77,9 +77,6 @@ def coverage_of(
     """Compare one index.
 
     Args:
-        table: the table.
-        pinned: its dataset.
-        index: the index.
         base: the same in the manifest.
         usable: for values whether an index of this type has to hold them.
         max_bytes: about how much may be read.
@@ -89,7 +86,7 @@ def coverage_of(
     """
     claimed = sorted(one for one in index.covered if pinned.live.get(one))
     rows = sum(pinned.live[one] for one in claimed)
-    if table.manifest.indexes is not None and any(one.name == FRAGMENT_REUSE for one in table.manifest.indexes.indices):
+    if had_moves(table.manifest):
         return Coverage(unread="a compaction left it to readers to find the rows that it moved")
     stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
     cost = 8 * sum(pinned.physical(one) for one in claimed)
@@ -131,12 +128,7 @@ def coverage_of(
 
 
 def _lacking(
-    table: Table,
-    index: BaseIndex,
-    addresses: NDArray[np.uint64],
-    ids: NDArray[np.uint64],
-    *,
-    by_segment: bool,
+    table: Table, index: BaseIndex, addresses: NDArray[np.uint64], ids: NDArray[np.uint64], *, by_segment: bool
 ) -> NDArray[np.bool_]:
     """Which rows the files lack: each segment those that it claims; with stable row ids, all together.
 

@@ -33,13 +33,7 @@ _TYPES = frozenset({"IVF_PQ", "IVF_HNSW_PQ"})
 
 
 def recall_of_codes(
-    table: Table,
-    pinned: Pinned,
-    index: AskedIndex,
-    base: BaseIndex,
-    drawn: Queries,
-    max_bytes: int,
-    reader: Reader,
+    table: Table, pinned: Pinned, index: AskedIndex, base: BaseIndex, drawn: Queries, max_bytes: int, reader: Reader
 ) -> tuple[Interval, Interval] | None:
     """The recall of a search of all partitions without refinement, and that of comparing rows by their codes.
 

@@ -65,7 +65,6 @@ def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.
     """Search by the vectors of ``rows`` in both states.
 
     Args:
-        before: a version.
         after: the same rows with another state of the index.
         index: the index, as ``after`` has it.
         rows: its column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test.

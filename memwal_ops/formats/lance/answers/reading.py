@@ -57,7 +57,6 @@ class Reader:
         """What ``work`` returns for each group of fragments, in their order.
 
         Args:
-            pinned: the version.
             fragments: to be divided into groups.
             work: may be sent to another process, with its result.
             max_rows: in a group of several fragments.

@@ -93,8 +93,6 @@ def sample_queries(
     that every row of ``fragments`` is in some answer.
 
     Args:
-        pinned: the version.
-        index: one of its indexes.
         samples: how many rows are drawn at least, if there are so many, and about how many queries there are.
         seed: draws the same again.
         max_bytes: about how much asking them may read.
@@ -173,13 +171,7 @@ def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.
 
 
 def _scalars(
-    column: str,
-    values: pa.ChunkedArray,
-    kind: pa.DataType,
-    samples: int,
-    random: np.random.Generator,
-    *,
-    ranges: bool,
+    column: str, values: pa.ChunkedArray, kind: pa.DataType, samples: int, random: np.random.Generator, *, ranges: bool
 ) -> Iterator[Query]:
     """Equality, IN, NULL and ranges; ranges cover all values."""
     distinct = sorted({one for one in plain(values) if one is not None and one == one})  # noqa: PLR0124 - NaN

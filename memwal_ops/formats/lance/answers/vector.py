@@ -176,12 +176,7 @@ def distances_of(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> N
 
 
 def _exact(
-    pinned: Pinned,
-    index: AskedIndex,
-    asked: NDArray[Any],
-    fragments: Sequence[int],
-    metric: str,
-    reader: Reader,
+    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], metric: str, reader: Reader
 ) -> tuple[Nearest, int]:
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
     nearest = Nearest.of(len(asked))
@@ -376,12 +371,7 @@ def _excess(
     return mean_by_query(differences, seed)
 
 
-def _found_itself(
-    asked: NDArray[Any],
-    own: NDArray[np.uint64],
-    found: list[Found],
-    metric: str,
-) -> Interval | None:
+def _found_itself(asked: NDArray[Any], own: NDArray[np.uint64], found: list[Found], metric: str) -> Interval | None:
     """The share of rows that the search by their own vector finds, or one that is the same."""
     hits = 0
     for number, one in enumerate(found):

@@ -30,8 +30,6 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
     """Every live row is in the bloom filter, and in the key index by its address; a file that is not there is none.
 
     Args:
-        store: of the table.
-        generation: an opened generation.
         keys: its live rows: key columns, and ``_rowaddr``.
     """
     found = GenerationKeys.of([keys], keys.column_names[: keys.column_names.index(ROW_ADDRESS)])

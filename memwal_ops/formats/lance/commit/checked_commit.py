@@ -29,8 +29,7 @@ from memwal_ops.formats.lance.commit.own_thread import OwnThread
 from memwal_ops.formats.lance.commit.publication import advance_hint, is_taken, publish
 from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, version_path
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, list_versions, version_path
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.locations import LOCAL, bucket_and_prefix
 
@@ -133,9 +132,7 @@ class _CheckedVersions(LanceNamespace):
         return DescribeTableVersionResponse(version=self._at(version))
 
     def _list(self, limit: int | None) -> ListTableVersionsResponse:
-        files = (meta.path.rpartition("/")[2] for meta in self.table.store.list(VERSIONS_FOLDER))
-        names = [name for one in files if (name := parse_version_manifest_name(one)) is not None and not name.detached]
-        newest = sorted((name.version for name in names), reverse=True)[:limit]
+        newest = sorted(list_versions(self.table.store).numbered, reverse=True)[:limit]
         return ListTableVersionsResponse(versions=[self._at(version) for version in newest])
 
     def _create(self, version: int, staged: str) -> CreateTableVersionResponse:

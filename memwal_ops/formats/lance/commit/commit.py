@@ -21,17 +21,14 @@ from __future__ import annotations
 
 import time
 import uuid
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import lance
 
-from memwal_ops.errors import (
-    InvariantViolatedError,
-    StorageError,
-    UnsupportedFeatureError,
-)
+from memwal_ops.errors import InvariantViolatedError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.local_build import build_locally, described, open_locally
 from memwal_ops.formats.lance.commit.publication import (
     CommitLostError,
@@ -55,7 +52,7 @@ from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TA
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
-    is_legacy,
+    merge_progress,
     stamp_progress,
     with_details,
 )
@@ -164,7 +161,6 @@ def commit_strict(
         table: the pinned version that everything was decided on.
         operation: the change, in terms of that version.
         progress: region id to the highest generation that is merged once this is visible (S0-067).
-        note: the job and run that commit.
         records: the identities of the regions to which the progress belongs, recorded in the same version.
 
     Returns:
@@ -195,7 +191,7 @@ def commit_strict(
             _verify_readable(table, stamped, detached, detached_path)
         refuse_missing_files(table, added_files(table, stamped))
         if progress:
-            drop_contradicted(table, _progress(table.manifest))
+            drop_contradicted(table, merge_progress(table.manifest.indexes))
         refuse_if_not_newest(table, version)
         temporary.pop()  # from here on a version may refer to its transaction file
         publish(table, data, version)
@@ -222,8 +218,7 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     """
     check_rewritable(table)
     version = table.version + 1
-    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
-    transaction.transaction_properties.update(note.properties())
+    transaction = note.transaction(table.version)
     indexes = _changed_section(table, change, transaction.create_index, version)
     built = _next_version(replace(table.manifest, indexes=indexes), transaction)
     built = replace(built, manifest=change.applied_to(built.manifest))
@@ -268,8 +263,6 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
     Args:
         table: the pinned version that everything was decided on.
         manifest: its manifest with the new configuration; rows and columns are as in ``table``, key marks may differ.
-        details: the encoded details.
-        note: the job and run that commit.
 
     Returns: the new version. Raises: as :func:`commit_built`.
     """
@@ -277,9 +270,8 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
     if old is None:
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} has no MemWAL index.")
     new = next_entry(old, details, table.version)
-    kept = [one for one in table.manifest.indexes.indices if one.name != old.name] if table.manifest.indexes else []
-    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
-    transaction.transaction_properties.update(note.properties())
+    kept = [one for one in table.manifest.index_entries if one.name != old.name]
+    transaction = note.transaction(table.version)
     transaction.create_index.new_indices.append(new)
     transaction.create_index.removed_indices.append(old)
     section = table_pb2.IndexSection(indices=[*kept, new])
@@ -295,8 +287,7 @@ def next_entry(old: table_pb2.IndexMetadata, details: bytes, read_version: int) 
 
 
 def _numbered(manifest: table_pb2.Manifest, version: int) -> table_pb2.Manifest:
-    numbered = table_pb2.Manifest()
-    numbered.CopyFrom(manifest)
+    numbered = deepcopy(manifest)
     numbered.version = version
     return numbered
 
@@ -309,18 +300,13 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
         table.store.put(file, transaction.SerializeToString(deterministic=True))
     with deleted_unless_named(lambda: file and table.discard([file])):
         refuse_missing_files(table, added_files(table, built))
-        if _progress(built) != (merged := _progress(table.manifest)):
+        if merge_progress(built.indexes) != (merged := merge_progress(table.manifest.indexes)):
             drop_contradicted(table, merged)
         refuse_if_not_newest(table, version)
         publish(table, data, version)
     verify_in_history(table, built, {})
     advance_hint(table, version)
     return version
-
-
-def _progress(version: VersionManifest) -> Mapping[UUID, int]:
-    entry = find_memwal_entry(version.indexes)
-    return {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
 
 
 def _changed_section(
@@ -342,8 +328,7 @@ def _changed_section(
         raise InvariantViolatedError("A change of indexes must not change the merge progress.")
     operation.removed_indices.extend([memwal, *removed])
     operation.new_indices.extend([entry, *change.added])
-    section = table_pb2.IndexSection()
-    section.CopyFrom(old)
+    section = deepcopy(old)
     del section.indices[:]
     section.indices.extend(kept for kept in old.indices if kept not in (memwal, *removed))
     section.indices.extend(operation.new_indices)
@@ -352,8 +337,7 @@ def _changed_section(
 
 def _next_version(parent: VersionManifest, transaction: table_pb2.Transaction) -> VersionManifest:
     """The manifest after ``parent``; its transaction is stored in the same place as the parent's."""
-    manifest = table_pb2.Manifest()
-    manifest.CopyFrom(parent.manifest)
+    manifest = deepcopy(parent.manifest)
     manifest.version += 1
     manifest.timestamp.GetCurrentTime()
     files = not manifest.writer_feature_flags & NO_TRANSACTION_FILES
@@ -435,8 +419,7 @@ def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path
     The manifest was encoded here, not by pylance: if the encoding ever disagrees with a release of
     Lance, this check fails before anything is published.
     """
-    trial = type(stamped.manifest)()
-    trial.CopyFrom(stamped.manifest)
+    trial = deepcopy(stamped.manifest)
     trial.version = detached
     table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
     with lance_errors("open the stamped version of", table.location.uri):
@@ -454,7 +437,7 @@ def _is_readable_locally(table: Table, stamped: VersionManifest) -> bool:
 
 def _compare(table: Table, stamped: VersionManifest, fragments: list[int], indexes: set[str]) -> None:
     built_fragments = sorted(fragment.id for fragment in stamped.manifest.fragments)
-    built_indexes = {entry.name for entry in stamped.indexes.indices} if stamped.indexes is not None else set()
+    built_indexes = {entry.name for entry in stamped.index_entries}
     if fragments != built_fragments or indexes != built_indexes:
         raise InvariantViolatedError(
             f"The stamped version of {table.location.uri} does not read back as it was built "

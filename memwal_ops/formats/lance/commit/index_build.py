@@ -20,12 +20,12 @@ from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError,
 from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
+from memwal_ops.formats.lance.files.referenced_files import index_key
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
 from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,13 +60,9 @@ def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> 
     """
     if built_on.version == newest.version:
         return True
-    entries = [] if newest.manifest.indexes is None else newest.manifest.indexes.indices
-    current = {entry.uuid.uuid for entry in entries if entry.name == name}
-    before = [] if built_on.manifest.indexes is None else built_on.manifest.indexes.indices
-    if current != {entry.uuid.uuid for entry in before if entry.name == name}:
+    # Of the reuse index: where it changed, rows were moved, and readers translate their addresses.
+    if any(_segment_ids(newest, one) != _segment_ids(built_on, one) for one in (name, FRAGMENT_REUSE)):
         return False
-    if _reuse_index(newest) != _reuse_index(built_on):
-        return False  # rows were moved, and readers translate their addresses
     files = {fragment.id: [*fragment.files] for fragment in newest.manifest.manifest.fragments}
     return all(
         files.get(fragment.id) == [*fragment.files]
@@ -75,9 +71,8 @@ def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> 
     )
 
 
-def _reuse_index(table: Table) -> list[bytes]:
-    entries = [] if table.manifest.indexes is None else table.manifest.indexes.indices
-    return [entry.uuid.uuid for entry in entries if entry.name == FRAGMENT_REUSE]
+def _segment_ids(table: Table, name: str) -> set[bytes]:
+    return {entry.uuid.uuid for entry in table.manifest.index_entries if entry.name == name}
 
 
 class _NotToBePublishedError(Exception):
@@ -88,8 +83,6 @@ def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = 
     """Bring an index up to ``table``'s version with ``optimize_indices``, unpublished.
 
     Args:
-        table: the version to build on.
-        name: the index.
         merge: merge that many of its segments with the new rows; 0: the new rows get a segment
             of their own; None: pylance's default, which must not be used for vector indexes
             (docs/upstream/optimize_changes_centroids.py).
@@ -113,11 +106,7 @@ def create_index(table: Table, name: str, create: Callable[[lance.LanceDataset],
 
 def discard(table: Table, build: IndexBuild) -> None:
     """Delete the files of segments that will not be published; nothing refers to them."""
-    paths: list[str] = []
-    for entry in build.added:
-        folder = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
-        paths += [meta.path for meta in table.store.list(folder)]
-    table.discard(paths)
+    table.discard([meta.path for entry in build.added for meta in table.store.list(index_key(entry))])
 
 
 def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:

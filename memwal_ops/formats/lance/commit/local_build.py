@@ -39,7 +39,7 @@ def build_locally(table: Table, transaction: lance.Transaction) -> tuple[Version
             dataset = lance.LanceDataset.commit(lance.dataset(folder), transaction, detached=True)
             name = detached_manifest_name(int(dataset.version))
             built = decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
-            if built.indexes is not None and any(map(_lacks_coverage, built.indexes.indices)):
+            if any(map(_lacks_coverage, built.index_entries)):
                 return None
             return built, (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
     except (MemwalOpsError, OSError):

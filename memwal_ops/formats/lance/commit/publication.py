@@ -30,15 +30,16 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.referenced_files import missing_files, references
 from memwal_ops.formats.lance.files.versions import (
     VERSION_HINT,
-    VERSIONS_FOLDER,
     VersionPage,
     is_same_file,
     list_page,
+    list_versions,
     read_version_manifest,
     version_path,
 )
 from memwal_ops.formats.lance.retention.live_versions import named_versions
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
@@ -112,6 +113,12 @@ class CommitNote:
     def properties(self) -> dict[str, str]:
         """The transaction properties, which distinguish leftovers from files of other writers (docs/jobs.md)."""
         return {"memwal-ops.job": self.job, "memwal-ops.run_id": self.run_id, "memwal-ops.version": self.release}
+
+    def transaction(self, read_version: int) -> table_pb2.Transaction:
+        """A new transaction with them, of a commit on a version, and without an operation yet."""
+        made = table_pb2.Transaction(read_version=read_version, uuid=str(uuid.uuid4()))
+        made.transaction_properties.update(self.properties())
+        return made
 
 
 def refuse_if_not_newest(table: Table, version: int) -> None:
@@ -305,11 +312,7 @@ def _was_published_late(table: Table, version: int, added: set[tuple[object, ...
 
     The clock alone is not a proof: on a shared file system it is the writing machine's clock.
     """
-    published = {
-        name.version: meta.last_modified
-        for meta in table.store.list(VERSIONS_FOLDER)
-        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None and not name.detached
-    }
+    published = {number: meta.last_modified for number, meta in list_versions(table.store).numbered.items()}
     at = published.get(version)
     older = [later for later, time in published.items() if at is not None and later > version and time < at]
     return bool(older) and added.isdisjoint(_names(read_version_manifest(table.store, min(older), table.naming)))
@@ -344,7 +347,7 @@ def _names(version: VersionManifest) -> set[tuple[object, ...]]:
     This includes indexes that the version itself removed: it was built on a version that had them.
     """
     fragments = version.manifest.fragments
-    indexes = [] if version.indexes is None else [*version.indexes.indices]
+    indexes = [*version.index_entries]
     if version.transaction is not None:
         indexes += version.transaction.create_index.removed_indices
     return (

@@ -42,7 +42,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
         MemwalOpsError: the store failed. It is not known whether the segments were published, so that their files
             must be kept.
     """
-    current = {} if table.manifest.indexes is None else {one.uuid.uuid: one for one in table.manifest.indexes.indices}
+    current = {one.uuid.uuid: one for one in table.manifest.index_entries}
     operation = lance.LanceOperation.CreateIndex(
         [to_pylance(entry) for entry in build.added], [to_pylance(current[segment.bytes]) for segment in build.removed]
     )
@@ -60,10 +60,7 @@ def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
 
 
 def commit_coverage(
-    table: Table,
-    old: Iterable[table_pb2.IndexMetadata],
-    new: Iterable[table_pb2.IndexMetadata],
-    note: CommitNote,
+    table: Table, old: Iterable[table_pb2.IndexMetadata], new: Iterable[table_pb2.IndexMetadata], note: CommitNote
 ) -> None:
     """Replace entries of ``table``'s indexes by others with the same files, in whichever version comes next.
 
@@ -148,5 +145,5 @@ def _is_published(table: Table, build: IndexBuild) -> bool | None:
 
 
 def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
-    entries = [] if manifest.indexes is None else manifest.indexes.indices
-    return bool({entry.uuid.uuid for entry in build.added}.intersection(entry.uuid.uuid for entry in entries))
+    added = {entry.uuid.uuid for entry in build.added}
+    return not added.isdisjoint(entry.uuid.uuid for entry in manifest.index_entries)

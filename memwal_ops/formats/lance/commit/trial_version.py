@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,11 @@ def opened_with(
     Raises:
         StorageError: the manifest cannot be written or opened.
     """
-    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
-    transaction.transaction_properties.update(note.properties())
-    kept = [] if table.manifest.indexes is None else table.manifest.indexes.indices
-    section = table_pb2.IndexSection(indices=[*(one for one in kept if one.name == FRAGMENT_REUSE), *entries])
+    transaction = note.transaction(table.version)
+    kept = [one for one in table.manifest.index_entries if one.name == FRAGMENT_REUSE]
+    section = table_pb2.IndexSection(indices=[*kept, *entries])
     transaction.create_index.new_indices.extend(section.indices)
-    manifest = table_pb2.Manifest()
-    manifest.CopyFrom(table.manifest.manifest)
+    manifest = deepcopy(table.manifest.manifest)
     manifest.version = uuid.uuid4().int >> 65 | DETACHED
     manifest.transaction_file = ""
     trial = replace(table.manifest, manifest=manifest, indexes=section, transaction=transaction)

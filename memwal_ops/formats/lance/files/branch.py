@@ -54,7 +54,6 @@ def list_branches(root: Store) -> tuple[TableBranch, ...]:
 
     Raises:
         TableCorruptError: the record of one does not decode.
-        StorageError: the store failed.
     """
     found = []
     for meta in root.list(f"{REFS_FOLDER}/branches"):

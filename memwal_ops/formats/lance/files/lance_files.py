@@ -22,7 +22,6 @@ def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
     """Encode rows as a Lance file of a format version; without rows, as an empty file with the schema and metadata.
 
     Args:
-        rows: the rows.
         version: the format version.
         what: a description of the file, for errors.
 
@@ -43,7 +42,6 @@ def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Tab
     """Decode the rows of a Lance file.
 
     Args:
-        data: the file.
         what: a description of the file, for errors.
         max_rows: refuse a file that claims more rows; None: no limit.
 

@@ -129,7 +129,6 @@ class Places:
 
     Args:
         location: of the table, whose storage options are used for base paths outside of it.
-        store: of the table.
         manifest: of the dataset: of the table, or of a generation.
         folder: of the dataset, relative to the table.
     """

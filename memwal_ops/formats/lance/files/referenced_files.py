@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import (
-    SET_ASIDE_FOLDER,
-    TRANSACTIONS_FOLDER,
-    VERSIONS_FOLDER,
-    decode_named,
-)
+from memwal_ops.formats.lance.files.versions import SET_ASIDE_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER, decode_named
 from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
@@ -49,7 +44,6 @@ _SIDECAR = re.compile(rf"({DATA_FOLDER}/[^/]+)/[^/]+\.blob")
 _INDEX = re.compile(rf"({INDICES_FOLDER}/{_UUID})/.+")
 _OTHER = re.compile(rf"({DELETIONS_FOLDER}/[^/]+\.(?:arrow|bin)|{TRANSACTIONS_FOLDER}/[^/]+\.txn)")
 _UNFINISHED = re.compile(rf"{DATA_FOLDER}/(?:[^/]+/)?\.tmp[^/]*|{VERSIONS_FOLDER}/\.tmp[^/]*")
-# Lance's system indexes have no files, or name them by other rules.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class References:
     Attributes:
         own: keys below the table's own folders, of files that must exist for the version to be readable.
         all: ``own``, files at other base paths by the names that they would have here, and files that are not needed
-            for reading: transaction files, and Lance's system indexes.
+            for reading: transaction files, and Lance's system indexes, which have none or name them by other rules.
     """
 
     own: frozenset[str]
@@ -80,10 +74,9 @@ def references(version: VersionManifest) -> References:
         if fragment.HasField("deletion_file"):
             deletion = fragment.deletion_file
             (others if deletion.HasField("base_id") else own).add(deletion_path(fragment.id, deletion))
-    if version.indexes is not None:
-        for index in version.indexes.indices:
-            elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
-            (others if elsewhere else own).add(index_key(index))
+    for index in version.index_entries:
+        elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
+        (others if elsewhere else own).add(index_key(index))
     if version.manifest.transaction_file:
         others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")
     return References(frozenset(own), frozenset(own | others))

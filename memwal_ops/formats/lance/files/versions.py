@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -78,6 +78,23 @@ class VersionPage:
     def has_hint(self) -> bool | None:
         """Whether there is a hint of the newest version, as on local files; None: not known from this page."""
         return self.has(VERSION_HINT) or (False if self.complete else None)
+
+
+class VersionFiles(NamedTuple):
+    """The manifests of a dataset's versions, by version."""
+
+    numbered: dict[int, ObjectMeta]
+    detached: dict[int, ObjectMeta]
+
+
+def list_versions(store: Store, folder: str = VERSIONS_FOLDER) -> VersionFiles:
+    """List all versions of the table, or of a dataset below it; one request for each 1,000."""
+    found = VersionFiles({}, {})
+    for meta in store.list(folder):
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is not None:
+            (found.detached if name.detached else found.numbered)[name.version] = meta
+    return found
 
 
 def list_page(store: Store) -> VersionPage:

@@ -11,11 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import (
-    GenerationMissingError,
-    MemwalOpsError,
-    RegionReplacedError,
-)
+from memwal_ops.errors import GenerationMissingError, MemwalOpsError, RegionReplacedError
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.regions.listed_log import listed_log

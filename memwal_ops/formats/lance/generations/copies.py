@@ -39,7 +39,6 @@ def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]
     """A temporary folder for copies; None if the table is not in an object store, or without a temporary folder.
 
     Args:
-        table: the table.
         max_bytes: memory budget of the work; copies use at most a quarter, as the folder may be in memory.
     """
     if table.location.scheme in LOCAL:
@@ -76,9 +75,6 @@ class GenerationCopies:
         Returns:
             Whether it was copied. It is not if it is large, if not all of its files are in its folder, if it has
             several versions, or if the folder is full; reading the original reports what is missing.
-
-        Raises:
-            StorageError: the store failed.
         """
         if (ref.bytes or 0) > MAX_BYTES:
             return False

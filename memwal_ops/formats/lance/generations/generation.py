@@ -27,7 +27,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
     Node,
@@ -37,7 +37,6 @@ from memwal_ops.formats.lance.generations.projection import (
     renumbered,
 )
 from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
 from memwal_ops.storage.api import LinkError
 
@@ -109,11 +108,7 @@ class Generation:
         columns = [*self.projection.keys, *([TOMBSTONE] if self.projection.has_tombstones else [])]
         with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):
             table = self.dataset.scanner(
-                columns=columns,
-                filter=condition,
-                fragments=fragments,
-                with_row_address=True,
-                scan_in_order=True,
+                columns=columns, filter=condition, fragments=fragments, with_row_address=True, scan_in_order=True
             ).to_table()
         if not self.projection.has_tombstones:
             table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
@@ -228,9 +223,6 @@ def open_generation(
     """Open a generation and plan its projection onto the base table's current schema.
 
     Args:
-        table: the table.
-        ref: the generation.
-        history: of the table's schema.
         copies: where to copy it first if it is small; None: the original is read.
 
     Raises:
@@ -297,10 +289,8 @@ def read_flush(table: Table, ref: GenerationRef) -> Flush | None:
 
     Raises:
         InvalidFormatError: its manifest does not decode.
-        StorageError: the store failed.
     """
-    names = (meta.path.rpartition("/")[2] for meta in table.store.list(f"{ref.folder}/{VERSIONS_FOLDER}"))
-    versions = [found.version for name in names if (found := parse_version_manifest_name(name)) is not None]
+    versions = list_versions(table.store, f"{ref.folder}/{VERSIONS_FOLDER}").numbered
     return read_written_by(table.store, ref.folder, max(versions)).logged if versions else None
 
 

@@ -68,11 +68,7 @@ class CheckedBacklog:
 
 
 def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) -> CheckedBacklog:
-    """Look at the unmerged generations of a backlog, of each region at the first ``limit``.
-
-    Raises:
-        StorageError: the store failed.
-    """
+    """Look at the unmerged generations of a backlog, of each region at the first ``limit``."""
     files = {
         region_id: look_at_generations(table, region, limit)
         for region_id, region in backlog.regions.items()
@@ -104,13 +100,8 @@ def look_at_generations(
     """Look at the generations that a region lists above its progress.
 
     Args:
-        table: the table.
-        region: the region.
         limit: look at so many, the first ones; None: at all.
         footers: whether to check the end of each data file as well, with one request for each.
-
-    Raises:
-        StorageError: the store failed.
     """
     listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
     region_id = region.manifest.region_id

@@ -10,6 +10,7 @@ progress also that the region is the one that was merged there; a spec id is nev
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -18,7 +19,6 @@ from memwal_ops.formats.lance.generations.region_identity import lost_progress
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.regions.specs import MANUAL
-from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes, with_progress
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.region_records import RegionRecord
@@ -62,7 +63,7 @@ def restored_index(
         without_progress: those whose progress may be lost.
     """
     removed = None if table.index_removed_after is None else table.history.index_of(table.index_removed_after)
-    details = _copy(table.index.details) if removed is None else _settings(removed)
+    details = deepcopy(table.index.details) if removed is None else _settings(removed)
     specs = _add_specs(table, details, {one.region_spec_id for one in regions})
     found = {one.region_id: lost_progress(table, one) for one in without_progress}
     lost = {region_id: one for region_id, one in found.items() if one is not None}
@@ -112,13 +113,7 @@ def _add_specs(table: Table, details: memwal_pb2.MemWalIndexDetails, needed: Abs
 
 def _settings(index: MemWalIndex) -> memwal_pb2.MemWalIndexDetails:
     """The details without what belongs to the regions: progress, catch-up and snapshot."""
-    details = _copy(index.details)
+    details = deepcopy(index.details)
     for name in ("merged_generations", "index_catchup", "inline_snapshots", "num_regions"):
         details.ClearField(name)
     return details
-
-
-def _copy(details: memwal_pb2.MemWalIndexDetails) -> memwal_pb2.MemWalIndexDetails:
-    copied = memwal_pb2.MemWalIndexDetails()
-    copied.CopyFrom(details)
-    return copied

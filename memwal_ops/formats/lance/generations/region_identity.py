@@ -26,11 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    ObjectNotFoundError,
-    RegionReplacedError,
-)
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionReplacedError
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.merge_history import Moment, is_earlier
 from memwal_ops.formats.lance.wire.names import region_folder

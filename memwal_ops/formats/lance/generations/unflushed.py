@@ -48,9 +48,6 @@ def read_unflushed(table: Table, backlog: Backlog) -> Unflushed:
 
     Requests: none for a table whose log was listed (:func:`listed_log`), else 2 to 4 for each region. And of a log that
     is quiet, the first entries that are not flushed.
-
-    Raises:
-        StorageError: the store failed.
     """
     manifests = [region.manifest for region in backlog.regions.values()]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:

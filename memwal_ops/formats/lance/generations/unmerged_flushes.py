@@ -45,14 +45,12 @@ class UnmergedFlushes:
 
         Args:
             table: the newest version.
-            retention: its versions.
             protected: those that may be restored.
 
         Requests: as :func:`read_backlog`, and up to five for each region and each progress in it, the first time.
 
         Raises:
             InvalidFormatError: the manifest of a generation that the newest version has not merged is damaged.
-            StorageError: the store failed.
         """
         regions = read_backlog(table).regions
         if not regions:

@@ -72,7 +72,6 @@ def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
 
     Raises:
         InvalidFormatError: an entry cannot be read.
-        StorageError: the store failed.
     """
     flushed, layout = manifest.replay_after_wal_id or 0, table.layout_of(manifest.region_id)
     entries = range(flushed + 1, flushed + unflushed_entries(table, manifest) + 1)
@@ -93,7 +92,6 @@ def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
     Raises:
         InvalidFormatError: it is not a readable entry, or has no epoch.
         ObjectNotFoundError: it does not exist.
-        StorageError: the store failed.
     """
     layout = table.layout_of(region_id)
     path = wal_entry_path(region_id, entry_id, layout)

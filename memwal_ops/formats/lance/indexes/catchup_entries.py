@@ -11,11 +11,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, read_version_manifest
+from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.memwal_index import merge_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -114,13 +113,7 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
     covered either. Each such version is found by bisection (ids only rise), one manifest for each step;
     if it has uncovered fragments, those are older, and the search continues before them.
     """
-    versions = sorted(
-        name.version
-        for meta in table.store.list(VERSIONS_FOLDER)
-        if (name := parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])) is not None
-        and not name.detached
-        and name.version < table.version
-    )
+    versions = sorted(version for version in list_versions(table.store).numbered if version < table.version)
     known: dict[int, VersionManifest | None] = {table.version: table.manifest}
 
     def read(version: int) -> VersionManifest | None:
@@ -151,5 +144,4 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
         if any(fragment.id == oldest for fragment in earlier.manifest.fragments):
             return None  # the ids are not in order here: a version was restored
         candidate = earlier
-    entry = find_memwal_entry(candidate.indexes)
-    return {} if entry is None else decode_memwal_index(entry).merged_generations
+    return merge_progress(candidate.indexes)

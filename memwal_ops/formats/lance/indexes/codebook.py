@@ -91,7 +91,6 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
     Raises:
         UnsupportedFeatureError: files of releases before Lance's v3 vector index, or files
             that this release cannot compare.
-        StorageError: the store failed.
     """
     return codebook_at(table.location, index_folder(table, entry), entry.name)
 
@@ -137,7 +136,6 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
 
     Raises:
         UnsupportedFeatureError: its quantizer has parameters that pylance does not accept, or its files cannot be read.
-        StorageError: the store failed.
     """
     with _decoding(f"The model of index {name} cannot be read from {folder}"):
         index = _open(location, f"{folder}/{_INDEX_FILE}")

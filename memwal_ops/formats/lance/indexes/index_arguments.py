@@ -103,9 +103,7 @@ class IndexArguments:
 
         Args:
             dataset: a version that has these fragments.
-            name: of the index.
             fragments: their ids.
-            storage: storage options of the table.
         """
         chosen: dict[str, Any] = {"replace": True, "fragment_ids": [*fragments], "storage_options": storage}
         if self.vector or self.kind == _TEXT:
@@ -135,15 +133,12 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
     """How to create an index like one of the table's.
 
     Args:
-        table: the version that has the index.
-        index: the other index.
         trained: of a vector index: with its centroids and codebook, instead of ones that are trained by the rows.
 
     Where the file is gone that has the sizes of a scalar index's pages or zones, they are pylance's defaults.
 
     Raises:
         UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
-        StorageError: the store failed.
     """
     with lance_errors("read the indexes of", table.location.uri):
         described = next(one for one in table.dataset.describe_indices() if one.name == index.name)

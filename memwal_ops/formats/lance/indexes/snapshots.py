@@ -65,7 +65,6 @@ def read_snapshot(table: Table) -> Snapshot | None:
 
     Raises:
         InvalidFormatError: the stored bytes are not a Lance file, or have columns of neither layout.
-        StorageError: the store failed.
     """
     index = table.index
     if index.inline_snapshots is not None:

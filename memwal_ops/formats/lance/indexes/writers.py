@@ -49,14 +49,13 @@ class Written:
     def of(cls, manifest: VersionManifest) -> Written:
         """From a version's manifest."""
         writer, transaction = manifest.manifest.writer_version, manifest.transaction
-        entries = () if manifest.indexes is None else manifest.indexes.indices
         return cls(
             int(manifest.manifest.version),
             lance_major(manifest.manifest),
             f"{writer.library} {writer.version}".strip() or "an unknown release",
             transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
             transaction is None or not _maintains(transaction),
-            frozenset((entry.name, int(entry.index_version)) for entry in entries),
+            frozenset((entry.name, int(entry.index_version)) for entry in manifest.index_entries),
         )
 
 

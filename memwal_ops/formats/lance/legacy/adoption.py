@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import time
 import uuid
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,10 @@ from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX, put_entry, put_generation
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL
+from memwal_ops.formats.lance.wire.feature_flags import BASE_PATHS
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_wal_entry_name, region_folder
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
-from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 LEGACY_FOLDER = "_mem_wal_ops/legacy"
-_BASE_PATHS = 16
 _ENTRY_ROWS = 1 << 16
 _READ_BYTES = 256 << 20
 
@@ -70,8 +71,6 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
     """The id of a legacy region's name, as an earlier run recorded it; the first one to record it decides.
 
     Args:
-        store: the table's.
-        region: the name.
         record: whether to record a new one where there is none; otherwise None.
 
     Raises:
@@ -95,8 +94,6 @@ class Adopter:
 
     Args:
         table: the version that is migrated; its primary key is set.
-        region_id: the region.
-        columns: of its rows.
         layout: shard or region.
     """
 
@@ -157,14 +154,11 @@ class Adopter:
                 data_storage_version=columns.file_version,
                 storage_options=lance_options(table.location),
             )
-        made = VersionManifest(
-            type(columns.template.manifest)(), None, None, columns.template.major, columns.template.minor
-        )
-        made.manifest.CopyFrom(columns.template.manifest)
+        made = deepcopy(columns.template)
         del made.manifest.fragments[:]
         del made.manifest.base_paths[:]
-        made.manifest.reader_feature_flags &= ~_BASE_PATHS
-        made.manifest.writer_feature_flags &= ~_BASE_PATHS
+        made.manifest.reader_feature_flags &= ~BASE_PATHS
+        made.manifest.writer_feature_flags &= ~BASE_PATHS
         made.manifest.ClearField("max_fragment_id")
         assert isinstance(fragments, list)  # noqa: S101 - narrows pylance's union
         for number, found in enumerate(fragments):

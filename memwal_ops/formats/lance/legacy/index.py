@@ -68,7 +68,6 @@ class Meanings:
     """What FLUSHED means, by the release that wrote the version in which a MemWAL changed last.
 
     Args:
-        table: the table.
         given: the user's ``--flushed-means``, used if the release is not known; None: not given.
     """
 

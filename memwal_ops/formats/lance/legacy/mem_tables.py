@@ -94,7 +94,6 @@ class MemTables:
 
     Args:
         table: the version; its primary key is set.
-        options: where to look.
     """
 
     def __init__(self, table: Table, options: LegacyOptions) -> None:
@@ -118,7 +117,6 @@ class MemTables:
             GenerationMissingError: its rows were not found.
             GenerationCorruptError: they cannot be read, or have NULL in the key.
             SchemaProjectionError: they have other columns than the table.
-            StorageError: the store failed.
         """
         found = self.dataset(mem_wal)
         return None if found is None else self._generation(mem_wal, *found)
@@ -204,7 +202,6 @@ class MemTables:
         Raises:
             ObjectNotFoundError: an entry is missing.
             GenerationCorruptError: an entry cannot be read, or has other columns than the first one.
-            StorageError: the store failed.
         """
         store = open_store(self.located(mem_wal.wal_location))
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import uuid
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from memwal_ops.formats.lance.commit.commit import commit_details
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER, newest_manifest, sealed_after
 from memwal_ops.formats.lance.legacy.index import legacy_entry
 from memwal_ops.formats.lance.log.create import plan_mem_wal
-from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import TABLE_CONFIG
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
 from memwal_ops.formats.lance.wire.memwal_index import with_progress
 from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of, with_region_records
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.legacy.adoption import RegionPlan
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 CONFIG_KEY = "memwal-ops.legacy"
-_TABLE_CONFIG = 8
 _TOP = -1
 _KEY_FLAG = "lance-schema:unenforced-primary-key"
 _KEY_POSITION = "lance-schema:unenforced-primary-key:position"
@@ -117,8 +118,6 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
     Args:
         table: the legacy version; its primary key is set.
         plans: the regions, whose manifests are written.
-        kept: the data for a rollback.
-        note: of the run.
 
     Raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
@@ -128,7 +127,7 @@ def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, 
     manifest = with_region_records(table.manifest.manifest, _records(plans, version))
     manifest = with_layout_record(manifest, LayoutRecord(kept.layout, None))
     manifest.config[CONFIG_KEY] = kept.path
-    manifest.writer_feature_flags |= _TABLE_CONFIG
+    manifest.writer_feature_flags |= TABLE_CONFIG
     mark_key(manifest.fields, table.primary_key)
     return commit_details(table, manifest, details.SerializeToString(deterministic=True), note)
 
@@ -138,8 +137,7 @@ def publish_rolled_back(table: Table, kept: Kept, note: CommitNote) -> int:
 
     Raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
-    manifest = table_pb2.Manifest()
-    manifest.CopyFrom(table.manifest.manifest)
+    manifest = deepcopy(table.manifest.manifest)
     manifest = with_layout_record(manifest, None)
     del manifest.config[CONFIG_KEY]
     return commit_details(table, manifest, kept.details, note)

@@ -11,7 +11,7 @@ fragments, a second merge of the same generation would pass, and insert its rows
 
 from __future__ import annotations
 
-import uuid
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import check_rewritable, commit_built, next_entry
 from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.feature_flags import DELETION_FILES, STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.legacy_index import encode_mem_wals
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
-_DELETION_FILES = 1
 _DELETION_TYPES = {"array": 0, "bitmap": 1}
 
 
@@ -64,7 +63,7 @@ def draft_of(version: VersionManifest) -> Draft:
     return Draft(
         tuple(manifest.fragments),
         manifest.max_fragment_id if manifest.HasField("max_fragment_id") else None,
-        () if version.indexes is None else tuple(version.indexes.indices),
+        tuple(version.index_entries),
     )
 
 
@@ -76,8 +75,7 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
     for fragment in before.fragments:
         if fragment.id in change.removed_fragment_ids:
             continue
-        copied = table_pb2.DataFragment()
-        copied.CopyFrom(fragment)
+        copied = deepcopy(fragment)
         if fragment.id in deletions:
             _set_deletion(copied.deletion_file, deletions[fragment.id])
         kept.append(copied)
@@ -109,21 +107,19 @@ def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None 
     check_rewritable(table)
     version = table.version + 1
     draft = draft or draft_of(table.manifest)
-    manifest = table_pb2.Manifest()
-    manifest.CopyFrom(table.manifest.manifest)
+    manifest = deepcopy(table.manifest.manifest)
     del manifest.fragments[:]
     manifest.fragments.extend(draft.fragments)
     if draft.max_fragment_id is not None:
         manifest.max_fragment_id = draft.max_fragment_id
     if any(fragment.HasField("deletion_file") for fragment in draft.fragments):
-        manifest.reader_feature_flags |= _DELETION_FILES
-        manifest.writer_feature_flags |= _DELETION_FILES
+        manifest.reader_feature_flags |= DELETION_FILES
+        manifest.writer_feature_flags |= DELETION_FILES
     old = legacy_entry(table)
     details = encode_mem_wals(change.applied(mem_wals_of(table), version))
     indexes = [one for one in draft.indexes if one.name != old.name]
     section = table_pb2.IndexSection(indices=[*indexes, next_entry(old, details, table.version)])
-    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
-    transaction.transaction_properties.update(note.properties())
+    transaction = note.transaction(table.version)
     transaction.update_mem_wal_state.CopyFrom(change.message(version))
     return commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
 

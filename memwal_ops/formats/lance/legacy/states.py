@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidUsageError, WriterFencedError
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.legacy_index import (
-    MemWal,
-    MemWalId,
-    State,
-    decode_mem_wal,
-    encode_mem_wal,
-)
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, MemWalId, State, decode_mem_wal, encode_mem_wal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,7 +84,6 @@ def advance(
     """Open a region's next generation, and seal the one before in the same change (S1-008, S1-009, S1-018).
 
     Args:
-        mem_wals: those of the version.
         region: the region; one that has no MemWAL yet begins with generation 0.
         mem_table_location, wal_location: of the new generation; both differ from those of the one before.
         owner_id: of the new generation.
@@ -169,8 +162,6 @@ def set_owner(
     """Claim a MemWAL by changing its owner, in any state (S1-023); all that the old owner does then fails.
 
     Args:
-        mem_wals: those of the version.
-        mem_wal_id: the MemWAL.
         owner_id: the new owner, another one than before.
         expected_owner_id: the owner before; None: any, which is all that Lance itself offers.
         mem_table_location: the new owner's MemTable, another one than before; None: it stays.
@@ -194,7 +185,6 @@ def trim(mem_wals: Sequence[MemWal], covered: int | None) -> Change:
     """Remove the MERGED ones that every user index has caught up with.
 
     Args:
-        mem_wals: those of the version.
         covered: the version that :func:`covered_version` gives.
     """
     return Change(removed=tuple(one for one in mem_wals if is_trimmable(one, covered)))

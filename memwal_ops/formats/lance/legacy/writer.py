@@ -58,7 +58,6 @@ class MemWalWriter:
 
         Args:
             table: any version.
-            region: the region.
             owner_id: None: a new one.
             wal_root: below which logs lie: ``{wal_root}/{region}/{generation}``; relative to the table, or a URI.
             mem_root: the same for flushed MemTables.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-import uuid
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,7 @@ _TOP = -1
 
 
 def create_mem_wal(
-    location: Location,
-    store: Store,
-    *,
-    region_specs: Sequence[RegionSpec] = (),
-    maintained_indexes: Sequence[str] = (),
+    location: Location, store: Store, *, region_specs: Sequence[RegionSpec] = (), maintained_indexes: Sequence[str] = ()
 ) -> Table:
     """Create the MemWAL index of a table (S0-011, S0-065, S0-066), or add specs and maintained indexes to its index.
 
@@ -59,8 +55,6 @@ def create_mem_wal(
     progress that it had (:mod:`memwal_ops.formats.lance.generations.lost_index`).
 
     Args:
-        location: location of the table.
-        store: store at that location.
         region_specs: specs that assign rows to regions; without any, all regions are manual (S0-043).
         maintained_indexes: names of base indexes that writers mirror (S0-075), without the key's own.
 
@@ -73,7 +67,6 @@ def create_mem_wal(
         CommitConflictError: every attempt conflicted with another commit.
         NoPrimaryKeyError: no column is marked as its primary key (S0-002).
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
-        StorageError: the store failed.
     """
     refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
@@ -95,8 +88,7 @@ def _create(table: Table, planned: RestoredIndex) -> None:
     """Publish the index as exactly the next version; raises as :func:`commit_built`."""
     note = CommitNote.new("init")
     entry = _entry(table, planned.details)
-    transaction = table_pb2.Transaction(read_version=table.version, uuid=str(uuid.uuid4()))
-    transaction.transaction_properties.update(note.properties())
+    transaction = note.transaction(table.version)
     transaction.create_index.new_indices.append(entry)
     manifest = with_region_records(table.manifest.manifest, planned.records)
     commit_built(table, replace(table.manifest, manifest=manifest, indexes=_with(table, entry)), transaction)
@@ -109,9 +101,7 @@ def _entry(table: Table, details: memwal_pb2.MemWalIndexDetails) -> table_pb2.In
 
 
 def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSection:
-    section = table_pb2.IndexSection()
-    if table.manifest.indexes is not None:
-        section.CopyFrom(table.manifest.indexes)
+    section = deepcopy(table.manifest.indexes or table_pb2.IndexSection())
     section.indices.append(entry)
     return section
 
@@ -181,8 +171,7 @@ def plan_additions(
     """
     regions = _regions(table)
     restored = restored_index(table, regions, ())
-    details = memwal_pb2.MemWalIndexDetails()
-    details.CopyFrom(table.index.details if restored is None else restored.details)
+    details = deepcopy(table.index.details if restored is None else restored.details)
     before = len(details.region_specs), len(details.maintained_indexes)
     ids = _field_ids(table)
     known = [decode_spec(one, {number: name for name, number in ids.items()}) for one in details.region_specs]

@@ -64,7 +64,6 @@ def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, 
 
     Raises:
         UnsupportedFeatureError: pylance cannot build one like the base's.
-        StorageError: the store failed.
     """
     known = base_indexes(table)
     key = [name for name, one in known.items() if _is_of_key(table, one)]
@@ -114,7 +113,6 @@ def planned_index(table: Table, index: BaseIndex) -> GenerationIndex:
 
     Raises:
         UnsupportedFeatureError: pylance cannot build one like it.
-        StorageError: the store failed.
     """
     arguments = arguments_like(table, index, trained=True)
     if not index.is_vector:

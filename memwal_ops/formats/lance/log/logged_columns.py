@@ -33,8 +33,6 @@ class LoggedColumns:
 
         Args:
             table: the version at which the writer began.
-            region_id: the region.
-            own: the writer's columns.
         """
         self._table, self._region_id, self._own = table, region_id, own
         self._history = SchemaHistory(table)
@@ -49,7 +47,6 @@ class LoggedColumns:
 
         Raises:
             UnsupportedFeatureError: other columns than the table has, and no ids to identify them.
-            StorageError: the store failed.
         """
         if _are(self._own, entry):
             if entry.writer_epoch not in self._by_epoch:

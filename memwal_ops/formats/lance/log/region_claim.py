@@ -32,7 +32,6 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
 
     Args:
         table: the table at any version.
-        region_id: id of the region.
         values: region values of a new region that belongs to a spec (S0-084); None claims an existing region, or
             creates a manual one.
 

@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,10 @@ from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
+from memwal_ops.formats.lance.wire.feature_flags import DELETION_FILES
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, NamingScheme, region_folder, wal_entry_name
-from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +35,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 WAL_SUFFIX = "lance"
-# The deletion file type "roaring bitmap", and the manifest's feature flag "fragments have deletion files" (S3-041).
+# The deletion file type "roaring bitmap" (S3-041).
 _BITMAP = 1
-_DELETION_FILES = 1
 _PUTS = 16
 _NUMBER = re.compile(r"[0-9]{1,20}")
 # Field ids in the entry's metadata: its columns may be renamed or dropped before it is flushed.
@@ -142,8 +143,7 @@ def put_generation(
     Returns:
         False if the directory already has a manifest, which is left as it is.
     """
-    made = VersionManifest(pb.Manifest(), None, None, columns.template.major, columns.template.minor)
-    made.manifest.CopyFrom(columns.template.manifest)
+    made = deepcopy(columns.template)
     (like,) = made.manifest.fragments
     del made.manifest.fragments[:]
     made.manifest.ClearField("max_fragment_id")
@@ -168,8 +168,8 @@ def put_generation(
             fragment.deletion_file.CopyFrom(deletion)
             files[f"_deletions/{at}-{deletion.read_version}-{deletion.id}.bin"] = superseded.serialize()
     if files:
-        made.manifest.reader_feature_flags |= _DELETION_FILES
-        made.manifest.writer_feature_flags |= _DELETION_FILES
+        made.manifest.reader_feature_flags |= DELETION_FILES
+        made.manifest.writer_feature_flags |= DELETION_FILES
     made.manifest.base_paths[0].path = f"{location.uri}/{region_folder(region_id)}/wal"
     made.manifest.timestamp.FromNanoseconds(time.time_ns())
     manifest = version_path(made.manifest.version, NamingScheme.V2, folder=target)

@@ -27,12 +27,10 @@ def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
     """Yield the entries after the last flush in ascending order. The last one may be truncated (``cut``, no rows).
 
     Args:
-        store: the table's store.
         manifest: newest manifest of the region.
 
     Raises:
         WalCorruptError: an entry before the end of the log is missing or unreadable.
-        StorageError: the store failed.
     """
     number = (manifest.replay_after_wal_id or 0) + 1
     at = 0

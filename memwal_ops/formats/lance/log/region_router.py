@@ -60,7 +60,6 @@ class RegionRouter:
         Raises:
             InvalidUsageError: the table has no such spec; or a region outside of the spec may hold or accept rows whose
                 keys the spec routes to other regions.
-            StorageError: the store failed.
         """
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")

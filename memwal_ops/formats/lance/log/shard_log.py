@@ -29,12 +29,10 @@ def read_shard_log(table: Table, manifest: RegionManifest) -> list[WalEntry]:
     """The entries after the last flush that have rows, ascending. An entry by which a writer claims has none.
 
     Args:
-        table: of the region.
         manifest: newest manifest of the region.
 
     Raises:
         WalCorruptError: an entry is missing or unreadable.
-        StorageError: the store failed.
     """
     first = (manifest.replay_after_wal_id or 0) + 1
     numbers = range(first, first + unflushed_entries(table, manifest))

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, parent_version
+from memwal_ops.formats.lance.files.versions import list_versions, parent_version
 from memwal_ops.formats.lance.regions.listed_log import unlisted
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
@@ -96,7 +95,6 @@ class MergeHistory:
         """Nothing is read before the first call.
 
         Args:
-            store: the table's folder.
             listed: the versions, as listed before the newest was read.
             newest: its manifest.
         """
@@ -113,7 +111,6 @@ class MergeHistory:
         The latter is unknown (False) if that version is the oldest that exists. None: it is merged in no version.
 
         Args:
-            region_id, generation: which one.
             until: the last version with the progress, if the MemWAL index was removed after it; None: the newest.
         """
         with self._lock:
@@ -165,7 +162,6 @@ class MergeHistory:
         None: there is no such version, or that is not known.
 
         Args:
-            region_id: the region.
             since: no version before that time has any; None: that is not known.
         """
         found = self._last(lambda version: bool((version.merged or {}).get(region_id, 0)), since)
@@ -222,9 +218,7 @@ class MergeHistory:
 
     def _numbered(self) -> Mapping[int, ObjectMeta]:
         if self._listed is None:
-            files = self._store.list(VERSIONS_FOLDER)
-            named = ((parse_version_manifest_name(meta.path.rsplit("/", 1)[-1]), meta) for meta in files)
-            self._listed = {name.version: meta for name, meta in named if name is not None and not name.detached}
+            self._listed = list_versions(self._store).numbered
         return self._listed
 
     def _indexed(self, meta: ObjectMeta) -> tuple[Moment, bool] | None:

@@ -120,7 +120,6 @@ def encode_specs(
 
     Args:
         specs: the new specs; one without an id gets the lowest id above all used ones.
-        schema: schema of the table.
         ids: field ids of the table's columns by name.
         key: names of the key columns.
         earlier: specs of the index; a field of one name must have the same type in all specs.
@@ -174,7 +173,6 @@ def decode_spec(stored: memwal_pb2.RegionSpec, names: Mapping[int, str]) -> Regi
     """Decode a stored spec.
 
     Args:
-        stored: the spec in the MemWAL index.
         names: names of the table's columns by field id, at the version for which rows are written.
 
     Raises:
@@ -200,7 +198,6 @@ def region_values(spec: RegionSpec, rows: pa.Table) -> pa.Table:
     """Compute the region values of each row: one column per field of the spec, with the field's type.
 
     Args:
-        spec: the spec.
         rows: rows with the source columns; other columns are ignored.
 
     Raises:

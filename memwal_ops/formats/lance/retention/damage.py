@@ -13,13 +13,7 @@ from functools import partial, wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableCorruptError,
-)
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundError, StorageError, TableCorruptError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.named_files import NamedFile, Place, Places
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
@@ -130,10 +124,9 @@ def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
     """
     yield from _damaged_references(table)
     places = _places(table)
-    indexes = () if table.manifest.indexes is None else table.manifest.indexes.indices
     checks = chain(
         (partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
-        (partial(_damages_of_index, places, index) for index in indexes),
+        (partial(_damages_of_index, places, index) for index in table.manifest.index_entries),
     )
     for _, found in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
         yield from found

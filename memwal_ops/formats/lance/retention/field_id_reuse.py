@@ -40,7 +40,6 @@ def fewest_versions(field_id: int, before: FileIds, now: Collection[int]) -> int
     """The number of versions that it takes at least until another column has a field id.
 
     Args:
-        field_id: the id.
         before: the files before the missing versions.
         now: all field ids after them.
     """

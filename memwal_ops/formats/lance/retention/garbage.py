@@ -166,8 +166,6 @@ def find_garbage(
     """List the base files once and select those that are garbage.
 
     Args:
-        store: the table's.
-        needed: the references of its manifests.
         now: by the store's clock, UTC.
         on_batch: called with up to 1,000 files at a time; returns whether to continue.
         newest: sees all files.

@@ -16,11 +16,7 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableRepl
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import named_versions
-from memwal_ops.formats.lance.wire.names import (
-    JOB_PROPERTY,
-    parse_staged_manifest_name,
-    parse_version_manifest_name,
-)
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_staged_manifest_name, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 

@@ -28,9 +28,8 @@ from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_folder
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.retention.version_progress import read_version_progress
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -94,12 +93,12 @@ class LiveVersions:
                 branched.setdefault(int(branch["parent_version"]), []).append(name)
         self._branched = branched
         listed: dict[str | None, Mapping[int, ObjectMeta]] = {}
-        listed[self._own], listed[_DETACHED] = _list_versions(table.store, VERSIONS_FOLDER)
+        listed[self._own], listed[_DETACHED] = list_versions(table.store)
         stores: dict[str | None, Store] = {self._own: table.store, _DETACHED: table.store}
         for name in self._branches:
             if self._left_from_own(name):
                 stores[name] = root
-                listed[name], _ = _list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}")
+                listed[name] = list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}").numbered
         self.newest = max(listed[self._own], default=0)
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
         for tree, versions in listed.items():
@@ -287,9 +286,6 @@ def named_versions(table: Table) -> frozenset[int]:
     """The versions of the table's branch to which a tag, a branch or a hold refers, also detached ones and ended holds.
 
     For deleting a version by another proof than its expiry; no clock is read.
-
-    Raises:
-        StorageError: the store failed.
     """
     with lance_errors("list the tags and branches of", table.location.uri):
         tags = table.dataset.tags.list().values()
@@ -298,17 +294,6 @@ def named_versions(table: Table) -> frozenset[int]:
     named = {int(tag["version"]) for tag in tags if tag["branch"] == own}
     named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] == own}
     return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
-
-
-def _list_versions(store: Store, folder: str) -> tuple[dict[int, ObjectMeta], dict[int, ObjectMeta]]:
-    """The numbered versions in a folder, and those that are detached; one listing."""
-    numbered: dict[int, ObjectMeta] = {}
-    detached: dict[int, ObjectMeta] = {}
-    for meta in store.list(folder):
-        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
-        if name is not None:
-            (detached if name.detached else numbered)[name.version] = meta
-    return numbered, detached
 
 
 class _Progress:

@@ -51,8 +51,6 @@ def merged_before(store: Store, retention: LiveVersions, moment: datetime) -> Ma
     A lower bound: what neither a version nor a record shows counts as merged later. A listing, and a request.
 
     Args:
-        store: of the table.
-        retention: the versions that exist.
         moment: by the store's clock.
     """
     merged = dict(retention.progress_at(moment))
@@ -66,7 +64,6 @@ def recorded_before(store: Store, newest: int, moment: datetime) -> Mapping[UUID
     """What the records alone show of that; None if there are none, as gc never ran with ``--apply``.
 
     Args:
-        store: of the table.
         newest: the table's newest version; a record of a later one is not of this table.
         moment: by the store's clock.
     """
@@ -81,8 +78,6 @@ def record_progress(
     """Record the newest version's progress, unless a young record exists, and drop those that are outdated.
 
     Args:
-        store: of the table.
-        retention: the versions that exist.
         now: by the store's clock.
         drain_after: how long a generation has to be merged before it is taken off the list.
         check: called right before something is written; raises if the table was replaced.
@@ -124,10 +119,6 @@ def drop_contradicted(table: Table, merged: Mapping[UUID, int]) -> None:
     """Delete all records if the newest has more than a version that follows it; called before progress is raised on it.
 
     One listing; where there are records, one more request.
-
-    Args:
-        table: that version.
-        merged: its progress.
     """
     records = _records(table.store)
     if not records or records[-1].version > table.version:

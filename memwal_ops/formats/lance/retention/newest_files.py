@@ -37,11 +37,7 @@ _OF_ROWS = (
 
 
 class NewestFiles:
-    """The files that one version needs, as far as no listing has shown them.
-
-    Args:
-        table: the version.
-    """
+    """The files that one version needs, as far as no listing has shown them."""
 
     def __init__(self, table: Table) -> None:
         """Nothing is read: the table has its manifest."""
@@ -135,7 +131,6 @@ def require_complete(table: Table) -> None:
 
     Raises:
         TableCorruptError: see :meth:`NewestFiles.require`.
-        StorageError: the store failed.
     """
     _listed(table).require()
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, operation_of
+from memwal_ops.formats.lance.files.versions import list_versions, operation_of
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_region_manifest_name, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.memwal_index import merge_progress
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_region_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
@@ -53,9 +53,6 @@ def recent_history(table: Table, limit: int) -> TableHistory:
     """The newest ``limit`` versions and at most 10 times as many generations, of at most 20 regions.
 
     Requests: one for each version, one listing for each region, and one for each of its newest 20 manifests.
-
-    Raises:
-        StorageError: the store failed.
     """
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         versions = [one for one in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if one]
@@ -84,19 +81,15 @@ def recent_history(table: Table, limit: int) -> TableHistory:
 
 def _newest(table: Table, count: int) -> list[ObjectMeta]:
     """The manifests of the newest versions, the newest first."""
-    named = (
-        (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta) for meta in table.store.list(VERSIONS_FOLDER)
-    )
-    numbered = ((name.version, meta) for name, meta in named if name is not None and not name.detached)
-    return [meta for _, meta in nlargest(count, numbered, key=lambda one: one[0])]
+    numbered = list_versions(table.store).numbered
+    return [numbered[version] for version in nlargest(count, numbered)]
 
 
 def _version(table: Table, meta: ObjectMeta) -> _Version | None:
     """A version; None if it cannot be read: it was expired meanwhile, or is damaged (``verify`` reports that)."""
     try:
         read = decode_version_manifest(table.store.get(meta.path))
-        entry = find_memwal_entry(read.indexes)
-        merged = {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
+        merged = merge_progress(read.indexes)
     except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
         return None
     return _Version(int(read.manifest.version), read.manifest.timestamp.ToDatetime(UTC), read, merged)

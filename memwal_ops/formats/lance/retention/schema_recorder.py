@@ -64,8 +64,6 @@ def span_of(number: int, found: VersionManifest, stored: int, key: Collection[st
     """One version as a span.
 
     Args:
-        number: its number.
-        found: its manifest.
         stored: the time of its file, in ns.
         key: names of the key columns.
     """
@@ -118,9 +116,6 @@ def record_schema(table: Table, *, limit: int | None = None) -> None:
     Args:
         table: the newest version.
         limit: how many versions are read at most, newest first.
-
-    Raises:
-        StorageError: the store failed.
     """
     if table.memwal is None:
         return

@@ -38,7 +38,6 @@ def schema_metadata(head: bytes, key: bytes) -> bytes | None:
 
     Args:
         head: the stream at least up to :func:`schema_end`.
-        key: the entry's key.
 
     Raises:
         InvalidFormatError: it is not a schema, or is truncated.

@@ -14,12 +14,14 @@ from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
+DELETION_FILES = 1
 STABLE_ROW_IDS = 2
 TABLE_CONFIG = 8
+BASE_PATHS = 16
 NO_TRANSACTION_FILES = 32
 MIXED_FILE_VERSIONS = 256
 _MANAGED, _MANAGED_SETTING = 1 << 14, "lance.blob.managed"
-SHOWN_FEATURES = STABLE_ROW_IDS | 16 | MIXED_FILE_VERSIONS
+SHOWN_FEATURES = STABLE_ROW_IDS | BASE_PATHS | MIXED_FILE_VERSIONS
 """Those on which clients depend that are older than a table's writers."""
 
 RECORDS = "memwal-ops.format"
@@ -54,11 +56,11 @@ class Feature:
 
 
 FEATURES = (
-    Feature(1, "deletion files", _EARLY, supported=True),
+    Feature(DELETION_FILES, "deletion files", _EARLY, supported=True),
     Feature(STABLE_ROW_IDS, "stable row ids", _EARLY, supported=True),
     Feature(4, "v2 data files", _EARLY, supported=True),
     Feature(TABLE_CONFIG, "table config", _EARLY, supported=True),
-    Feature(16, "base paths", _EARLY, supported=True),
+    Feature(BASE_PATHS, "base paths", _EARLY, supported=True),
     Feature(NO_TRANSACTION_FILES, "no transaction files", _EARLY, supported=True),
     Feature(64, "data overlay files"),
     Feature(128, "covered index metadata", "11"),

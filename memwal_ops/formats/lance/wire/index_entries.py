@@ -15,7 +15,7 @@ SYSTEM_INDEX = "__lance_"
 def by_name(manifest: VersionManifest) -> dict[str, list[table_pb2.IndexMetadata]]:
     """The segments of each index, without Lance's own."""
     found: dict[str, list[table_pb2.IndexMetadata]] = {}
-    for entry in () if manifest.indexes is None else manifest.indexes.indices:
+    for entry in manifest.index_entries:
         if not entry.name.startswith(SYSTEM_INDEX):
             found.setdefault(entry.name, []).append(entry)
     return found
@@ -27,11 +27,11 @@ def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
     (``defer_index_remap``.) If pylance compacts these rows again without deferring it, they may be missing in the
     segment from then on, and nothing else shows that: docs/upstream.md. A segment that was built anew is younger.
     """
-    entries = [] if manifest.indexes is None else manifest.indexes.indices
+    entries = manifest.index_entries
     deferred = max((entry.dataset_version for entry in entries if entry.name == FRAGMENT_REUSE), default=0)
     return [one for one in entries if not one.name.startswith(SYSTEM_INDEX) and one.dataset_version < deferred]
 
 
 def had_moves(manifest: VersionManifest) -> bool:
     """Whether a compaction left it to readers to find rows that it moved."""
-    return manifest.indexes is not None and any(entry.name == FRAGMENT_REUSE for entry in manifest.indexes.indices)
+    return any(entry.name == FRAGMENT_REUSE for entry in manifest.index_entries)

@@ -7,14 +7,17 @@ which every commit of pylance preserves.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import TABLE_CONFIG
+
+if TYPE_CHECKING:
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 _LAYOUT = "memwal-ops.layout"
 _BEFORE = "memwal-ops.layout-before"
-# The feature flag of a table configuration: releases that would drop it must not write.
-_TABLE_CONFIG = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,7 @@ def layout_record(manifest: table_pb2.Manifest) -> LayoutRecord | None:
 
 def with_layout_record(manifest: table_pb2.Manifest, record: LayoutRecord | None) -> table_pb2.Manifest:
     """A copy of the manifest with that record; None: with none."""
-    changed = table_pb2.Manifest()
-    changed.CopyFrom(manifest)
+    changed = deepcopy(manifest)
     changed.config.pop(_LAYOUT, None)
     changed.config.pop(_BEFORE, None)
     if record is None:
@@ -48,5 +50,5 @@ def with_layout_record(manifest: table_pb2.Manifest, record: LayoutRecord | None
     changed.config[_LAYOUT] = record.layout
     if record.before is not None:
         changed.config[_BEFORE] = record.before
-    changed.writer_feature_flags |= _TABLE_CONFIG
+    changed.writer_feature_flags |= TABLE_CONFIG  # releases that would drop it must not write
     return changed

@@ -6,6 +6,7 @@ data are published by the same put (S0-067).
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -82,8 +83,7 @@ def with_details(old: table_pb2.IndexMetadata, details: bytes, version: int) -> 
     an insert by ``merge_insert`` adds to a table with stable row ids, and refuses each compaction from then on: it
     would join fragments that are covered with others.
     """
-    entry = table_pb2.IndexMetadata()
-    entry.CopyFrom(old)
+    entry = deepcopy(old)
     entry.index_details.value = details
     entry.dataset_version = version
     entry.ClearField("fragment_bitmap")
@@ -129,6 +129,16 @@ def decode_memwal_index(entry: table_pb2.IndexMetadata) -> MemWalIndex:
     )
 
 
+def merge_progress(indexes: table_pb2.IndexSection | None) -> Mapping[UUID, int]:
+    """The merge progress of a version by its index section; none without a MemWAL index, or with a legacy one.
+
+    Raises:
+        TableCorruptError: see :func:`decode_memwal_index`.
+    """
+    entry = find_memwal_entry(indexes)
+    return {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
+
+
 def with_progress(
     details: memwal_pb2.MemWalIndexDetails, progress: Mapping[UUID, int]
 ) -> memwal_pb2.MemWalIndexDetails:
@@ -137,8 +147,7 @@ def with_progress(
     Raises:
         InvariantViolatedError: a region's progress would not increase.
     """
-    changed = memwal_pb2.MemWalIndexDetails()
-    changed.CopyFrom(details)
+    changed = deepcopy(details)
     entries = {UUID(bytes=entry.region_id.uuid): entry for entry in changed.merged_generations}
     for region_id, generation in sorted(progress.items()):
         entry = entries.get(region_id)
@@ -163,18 +172,14 @@ def with_catchup(
     Raises:
         InvariantViolatedError: an entry would exceed the merge progress.
     """
-    changed = memwal_pb2.MemWalIndexDetails()
-    changed.CopyFrom(details)
+    changed = deepcopy(details)
     merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
     entries = {entry.index_name: entry for entry in changed.index_catchup}
     for name, generations in sorted(catchup.items()):
         if generations is None:
             entries.pop(name, None)
             continue
-        entry = memwal_pb2.IndexCatchupProgress()
-        if name in entries:
-            entry.CopyFrom(entries[name])
-        entry.index_name = name
+        entry = deepcopy(entries[name]) if name in entries else memwal_pb2.IndexCatchupProgress(index_name=name)
         del entry.caught_up_generations[:]
         for region_id, generation in sorted(generations.items()):
             if generation > merged.get(region_id, 0):
@@ -202,8 +207,7 @@ def with_snapshot(
         num_regions: its rows.
         inline: a Lance file's bytes; None if the rows are in ``_indices/{uuid}/index.lance``.
     """
-    changed = memwal_pb2.MemWalIndexDetails()
-    changed.CopyFrom(details)
+    changed = deepcopy(details)
     changed.snapshot_ts_millis = timestamp_millis
     changed.num_regions = num_regions
     changed.ClearField("inline_snapshots")
@@ -216,8 +220,7 @@ def with_maintained_indexes(
     details: memwal_pb2.MemWalIndexDetails, names: Iterable[str]
 ) -> memwal_pb2.MemWalIndexDetails:
     """A copy of the details in which writers maintain exactly these base indexes (S0-075)."""
-    changed = memwal_pb2.MemWalIndexDetails()
-    changed.CopyFrom(details)
+    changed = deepcopy(details)
     del changed.maintained_indexes[:]
     changed.maintained_indexes.extend(names)
     return changed
@@ -243,9 +246,7 @@ def stamp_progress(
     Raises:
         InvariantViolatedError: progress would not rise, or the version has no MemWAL index.
     """
-    indexes = table_pb2.IndexSection()
-    if built.indexes is not None:
-        indexes.CopyFrom(built.indexes)
+    indexes = deepcopy(built.indexes or table_pb2.IndexSection())
     entry = find_memwal_entry(indexes)
     old = find_memwal_entry(parent.indexes)
     if entry is None or old is None:
@@ -269,8 +270,7 @@ def _with_marker(
 ) -> table_pb2.Transaction | None:
     if transaction is None or not transaction.HasField("update"):
         return transaction
-    marked = table_pb2.Transaction()
-    marked.CopyFrom(transaction)
+    marked = deepcopy(transaction)
     del marked.update.merged_generations[:]
     for region_id, generation in sorted(progress.items()):
         entry = marked.update.merged_generations.add()

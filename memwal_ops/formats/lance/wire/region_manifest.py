@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -138,10 +139,8 @@ def encode_region_manifest(manifest: RegionManifest) -> bytes:
     known = {entry.generation: entry for entry in message.flushed_generations}
     entries = []
     for flushed in manifest.flushed_generations:
-        entry = pb.FlushedGeneration()
-        if flushed.generation in known:
-            entry.CopyFrom(known[flushed.generation])
-        entry.generation = flushed.generation
+        number = flushed.generation
+        entry = deepcopy(known[number]) if number in known else pb.FlushedGeneration(generation=number)
         entry.path = flushed.path
         _set_optional(entry, "in_memory_bytes", flushed.in_memory_bytes)
         _set_optional(entry, "physical_rows", flushed.physical_rows)

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.feature_flags import TABLE_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 KEY = "memwal-ops.regions"
 _WORD = re.compile(
     r"([0-9a-f]{32}):(0|[1-9][0-9]{0,19}):([0-9a-f]{8}|unmerged|undecided)(?::([1-9][0-9]{0,19}))?", re.ASCII
 )
-# The feature flag of a table configuration: releases that would drop it must not write.
-_TABLE_CONFIG = 8
 _MARK_BYTES = 4
 
 UNMERGED = "unmerged"
@@ -72,8 +73,7 @@ def region_records(manifest: table_pb2.Manifest) -> dict[UUID, RegionRecord]:
 
 def with_region_records(manifest: table_pb2.Manifest, records: Mapping[UUID, RegionRecord]) -> table_pb2.Manifest:
     """A copy of the manifest with these records, and those of all other regions unchanged."""
-    changed = table_pb2.Manifest()
-    changed.CopyFrom(manifest)
+    changed = deepcopy(manifest)
     if not records:
         return changed
     every = region_records(manifest)
@@ -82,5 +82,5 @@ def with_region_records(manifest: table_pb2.Manifest, records: Mapping[UUID, Reg
         carried = record.adopted or (0 if before is None else before.adopted)
         every[region_id] = replace(record, adopted=carried)
     changed.config[KEY] = " ".join(record.entry(one) for one, record in sorted(every.items()))
-    changed.writer_feature_flags |= _TABLE_CONFIG
+    changed.writer_feature_flags |= TABLE_CONFIG  # releases that would drop it must not write
     return changed

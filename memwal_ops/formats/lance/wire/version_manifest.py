@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import re
 import struct
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAGIC = b"LANC"
 _TRAILER = struct.Struct("<QHH4s")
@@ -51,6 +55,11 @@ class VersionManifest:
     transaction: pb.Transaction | None
     major: int
     minor: int
+
+    @property
+    def index_entries(self) -> Sequence[pb.IndexMetadata]:
+        """The entries of the index section: one for each segment of an index; none without the section."""
+        return () if self.indexes is None else self.indexes.indices
 
 
 def decode_version_manifest(data: bytes) -> VersionManifest:
@@ -149,8 +158,7 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
         UnsupportedFeatureError: an unknown manifest field, which may contain a position.
     """
     check_positions_known(version.manifest)
-    manifest = pb.Manifest()
-    manifest.CopyFrom(version.manifest)
+    manifest = deepcopy(version.manifest)
     old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
     for field in POSITIONS:
         manifest.ClearField(field)

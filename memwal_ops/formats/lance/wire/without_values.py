@@ -35,7 +35,6 @@ def manifest_without_values(
     """The manifest file of a version, of the table or of a generation.
 
     Args:
-        data: the file.
         snapshot: removes the region values from an inline snapshot.
         text: masks secrets in a URI.
         mark: what stands for a value.

@@ -48,8 +48,5 @@ class PartsBuilder(Protocol):
         """The segment, not published, and what it replaces.
 
         Args:
-            table: the version to build on.
-            name: of the index.
-            parts: see :class:`IndexParts`.
             figures: what is added of each stage.
         """

@@ -146,8 +146,7 @@ def is_indexed(table: Table, key: str) -> bool:
     look-up does not find the base row of a key, which then stands twice, or is not deleted.
     """
     field = next((one.id for one in table.manifest.manifest.fields if one.parent_id < 0 and one.name == key), None)
-    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    of_key = [entry for entry in entries if [*entry.fields] == [field]]
+    of_key = [entry for entry in table.manifest.index_entries if [*entry.fields] == [field]]
     trees = [entry for entry in of_key if entry.index_details.type_url.lower().endswith("btreeindexdetails")]
     if not trees or not can_find_addresses(table, key):
         return False

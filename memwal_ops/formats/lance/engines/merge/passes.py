@@ -6,12 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    MemwalOpsError,
-    SchemaProjectionError,
-)
+from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, MemwalOpsError, SchemaProjectionError
 from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass

@@ -128,7 +128,6 @@ def write_winners(
     """Write the winning rows of ``generations`` as new fragments of the base.
 
     Args:
-        target: the base.
         generations: opened, in the order in which their rows are to be written.
         upserts: per generation, a mask over its live rows in row order.
         row_ids: for a table with stable row ids, over all generations' live rows: the id of the base row

@@ -45,7 +45,6 @@ def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = N
     of ``whole.max_bytes``.
 
     Args:
-        table: the pinned version.
         whole: all generations of the run.
         read: yields the key columns of each generation, with its region; by default those below ``_mem_wal/``.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
-from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.memwal_index import merge_progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _MAX_VERSIONS = 64
 
@@ -62,7 +61,7 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
             return None
         added = missing - {fragment.id for fragment in before.manifest.fragments}
         if added:
-            old, new = _progress(before), _progress(version)
+            old, new = merge_progress(before.indexes), merge_progress(version.indexes)
             risen = {region_id for region_id, progress in new.items() if progress > old.get(region_id, 0)}
             if not risen:
                 return None
@@ -72,8 +71,3 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
         missing -= added
         version = before
     return None if missing else spans
-
-
-def _progress(version: VersionManifest) -> Mapping[UUID, int]:
-    entry = find_memwal_entry(version.indexes)
-    return {} if entry is None else decode_memwal_index(entry).merged_generations

@@ -39,7 +39,6 @@ def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -
     """The keys of a lookup, each once, in the columns and types of the table's key.
 
     Args:
-        table: whose primary key.
         given: a table or a mapping with the key's columns; or the values of a key of one column.
 
     Raises:

@@ -16,12 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidUsageError,
-    UnsupportedFeatureError,
-)
+from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.bridges import bridges
 from memwal_ops.formats.lance.engines.read.plans import BASE, in_memory, pruned

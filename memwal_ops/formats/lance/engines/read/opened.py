@@ -77,7 +77,6 @@ class Opened:
 
         Raises:
             InvalidFormatError: one does not decode.
-            StorageError: the store failed.
         """
         return _each(lambda ref: self._filters.get(ref.folder, lambda: _read_filter(table, ref)), refs)
 

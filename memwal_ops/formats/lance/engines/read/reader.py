@@ -87,7 +87,6 @@ class Reader:
         Args:
             column: of vectors.
             vector: of the column's length.
-            k: how many.
             filter: SQL; only rows that meet it count.
             nprobes, refine_factor: as in Lance, for each index.
 

@@ -190,9 +190,7 @@ class Scan:
         if self.filter is None or plain:
             generation = generation.selected(wanted)
         batches = generation.read_rows(
-            max_bytes=_BATCH_BYTES,
-            condition=self.filter if plain else None,
-            addresses=part.addresses,
+            max_bytes=_BATCH_BYTES, condition=self.filter if plain else None, addresses=part.addresses
         )
         convert = partial(generation.projected, max_bytes=_BATCH_BYTES, references=False)
         whole = (one for batch in batches for one in convert(batch))

@@ -39,7 +39,6 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
         scan: of the reader, without a filter.
         found: the rows that it reads.
         column: of text.
-        text: words.
         k: how many, at least 1.
         condition: SQL; only rows that meet it are returned.
     """

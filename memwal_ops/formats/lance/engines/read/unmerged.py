@@ -93,16 +93,11 @@ class Unmerged:
 
 
 def read_unmerged(
-    table: Table,
-    consistency: Consistency,
-    *,
-    wanted: Wanted | None = None,
-    writers: Iterable[RegionWriter] = (),
+    table: Table, consistency: Consistency, *, wanted: Wanted | None = None, writers: Iterable[RegionWriter] = ()
 ) -> Unmerged:
     """Read the unmerged rows of a version.
 
     Args:
-        table: the version.
         consistency: ``strong``: manifests and logs of all regions, and so every durable row that was acknowledged
             before. ``manifests``: no log. ``snapshot``: the regions of the index's snapshot, and no request for each;
             in the shard layout, whose snapshots have no more than the ids, their manifests.

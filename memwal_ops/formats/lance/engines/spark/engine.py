@@ -50,7 +50,6 @@ class SparkEngine:
     """Merges passes on a Spark session, which the caller stops.
 
     Args:
-        spark: the session.
         rows_per_task: a stage over fewer rows than that gets one task.
         driver_key_bytes: keys of a pass up to this size are resolved by the driver; 0: always by executors.
         on_progress: called about twice a second while a stage runs, and when it ends.

@@ -85,8 +85,6 @@ def to_table(
     """The batch in the table's types and column order; absent columns are null.
 
     Args:
-        batch: as received from Spark.
-        schema: the table's.
         primary_key: names of the key columns.
         vectors: paths of columns with a vector index, which must not have NaN or infinity.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path
+from memwal_ops.formats.lance.files.referenced_files import index_key
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 
@@ -27,11 +27,7 @@ def log_files(table: Table, paths: Sequence[str], because: str) -> None:
     """Log these files, if there are any."""
     if paths:
         get_logger(__name__).warning(
-            "files_left",
-            table=table.location.uri,
-            because=because,
-            count=len(paths),
-            files=paths[:_LOGGED_FILES],
+            "files_left", table=table.location.uri, because=because, count=len(paths), files=paths[:_LOGGED_FILES]
         )
 
 
@@ -57,8 +53,7 @@ def log_leftovers(table: Table, began: datetime) -> None:
         fragments = newest.dataset.get_fragments()
         known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
         known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
-        entries = [] if newest.manifest.indexes is None else newest.manifest.indexes.indices
-        known |= {f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}" for entry in entries}
+        known |= set(map(index_key, newest.manifest.index_entries))
         left = [
             meta.path
             for folder in ("data", "_deletions", INDICES_FOLDER)

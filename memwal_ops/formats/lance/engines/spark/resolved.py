@@ -90,7 +90,6 @@ def key_scanner(work: Pass, sought: Broadcast[tuple[bytes, npt.NDArray[np.bool_]
     """A task from ids of base fragments to deletion vectors that hide the rows that have one of the ``sought`` keys.
 
     Args:
-        work: the pass.
         sought: the keys of winners, of :func:`to_bytes`, and which of them are tombstones.
     """
 

@@ -49,7 +49,6 @@ class Shuffle:
     """The three stages on executors, in a Spark session of their own.
 
     Args:
-        run: the pass.
         work: the input that its tasks share.
     """
 

@@ -247,10 +247,7 @@ def write_masked(
 
 
 def _mask(
-    sealed: SealedGeneration,
-    ordinal: int,
-    locators: npt.NDArray[np.int64],
-    row_ids: npt.NDArray[np.int64] | None,
+    sealed: SealedGeneration, ordinal: int, locators: npt.NDArray[np.int64], row_ids: npt.NDArray[np.int64] | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64] | None]:
     """Which live rows of one generation win, and the ids of the base rows that they replace."""
     here = ordinals(locators) == ordinal
