@@ -264,7 +264,7 @@ def pylance_points() -> Iterator[None]:
                 "write_fragments",
                 "pylance.write_fragments",
             ),
-            (sys.modules["memwal_ops.formats.lance.log.log_flush"], "_by_pylance", _WRITER),
+            (sys.modules["memwal_ops.formats.lance.log.region_seal"], "_by_pylance", _WRITER),
             (CompactionTask, "execute", "pylance.compaction.execute"),
             (Compaction, "commit", "pylance.compaction.commit"),
             # These only read; but what they read is what others change.

@@ -16,7 +16,8 @@ import numpy as np
 from memwal_ops.core.answers import Interval, share_by_query
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.answers.vector import K, Nearest, batches, matrix_of, search, usable_rows
-from memwal_ops.formats.lance.indexes.codebook import index_folder, read_model
+from memwal_ops.formats.lance.indexes.codebook import read_model
+from memwal_ops.formats.lance.indexes.segment_files import index_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ def recall_of_codes(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Finds the nearest rows of some fragments, by their vectors and by their codes; may be sent to another process."""
+    """Finds the nearest rows of fragments, by vectors and by codes. May be sent to another process."""
 
     index: AskedIndex
     asked: NDArray[np.float64]

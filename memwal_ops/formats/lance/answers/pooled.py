@@ -46,7 +46,7 @@ _ASKED = 2 * K
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """Shares of the nearest rows of the pool that the earlier and the later state find.
+    """What two states find, as shares of the nearest rows of the pool.
 
     Attributes:
         queries: how many were asked.

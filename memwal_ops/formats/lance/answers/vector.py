@@ -192,6 +192,8 @@ def _exact(
 
 @dataclass(frozen=True, slots=True)
 class _Exact:
+    """The nearest rows among ``rows``."""
+
     nearest: Nearest
     rows: int
 
@@ -289,7 +291,7 @@ def _trained_rows(pinned: Pinned, index: AskedIndex) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Recall of all rows and by age, the excess of appended rows, and a few rows that were missed."""
+    """What was measured of an index. Recall of all rows and by age, the excess of appended ones; some missed rows."""
 
     recall: Interval | None
     built: Interval | None

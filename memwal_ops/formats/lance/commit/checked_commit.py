@@ -27,7 +27,7 @@ from lance_namespace import (
 from memwal_ops.errors import CommitConflictError, LeaseLostError, MemwalOpsError
 from memwal_ops.formats.lance.commit.own_thread import OwnThread
 from memwal_ops.formats.lance.commit.publication import advance_hint, is_taken, publish
-from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
+from memwal_ops.formats.lance.files.datasets import handle_options, metered
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, list_versions, version_path
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
@@ -100,9 +100,7 @@ class _CheckedVersions(LanceNamespace):
             lance.LanceDataset(
                 self.table.location.uri,
                 self.table.version,
-                storage_options=lance_options(self.table.location),
-                index_cache_size_bytes=CACHE_BYTES,
-                metadata_cache_size_bytes=CACHE_BYTES,
+                **handle_options(self.table.location),
                 namespace_client=self,
                 table_id=[self.table.location.uri],
                 namespace_client_managed_versioning=True,

@@ -89,7 +89,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class IndexChange:
-    """The changes of an index-only commit, relative to the version that it is published on.
+    """A change of indexes alone, relative to the version that it is published on.
 
     Attributes:
         details: the MemWAL index's new details.
@@ -170,30 +170,29 @@ def commit_strict(
         CommitLostError: that version exists already; nothing was published.
         CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
         UnsupportedFeatureError: see :func:`check_committable`.
-        InvariantViolatedError: progress would decrease, or the stamped manifest is not readable.
+        InvariantViolatedError: progress would decrease, or pylance does not read the version as it was built.
     """
     check_committable(table)
     version = table.version + 1
     local = build_locally(table, _transaction(table, operation, note))
     detached = _detached_number() if local else _build_detached(table, operation, note)
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
-    temporary = [] if local else [detached_path]
+    temporary = [] if local else [detached_path]  # deleted at the end, whatever it is
     try:
         built = local[0] if local else decode_version_manifest(table.store.get(detached_path))
-        temporary.append(f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}")
+        transaction_file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"
+        temporary.append(transaction_file)
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
         data = _encoded(table, stamped)
         if local is not None:
-            table.store.put(temporary[0], local[1])
+            table.store.put(transaction_file, local[1])
         if not _is_readable_locally(table, stamped):
-            temporary[:0] = [detached_path] if local else []
+            if local:
+                temporary.insert(0, detached_path)
             _verify_readable(table, stamped, detached, detached_path)
-        refuse_missing_files(table, added_files(table, stamped))
-        if progress:
-            drop_contradicted(table, merge_progress(table.manifest.indexes))
-        refuse_if_not_newest(table, version)
-        temporary.pop()  # from here on a version may refer to its transaction file
+        _last_checks(table, stamped, raises_progress=bool(progress))
+        temporary.remove(transaction_file)  # from here on a version may refer to it
         publish(table, data, version)
     finally:
         table.discard(temporary)
@@ -210,11 +209,7 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     Returns:
         The new version, ``table.version + 1``.
 
-    Raises:
-        CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
-        InvariantViolatedError: the change would change merge progress, or remove an entry that does not exist.
-        UnsupportedFeatureError: see :func:`check_rewritable`.
+    Raises: as :func:`commit_strict`, but refused are only the tables of :func:`check_rewritable`.
     """
     check_rewritable(table)
     version = table.version + 1
@@ -235,14 +230,7 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
         content: fields, fragments, indexes and configuration of the new version; its number and time are set here.
         transaction: what it does, for writers that commit later.
 
-    Returns:
-        The new version, ``table.version + 1``.
-
-    Raises:
-        CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
-        InvariantViolatedError: pylance does not read it as it was built; nothing was published.
-        UnsupportedFeatureError: see :func:`check_rewritable`.
+    Returns and raises: as :func:`commit_indexes`.
     """
     check_rewritable(table)
     built = _next_version(replace(content, manifest=_numbered(content.manifest, table.version)), transaction)
@@ -299,14 +287,20 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
         # Releases that find no transaction inside the manifest look for this file when they rebase.
         table.store.put(file, transaction.SerializeToString(deterministic=True))
     with deleted_unless_named(lambda: file and table.discard([file])):
-        refuse_missing_files(table, added_files(table, built))
-        if merge_progress(built.indexes) != (merged := merge_progress(table.manifest.indexes)):
-            drop_contradicted(table, merged)
-        refuse_if_not_newest(table, version)
+        changed = merge_progress(built.indexes) != merge_progress(table.manifest.indexes)
+        _last_checks(table, built, raises_progress=changed)
         publish(table, data, version)
     verify_in_history(table, built, {})
     advance_hint(table, version)
     return version
+
+
+def _last_checks(table: Table, built: VersionManifest, *, raises_progress: bool) -> None:
+    """Check right before a version is published that what it is built on is there, and drop records that it refutes."""
+    refuse_missing_files(table, added_files(table, built))
+    if raises_progress:
+        drop_contradicted(table, merge_progress(table.manifest.indexes))
+    refuse_if_not_newest(table, table.version + 1)
 
 
 def _changed_section(

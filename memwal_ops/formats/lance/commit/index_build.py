@@ -18,7 +18,7 @@ import lance
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.publication import commit_lost
-from memwal_ops.formats.lance.files.datasets import CACHE_BYTES, lance_options, metered
+from memwal_ops.formats.lance.files.datasets import handle_options, metered
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
 from memwal_ops.formats.lance.files.referenced_files import index_key
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
@@ -126,14 +126,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
 
     with lance_errors("build index", name):
         dataset = metered(
-            lance.dataset(
-                table.location.uri,
-                version=table.version,
-                storage_options=lance_options(table.location),
-                commit_lock=lock,
-                index_cache_size_bytes=CACHE_BYTES,
-                metadata_cache_size_bytes=CACHE_BYTES,
-            )
+            lance.dataset(table.location.uri, version=table.version, commit_lock=lock, **handle_options(table.location))
         )
     try:
         with lance_errors("build index", name):

@@ -21,7 +21,7 @@ _SECONDS = 1.0
 
 @dataclass(eq=False)
 class OwnThread:
-    """Waits for one call in another thread, and runs what that one asks for.
+    """Waits for a call in another thread, and runs what that asks for.
 
     Attributes:
         interrupted: Ctrl-C or SIGTERM while it waited: nothing is run any more.

@@ -57,7 +57,7 @@ _JUST_WRITTEN = 3600.0
 
 
 class CommitLostError(CommitConflictError):
-    """Another writer published ``V + 1`` first: nothing of this run is visible, and it has to replan.
+    """Another writer published ``V + 1`` first. Nothing of this run is visible, and it has to replan.
 
     ``files_unreferenced``: no version refers to the files that the operation wrote, so they can be deleted.
     """
@@ -70,7 +70,7 @@ class CommitLostError(CommitConflictError):
 
 
 class FilesDeletedError(CommitLostError):
-    """Files that the run wrote were deleted before a version could refer to them: it has to write them again."""
+    """Files of the run were deleted meanwhile. No version could refer to them yet: it has to write them again."""
 
 
 def may_be_named(error: BaseException) -> bool:
@@ -99,7 +99,7 @@ def deleted_unless_named(delete: Callable[[], object]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """The job, run and release that commit, as recorded in the version's transaction properties."""
+    """Who commits: job, run and release. Recorded in the version's transaction properties."""
 
     job: str
     run_id: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROW_ADDRESS = "_rowaddr"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
 # but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "Invariants").
-CACHE_BYTES = 32 << 20
+_CACHE_BYTES = 32 << 20
 _ON_FILES = ("file:", "memory:")
 
 
@@ -57,15 +57,7 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     :func:`memwal_ops.formats.lance.files.lance_errors.lance_errors`, giving the action for the message.
     """
     root = location.files or location.uri
-    return metered(
-        lance.dataset(
-            below(root, folder) if folder else root,
-            version=version,
-            storage_options=lance_options(location),
-            index_cache_size_bytes=CACHE_BYTES,
-            metadata_cache_size_bytes=CACHE_BYTES,
-        )
-    )
+    return metered(lance.dataset(below(root, folder) if folder else root, version=version, **handle_options(location)))
 
 
 def metered(dataset: lance.LanceDataset) -> lance.LanceDataset:
@@ -82,7 +74,7 @@ def metered(dataset: lance.LanceDataset) -> lance.LanceDataset:
 
 
 class PinnedDataset:
-    """pylance's handle on one version, opened from its manifest at the first use. Safe in threads.
+    """pylance's handle on one version. It is opened from its manifest at the first use. Safe in threads.
 
     pylance uses the manifest that was read, even if the object at its path was replaced since. Opening takes one
     request; a job that only compares manifests and listings opens nothing.
@@ -110,13 +102,20 @@ class PinnedDataset:
                         lance.LanceDataset(
                             self._location.files or self._location.uri,
                             int(self._version.manifest.version),
-                            storage_options=lance_options(self._location),
                             serialized_manifest=self._version.manifest.SerializeToString(),
-                            index_cache_size_bytes=CACHE_BYTES,
-                            metadata_cache_size_bytes=CACHE_BYTES,
+                            **handle_options(self._location),
                         )
                     )
             return self._opened
+
+
+def handle_options(location: Location) -> dict[str, Any]:
+    """Storage options and limits of caches, as arguments of pylance for a handle on the table at a location."""
+    return {
+        "storage_options": lance_options(location),
+        "index_cache_size_bytes": _CACHE_BYTES,
+        "metadata_cache_size_bytes": _CACHE_BYTES,
+    }
 
 
 def lance_options(location: Location) -> dict[str, str] | None:

@@ -33,6 +33,8 @@ _TAIL_BYTES = 32 << 10
 
 
 class _Entry(Protocol):
+    """What may have a base path."""
+
     base_id: int
 
     def HasField(self, field_name: str, /) -> bool: ...  # noqa: N802 - protobuf's name
@@ -65,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that a manifest names: its path in the place's store, its size in bytes (0: not recorded)."""
+    """A file that a manifest names. ``path``: in the place's store; ``size``: in bytes, 0: not recorded."""
 
     place: Place
     path: str

@@ -41,18 +41,23 @@ class Blocked:
 
     def to_json(self) -> dict[str, object]:
         """The ``blocked`` entry of a report."""
-        return {
-            "region_id": str(self.region_id),
-            "generation": self.generation,
-            "reason": self.error.reason,
-            "detail": f"{self.error} {self.error.remedy}",
-            "remedy": self.error.remedy,
-        }
+        return blocked_entry(str(self.region_id), self.generation, self.error)
+
+
+def blocked_entry(region_id: str, generation: int | None, error: MemwalOpsError) -> dict[str, object]:
+    """The ``blocked`` entry of a report, for a region of any layout."""
+    return {
+        "region_id": region_id,
+        "generation": generation,
+        "reason": error.reason,
+        "detail": f"{error} {error.remedy}",
+        "remedy": error.remedy,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class RegionBacklog:
-    """One region: its newest manifest, its progress, and the generations to merge in ascending order."""
+    """The backlog of one region. ``pending``: the generations to merge, ascending."""
 
     manifest: RegionManifest
     merged: int
@@ -65,7 +70,7 @@ class RegionBacklog:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A region's newest manifest, the record that the table should have, and why it must not be merged."""
+    """A region as read. ``record``: that the table should have; ``replaced``: why it must not be merged."""
 
     manifest: RegionManifest
     record: RegionRecord | None

@@ -55,7 +55,7 @@ def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]
 
 
 class GenerationCopies:
-    """Copies of generations in a folder, at the paths that they have below the table's root; safe in threads.
+    """Copies of generations in a folder. Paths are those below the table's root. Safe in threads.
 
     Attributes:
         location: the folder.

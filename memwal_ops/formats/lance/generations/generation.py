@@ -59,7 +59,8 @@ _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
 # More rows at once make no scan faster, and would be most of the memory of a merge of wide rows.
 _MOST_IN_FLIGHT = 256 << 20
-_STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+"""Errors of the store itself: the rows that could not be read may be intact."""
 
 
 def reading_bounds(row_bytes: int, max_bytes: int) -> tuple[int, int]:
@@ -77,7 +78,7 @@ def reading_bounds(row_bytes: int, max_bytes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An opened generation, with its projection onto the base table's current schema.
+    """An opened generation. Its projection is onto the base table's current schema.
 
     Attributes:
         data_bytes: size of its data files.
@@ -188,7 +189,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class SealedGeneration:
-    """An opened generation without its dataset handle, so that another process can open the same version.
+    """An opened generation without its handle. By it another process opens the same version.
 
     Attributes:
         version: the dataset version that was opened.
@@ -240,7 +241,7 @@ def open_generation(
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except (StorageError, TableNotFoundError) as error:
-        if isinstance(error, _STORE_ERRORS):
+        if isinstance(error, STORE_ERRORS):
             raise
         if (missing := missing_generation(table, ref)) is not None:
             raise missing from error
@@ -312,6 +313,6 @@ def _as_corrupt(ref: GenerationRef) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        if isinstance(error, _STORE_ERRORS):
+        if isinstance(error, STORE_ERRORS):
             raise
         raise GenerationCorruptError(f"{ref} cannot be read: {error}") from error

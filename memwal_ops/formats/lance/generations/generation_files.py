@@ -40,7 +40,7 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class GenerationFiles:
-    """What a look at the unmerged generations of a region showed.
+    """The state of a region's unmerged generations, by their files.
 
     Attributes:
         written: per generation that has files, when the first of them was written.
@@ -61,7 +61,7 @@ class GenerationFiles:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBacklog:
-    """A backlog whose blocked regions include those with a missing or damaged generation; per region what was seen."""
+    """A backlog with what its files showed. Also blocked are regions with a missing or damaged generation."""
 
     backlog: Backlog
     files: Mapping[UUID, GenerationFiles]

@@ -33,7 +33,7 @@ _DECIDE = (
 
 
 class UndecidedColumnsError(SchemaProjectionError):
-    """Whether columns are those of a generation cannot be determined any more; an operator can decide it.
+    """Columns cannot be matched any more. An operator can decide whether they are those of a generation.
 
     ``columns``: their names in the base, with the generation's if that is another one.
     """

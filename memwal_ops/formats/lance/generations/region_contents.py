@@ -29,7 +29,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(slots=True)
 class DirectoryContents:
-    """A generation's directory: number of ``objects``, their ``bytes``, and when the newest was written."""
+    """What a generation's directory has. ``youngest``: when the newest object was written."""
 
     objects: int = 0
     bytes: int = 0

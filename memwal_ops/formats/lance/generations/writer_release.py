@@ -30,7 +30,7 @@ _NEWEST_FIRST = 7
 
 @dataclass(frozen=True, slots=True)
 class WrittenBy:
-    """The generation's own manifest, and the properties of the release in it.
+    """The release that wrote a generation, and its own manifest.
 
     Attributes:
         manifest: of the generation's dataset.

@@ -62,7 +62,7 @@ class BaseIndex:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How far an index is behind a version: ``uncovered`` fragment ids, and the live rows in them."""
+    """How far an index is behind a version. ``uncovered``: ids of fragments; ``uncovered_rows``: live rows in them."""
 
     fragments: int
     uncovered: frozenset[int]
@@ -109,6 +109,13 @@ def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:
         return frozenset[int]().union(*(decode_fragment_bitmap(entry.fragment_bitmap) for entry in entries))
     except InvalidFormatError as error:
         raise TableCorruptError(str(error)) from error
+
+
+def is_of_key(table: Table, index: BaseIndex) -> bool:
+    """Whether it is the B-tree of the primary key."""
+    ids = {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id < 0}
+    keys = [ids[name] for name in table.primary_key]
+    return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)
 
 
 def is_nested(index: BaseIndex, version: VersionManifest) -> bool:

@@ -12,22 +12,18 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from lance.file import LanceFileReader
 
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.named_files import absolute_base
+from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.wire._pb import vector_pb2
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lance.file import LanceFileReader
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.table import Table
@@ -98,8 +94,8 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
 def codebook_at(location: Location, folder: str, name: str) -> Codebook:
     """Read the codebook of the segment in ``folder``, a URI; ``name`` is that of the index, for error messages."""
     with _decoding(f"The codebook of index {name} cannot be read from {folder}", _BY_HAND):
-        index = _open(location, f"{folder}/{_INDEX_FILE}")
-        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        index = open_index_file(location, f"{folder}/{_INDEX_FILE}")
+        storage = open_index_file(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))
         model = _ivf(index)
         parameters = _quantizer(storage)
@@ -120,7 +116,7 @@ def codebook_at(location: Location, folder: str, name: str) -> Codebook:
 
 @dataclass(frozen=True, slots=True)
 class VectorModel:
-    """The trained parameters of a vector index, from which pylance can build an index with the same ones.
+    """The trained parameters of a vector index. From them pylance builds another one with the same.
 
     Attributes:
         centroids: of the partitions, one row each.
@@ -138,8 +134,8 @@ def read_model(location: Location, folder: str, name: str) -> VectorModel:
         UnsupportedFeatureError: its quantizer has parameters that pylance does not accept, or its files cannot be read.
     """
     with _decoding(f"The model of index {name} cannot be read from {folder}"):
-        index = _open(location, f"{folder}/{_INDEX_FILE}")
-        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        index = open_index_file(location, f"{folder}/{_INDEX_FILE}")
+        storage = open_index_file(location, f"{folder}/{_STORAGE_FILE}")
         parameters = _quantizer(storage)
         if not parameters.keys() <= _SUPPORTED_PARAMETERS:
             raise UnsupportedFeatureError(
@@ -163,16 +159,16 @@ def rotated_model(location: Location, folder: str, name: str) -> dict[str, Any] 
     None: the rotation is a matrix, which pylance does not take as an argument.
     """
     with _decoding(f"The model of index {name} cannot be read from {folder}"):
-        parameters = _quantizer(_open(location, f"{folder}/{_STORAGE_FILE}"))
+        parameters = _quantizer(open_index_file(location, f"{folder}/{_STORAGE_FILE}"))
         if parameters["rotation_type"] != "fast":
             return None
-        centroids = _tensor(_ivf(_open(location, f"{folder}/{_INDEX_FILE}")).centroids_tensor)
+        centroids = _tensor(_ivf(open_index_file(location, f"{folder}/{_INDEX_FILE}")).centroids_tensor)
     return {"ivf_centroids": centroids, "rabitq_model": json.dumps(parameters | {"packed": False})}
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarBounds:
-    """The values between which scalar quantization tells components apart; with cosine, those of unit vectors."""
+    """The range of scalar quantization. Components outside are not told apart; with cosine, those of unit vectors."""
 
     low: float
     high: float
@@ -185,8 +181,8 @@ def scalar_bounds(location: Location, folder: str, name: str) -> ScalarBounds:
     Raises: as :func:`read_codebook`.
     """
     with _decoding(f"The bounds of index {name} cannot be read from {folder}"):
-        bounds = _quantizer(_open(location, f"{folder}/{_STORAGE_FILE}"))["bounds"]
-        described = json.loads(_text(_open(location, f"{folder}/{_INDEX_FILE}"), "lance:index"))
+        bounds = _quantizer(open_index_file(location, f"{folder}/{_STORAGE_FILE}"))["bounds"]
+        described = json.loads(_text(open_index_file(location, f"{folder}/{_INDEX_FILE}"), "lance:index"))
         return ScalarBounds(float(bounds["start"]), float(bounds["end"]), str(described["distance_type"]))
 
 
@@ -198,8 +194,8 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
     Raises: as :func:`read_codebook`.
     """
     with _decoding(f"How index {name} was built cannot be read from {folder}", _CREATE):
-        index = _open(location, f"{folder}/{_INDEX_FILE}")
-        storage = _open(location, f"{folder}/{_STORAGE_FILE}")
+        index = open_index_file(location, f"{folder}/{_INDEX_FILE}")
+        storage = open_index_file(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))
         kind = str(described["type"])
         found = {"metric": described["distance_type"], "num_partitions": len(_ivf(storage).lengths)}
@@ -217,18 +213,6 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
 
 def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:
     return np.frombuffer(stored.data, _TENSOR_TYPES[stored.data_type]).reshape([*stored.shape])
-
-
-def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
-    """The URI of the files of an index segment."""
-    name = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
-    if not entry.HasField("base_id"):
-        return f"{table.location.folder}/{name}"
-    for base in table.manifest.manifest.base_paths:
-        if base.id == entry.base_id:
-            folder = absolute_base(table.location.folder, base.path.rstrip("/"))
-            return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
-    raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
 
 
 @contextmanager
@@ -250,11 +234,6 @@ def _quantizer(storage: LanceFileReader) -> dict[str, Any]:
     """The parameters of the quantizer."""
     parameters: dict[str, Any] = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
     return parameters
-
-
-def _open(location: Location, path: str) -> LanceFileReader:
-    with lance_errors("read the codebook of", path):
-        return LanceFileReader(path, storage_options=lance_options(location))
 
 
 def _text(reader: LanceFileReader, key: str) -> str:

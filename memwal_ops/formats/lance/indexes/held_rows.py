@@ -11,12 +11,10 @@ import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
-from lance.file import LanceFileReader
 
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
         names = [name]
     for name in names:
         path = f"{folder}/{name}"
-        reader = _open(table, path, [column])
+        reader = open_index_file(table.location, path, [column])
         with lance_errors("read index", path):
             for batch in reader.read_all(batch_size=65536).to_batches():
                 yield batch.column(column).to_numpy()
@@ -75,14 +73,14 @@ def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadat
 
 def _partitions(table: Table, folder: str) -> list[int] | None:
     """The partitions of a segment of a text index; None: an older release made it."""
-    described = _open(table, f"{folder}/metadata.lance").metadata().schema.metadata or {}
+    described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}
     return json.loads(described[b"partitions"]) if b"partitions" in described else None
 
 
 def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
     """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
     path = f"{index_folder(table, entry)}/{_MAP_FILE}"
-    reader = _open(table, path, ["bitmaps"])
+    reader = open_index_file(table.location, path, ["bitmaps"])
     found: set[int] = set()
     with lance_errors("read index", path):
         for batch in reader.read_all(batch_size=1024).to_batches():
@@ -97,8 +95,3 @@ def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMet
                 except struct.error as error:
                     raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
     return frozenset(found)
-
-
-def _open(table: Table, path: str, columns: list[str] | None = None) -> LanceFileReader:
-    with lance_errors("read index", path):
-        return LanceFileReader(path, storage_options=lance_options(table.location), columns=columns)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import any_pb2, empty_pb2
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
-from lance.file import LanceFileReader
 from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.indexes.codebook import index_folder, read_model, vector_parameters
+from memwal_ops.formats.lance.indexes.codebook import read_model, vector_parameters
+from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _BY_HAND = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The file with the parameters of a type: by its key there each parameter's name, and its type."""
+    """The file with the parameters of a type. By its key there each parameter's name, and its type."""
 
     name: str
     parameters: Mapping[str, tuple[str, type]] = field(default_factory=dict)
@@ -233,7 +233,7 @@ def _quoted(table: Table, index: BaseIndex, described: str) -> str:
 def _metadata(table: Table, folder: str, file: str) -> Mapping[str, str]:
     path = f"{folder}/{file}"
     with lance_errors("read index", path):
-        reader = LanceFileReader(path, storage_options=lance_options(table.location))
+        reader = open_index_file(table.location, path)
         return {key.decode(): value.decode() for key, value in (reader.metadata().schema.metadata or {}).items()}
 
 

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lance.file import LanceFileReader
 
 from memwal_ops.core.export import exported_store
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_options
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
-from memwal_ops.formats.lance.indexes.codebook import index_folder
+from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.indexes.writers import last_written
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import had_moves, moved_later
@@ -186,7 +185,7 @@ def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata)
     """The fragments of which a segment of a zone map or bloom filter has zones. One file is read."""
     path = f"{index_folder(table, entry)}/{FRAGMENTS_IN[index.type]}"
     with lance_errors("read index", path):
-        reader = LanceFileReader(path, storage_options=lance_options(table.location), columns=["fragment_id"])
+        reader = open_index_file(table.location, path, ["fragment_id"])
         return frozenset(reader.read_all().to_table()["fragment_id"].unique().to_pylist())
 
 
@@ -270,7 +269,7 @@ def _too_few_entries(table: Table, segments: Sequence[table_pb2.IndexMetadata]) 
             return None  # made by a release that does not list the files, or in several parts
         path = f"{index_folder(table, segment)}/{_TREE_PAGES}"
         with lance_errors("read index", path):
-            entries += int(LanceFileReader(path, storage_options=lance_options(table.location)).num_rows())
+            entries += int(open_index_file(table.location, path).num_rows())
     if entries >= needed:
         return None
     why = f"has {counted(entries, 'entry', 'entries')}, fewer than the {needed:,} rows of the fragments that it claims"

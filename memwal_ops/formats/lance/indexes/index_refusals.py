@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class IndexUpgradeRefusedError(IndexesBehindError):
-    """An update would give an index a version that releases which write the table do not maintain."""
+    """An update would upgrade an index. Releases that write the table do not maintain its new version."""
 
     reason = "index_upgrade_refused"
     remedy = (
@@ -25,7 +25,7 @@ class IndexUpgradeRefusedError(IndexesBehindError):
 
 
 class DotProductIndexError(IndexesBehindError):
-    """An update of a vector index with product quantization and the metric dot would make it useless."""
+    """An update would make an index useless. It has product quantization and the metric dot."""
 
     reason = "dot_product_index"
 

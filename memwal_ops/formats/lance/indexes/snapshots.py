@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, decode_rows, without_fields
-from memwal_ops.formats.lance.wire.snapshot_states import states_of, with_states_alone
+from memwal_ops.formats.lance.wire.snapshot_rows import (
+    RegionRow,
+    decode_rows,
+    states_of,
+    with_states_alone,
+    without_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +85,7 @@ def read_snapshot(table: Table) -> Snapshot | None:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A region's state in a snapshot, by which an unchanged manifest is recognized.
+    """A region's state in a snapshot. By it an unchanged manifest is recognized.
 
     ``row`` is its row; the other attributes are those of the manifest.
     """

@@ -36,7 +36,7 @@ _LANCEDB = {8: "0.34", 9: "0.36", 10: "0.37", 11: "0.38", 12: "0.39", 13: "0.40"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Who wrote a version, whether that may have changed rows, and the names and versions of the indexes in it."""
+    """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
 
     version: int
     major: int | None

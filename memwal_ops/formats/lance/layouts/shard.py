@@ -11,8 +11,7 @@ from memwal_ops.formats.lance.files.arrow_streams import read_stream
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH
-from memwal_ops.formats.lance.wire.snapshot_rows import shard_rows
-from memwal_ops.formats.lance.wire.snapshot_states import with_states
+from memwal_ops.formats.lance.wire.snapshot_rows import shard_rows, with_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

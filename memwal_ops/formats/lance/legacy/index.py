@@ -17,6 +17,7 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
 )
 from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.generations.backlog import blocked_entry
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 
@@ -65,7 +66,7 @@ class FlushedMeaning:
 
 
 class Meanings:
-    """What FLUSHED means, by the release that wrote the version in which a MemWAL changed last.
+    """What FLUSHED means. It follows from the release that wrote the version in which a MemWAL changed last.
 
     Args:
         given: the user's ``--flushed-means``, used if the release is not known; None: not given.
@@ -115,13 +116,7 @@ class BlockedMemWal:
 
     def to_json(self) -> dict[str, object]:
         """The ``blocked`` entry of a report."""
-        return {
-            "region_id": self.region,
-            "generation": self.generation,
-            "reason": self.error.reason,
-            "detail": f"{self.error} {self.error.remedy}",
-            "remedy": self.error.remedy,
-        }
+        return blocked_entry(self.region, self.generation, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +176,7 @@ def _work(region: str, mem_wals: Sequence[MemWal], meanings: Meanings) -> Region
 
 @dataclass(frozen=True, slots=True)
 class Unmerged:
-    """The MemWALs of a region whose rows are not in the base table, flushed or not.
+    """The unmerged MemWALs of a region, flushed or not.
 
     Attributes:
         mem_wals: ascending; empty where there is a fault.

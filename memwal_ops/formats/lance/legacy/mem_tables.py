@@ -24,17 +24,14 @@ from memwal_ops.errors import (
     NoPrimaryKeyError,
     NotALanceTableError,
     ObjectNotFoundError,
-    ReadOnlyStoreError,
     SchemaProjectionError,
-    StorageCredentialsError,
     StorageError,
-    StoreUnavailableError,
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.generation import Generation
+from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Generation
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
@@ -54,12 +51,11 @@ if TYPE_CHECKING:
 
 _NAMESPACE = uuid.UUID("c3b1f7de-6d9c-4b77-9d0c-1f5f0f4b4c11")
 _IN_MEMORY = "memory:"
-_STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
 
 
 @dataclass(frozen=True, slots=True)
 class MemTableRef(GenerationRef):
-    """A flushed MemTable as a generation reference for the engines; its region gets an id.
+    """A flushed MemTable, for the engines. Its region gets an id.
 
     Attributes:
         region: its name.
@@ -90,7 +86,7 @@ def mem_table_ref(mem_wal: MemWal, uri: str = "") -> MemTableRef:
 
 
 class MemTables:
-    """Opens MemTables of one table version; a context manager, which drops replayed rows at its end.
+    """Opens MemTables of one table version. A context manager: it drops replayed rows at its end.
 
     Args:
         table: the version; its primary key is set.
@@ -261,7 +257,7 @@ class MemTables:
         except (TableNotFoundError, ObjectNotFoundError, NotALanceTableError):
             return None
         except StorageError as error:
-            if isinstance(error, _STORE_ERRORS):
+            if isinstance(error, STORE_ERRORS):
                 raise
             raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} do not open: {error}") from error
 

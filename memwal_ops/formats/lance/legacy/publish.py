@@ -36,7 +36,7 @@ _DELETION_TYPES = {"array": 0, "bitmap": 1}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The next version before its states are in it: fragments and index entries."""
+    """The next version, before its states are in it."""
 
     fragments: tuple[table_pb2.DataFragment, ...]
     max_fragment_id: int | None
@@ -95,14 +95,7 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
 def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None = None) -> int:
     """Publish a change of states as exactly the next version, with the data of ``draft``; by default V's own.
 
-    Returns:
-        The new version.
-
-    Raises:
-        CommitLostError: that version exists already; nothing was published.
-        CommitStateUnknownError: the store did not respond, and reading back failed as well.
-        InvariantViolatedError: pylance does not read the version as it was built; nothing was published.
-        UnsupportedFeatureError: as :func:`check_rewritable`.
+    Returns and raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
     check_rewritable(table)
     version = table.version + 1

@@ -80,7 +80,7 @@ class LegacyScan:
 
 @dataclass(frozen=True)
 class LegacyReader:
-    """A version of a legacy table with its unmerged rows; ``options``: where rows are, what FLUSHED means."""
+    """A legacy table with its unmerged rows. ``options``: where rows are, what FLUSHED means."""
 
     table: Table
     options: LegacyOptions

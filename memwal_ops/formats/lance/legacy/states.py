@@ -233,7 +233,7 @@ def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
 
 
 class Other(enum.Enum):
-    """The kinds of operations that another writer may have committed, by their conflicts with a change of MemWALs."""
+    """What another writer may have committed, by its conflicts with a change of MemWALs."""
 
     STATE = "UpdateMemWalState"
     MERGE = "Update with mem_wal_to_merge"

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import lance
-import pyarrow as pa
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.files.arrow_streams import stream_bytes
 from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
@@ -35,6 +35,8 @@ from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -116,10 +118,7 @@ class MemWalWriter:
             CommitConflictError: too many conflicts in a row, or 10,000 ids are taken.
         """
         one = self.current
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        data = sink.getvalue().to_pybytes()
+        data = stream_bytes(rows)
         with MemTables(self._table, MergeOptions()) as mem_tables:
             store = open_store(mem_tables.located(one.wal_location))
         first = 0 if one.wal_entries.highest is None else one.wal_entries.highest + 1

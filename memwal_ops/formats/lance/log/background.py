@@ -13,19 +13,18 @@ OwnerT = TypeVar("OwnerT")
 
 
 class Background(Generic[OwnerT]):
-    """Calls ``work`` at intervals and on :meth:`wake`, until it returns False or the object is garbage-collected."""
+    """Periodic work of an object. It ends when it returns False, or the object is garbage-collected."""
 
-    def __init__(self, owner: OwnerT, work: Callable[[OwnerT], bool], interval: float, name: str) -> None:
+    def __init__(self, owner: OwnerT, work: Callable[[OwnerT], bool], interval: float) -> None:
         """Create it; the thread is not started yet.
 
         Args:
             owner: the object.
             work: called with it; whether there will be more to do.
             interval: seconds.
-            name: of the thread.
         """
         self._owner, self._work = weakref.ref(owner), work
-        self._interval, self._name = interval, name
+        self._interval = interval
         self._lock = threading.Lock()
         self._due = threading.Event()
         self._over = False
@@ -41,7 +40,7 @@ class Background(Generic[OwnerT]):
         with self._lock:
             owner = self._owner()
             if self.thread is None and owner is not None:
-                self.thread = threading.Thread(target=self._run, daemon=True, name=self._name)
+                self.thread = threading.Thread(target=self._run, daemon=True, name="region-writer")
                 self.thread.start()
                 weakref.finalize(owner, self._end)
 

@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.commit.commit import (
     next_entry,
 )
 from memwal_ops.formats.lance.generations.lost_index import RestoredIndex, restored_index
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, is_of_key
 from memwal_ops.formats.lance.log.region_claim import refuse_other_layout
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
@@ -35,7 +35,6 @@ from memwal_ops.formats.lance.wire.region_records import with_region_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.regions.specs import RegionSpec
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
@@ -226,8 +225,7 @@ def plan_mem_wal(
     if unknown:
         raise InvalidUsageError(f"{location.uri} has no index {', '.join(unknown)}.")
     ids = _field_ids(table)
-    keys = [ids[name] for name in table.primary_key]
-    implicit = [name for name in maintained_indexes if _is_key_index(known[name], keys)]
+    implicit = [name for name in maintained_indexes if is_of_key(table, known[name])]
     if implicit:
         raise InvalidUsageError(
             f"The index {', '.join(implicit)} is that of the primary key, which every writer maintains implicitly.",
@@ -239,7 +237,3 @@ def plan_mem_wal(
     details.maintained_indexes.extend(dict.fromkeys(maintained_indexes))
     details.region_specs.extend(encode_specs(region_specs, table.dataset.schema, ids, table.primary_key))
     return details
-
-
-def _is_key_index(index: BaseIndex, keys: list[int]) -> bool:
-    return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)

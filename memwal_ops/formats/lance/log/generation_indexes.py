@@ -14,9 +14,10 @@ from uuid import UUID
 from memwal_ops.errors import CodebookChangedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.indexes.codebook import Codebook, codebook_at, index_folder
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, is_of_key
+from memwal_ops.formats.lance.indexes.codebook import Codebook, codebook_at
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, without_hints
+from memwal_ops.formats.lance.indexes.segment_files import index_folder
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.log import get_logger
 
@@ -66,7 +67,7 @@ def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, 
         UnsupportedFeatureError: pylance cannot build one like the base's.
     """
     known = base_indexes(table)
-    key = [name for name, one in known.items() if _is_of_key(table, one)]
+    key = [name for name, one in known.items() if is_of_key(table, one)]
     planned = []
     for name in dict.fromkeys([*table.index.maintained_indexes, *key]):
         if name not in known:
@@ -121,9 +122,3 @@ def planned_index(table: Table, index: BaseIndex) -> GenerationIndex:
         return GenerationIndex(index.name, arguments, None)
     codebook = codebook_at(table.location, index_folder(table, index.segments[-1]), index.name)
     return GenerationIndex(index.name, arguments, codebook)
-
-
-def _is_of_key(table: Table, index: BaseIndex) -> bool:
-    ids = {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id == -1}
-    keys = [ids[name] for name in table.primary_key]
-    return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)

@@ -23,7 +23,7 @@ _FIRST_SIZE = 1 << 16
 
 
 class KeyFilter:
-    """The filter of one MemTable: keys are added at each query, and removed once generations have them."""
+    """The filter of one MemTable. Keys are added at each query, and removed once generations have them."""
 
     def __init__(self, memtable: MemTable) -> None:
         """Create an empty filter."""

@@ -54,7 +54,7 @@ class WalPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A WAL entry in the MemTable, with the number of rows of each of its fragments."""
+    """A WAL entry in the MemTable. ``fragments``: the number of rows of each."""
 
     entry: WalEntry
     fragments: tuple[int, ...]
@@ -66,7 +66,7 @@ _STALE_SECONDS = 3600.0
 
 @dataclass(slots=True)
 class Growing:
-    """Consecutive WAL entries with the same columns, which will be flushed as one generation.
+    """A generation that grows: consecutive WAL entries with the same columns.
 
     Attributes:
         columns: the entries' columns.
@@ -121,7 +121,7 @@ class InMemory:
 
 
 class MemTable:
-    """Fragments in order of arrival: first those in the log, then the buffered ones, which are not durable yet.
+    """Rows that are not flushed yet, as fragments in order of arrival. Those in the log come first, then buffered ones.
 
     Thread-safe for reading; only one thread at a time may add log entries.
     """

@@ -76,7 +76,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim as the store has it, by which its writer detects that its region was replaced by another one.
+    """A claim as the store has it. By it a writer detects that its region was replaced by another one.
 
     Epochs restart with each region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
     again, and B claims epoch 1 of its region, which has the same id since that follows from spec and values; B's row is

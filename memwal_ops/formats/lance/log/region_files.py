@@ -45,7 +45,7 @@ _IDS = re.compile(r"\[[0-9]{1,9}(, [0-9]{1,9})*\]")
 
 
 class WalEntryCutError(WalCorruptError):
-    """A truncated WAL entry: its put did not finish, or the file was damaged later."""
+    """A WAL entry is truncated. Its put did not finish, or the file was damaged later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,7 @@ class RegionWriter:
         self._flushing = threading.RLock()  # held while a generation is flushed
         self._entering = threading.Lock()  # held while rows are buffered, or close begins
         self._group = GroupCommit(self._log, self._put_group)
-        interval = limits.wal_interval.total_seconds()
-        self._background = Background(self, RegionWriter._work_once, interval, "region-writer")
+        self._background = Background(self, RegionWriter._work_once, limits.wal_interval.total_seconds())
         claimed, self._claim = claim(table, self.region_id, values)
         self._values = region_values_of(table, claimed)
         self.epoch = claimed.writer_epoch

@@ -50,7 +50,7 @@ _NO_END = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class EpochRun:
-    """Consecutive entries of one epoch: their indexes in the log, from ``start`` to before ``end``.
+    """Consecutive entries of one epoch, as indexes in the log: ``start`` to before ``end``.
 
     ``epoch`` is None for an entry that cannot be read: it may be the first of any epoch.
     """
@@ -62,7 +62,7 @@ class EpochRun:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim: its writer searches entries after ``start``; ``made`` is the latest time at which it was made."""
+    """A claim of a region. Its writer searches entries after ``start``; it was made at ``made`` or before."""
 
     start: int
     made: datetime
@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Why an entry must be kept: for ``fence_retention`` from ``since`` on; None: always."""
+    """Why an entry must be kept. For ``fence_retention`` from ``since`` on; None: always."""
 
     what: str
     since: datetime | None
@@ -192,7 +192,7 @@ class FencePosts:
 
 
 class _Spans:
-    """The positions that writers may have next: after the start of their claims, before an end."""
+    """The positions that writers may have next. After the start of their claims, before an end."""
 
     def __init__(self, claims: Iterable[tuple[int, Claim, int]]) -> None:
         ordered = sorted(claims, key=lambda one: (one[1].start, one[0]))

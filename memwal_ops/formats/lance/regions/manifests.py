@@ -53,11 +53,11 @@ _PAGE = 1000
 
 
 class NoRegionManifestError(RegionManifestCorruptError):
-    """A region's folder has no manifest: lost, or not claimed yet (:meth:`RegionManifestStore.is_claimed`)."""
+    """A region has no manifest. They are lost, or it is not claimed yet (:meth:`RegionManifestStore.is_claimed`)."""
 
 
 class RegionManifestGoneError(RegionManifestCorruptError):
-    """A manifest version does not exist: lost, or collected after newer ones were published."""
+    """A manifest version does not exist. It is lost, or was collected after newer ones were published."""
 
 
 @dataclass(frozen=True, slots=True)

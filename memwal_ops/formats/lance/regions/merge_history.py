@@ -40,7 +40,7 @@ _COPIED = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a file was written: by the store's clock, and by the timestamp inside the file, which a copy preserves."""
+    """When a file was written. ``stored``: by the store's clock; ``inside``: by itself, which a copy preserves."""
 
     stored: datetime
     inside: datetime
@@ -71,7 +71,7 @@ def is_earlier(one: Moment, other: Moment) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The time of a version, its MemWAL index, and the version that it changed (:func:`parent_version`).
+    """What is kept of a version. ``parent``: the one that it changed (:func:`parent_version`).
 
     ``merged`` is None if it has no such index. ``specs``: ids of region specs. ``maintained``: names of indexes.
     """
@@ -89,7 +89,7 @@ _KNOWN: WeakKeyDictionary[Store, dict[ObjectMeta, tuple[Moment, bool]]] = WeakKe
 
 
 class MergeHistory:
-    """The merge progress in the existing versions; read only if there is no record, each version at most once."""
+    """The merge progress in the existing versions. Read only if there is no record, each version at most once."""
 
     def __init__(self, store: Store, listed: VersionPage, newest: VersionManifest) -> None:
         """Nothing is read before the first call.

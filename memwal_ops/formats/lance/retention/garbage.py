@@ -44,7 +44,7 @@ _MISSING = 1000
 
 @dataclass(slots=True)
 class Needed:
-    """The file keys to which the manifests of a table refer, as far as they were read.
+    """The files that manifests need, by key, as far as these were read.
 
     Attributes:
         keys: of all files to which a version that is kept refers.
@@ -118,7 +118,7 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Bytes of versions, and of files that no version needs, that only their age keeps; when all are old enough."""
+    """What only its age keeps: bytes of versions and of files. ``by``: when all are old enough."""
 
     bytes: int
     by: datetime

@@ -39,7 +39,7 @@ _RECORDS = 32
 
 
 class Record(NamedTuple):
-    """The object that records the progress of a version; ordered by version."""
+    """A record of progress. Records are ordered by version."""
 
     version: int
     meta: ObjectMeta

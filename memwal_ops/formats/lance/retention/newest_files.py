@@ -37,7 +37,7 @@ _OF_ROWS = (
 
 
 class NewestFiles:
-    """The files that one version needs, as far as no listing has shown them."""
+    """The files that a version needs, as far as no listing has shown them."""
 
     def __init__(self, table: Table) -> None:
         """Nothing is read: the table has its manifest."""

@@ -43,7 +43,7 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """The newest manifests of a region, ascending, each with the time at which it was published."""
+    """The newest manifests of a region. They ascend, each with the time at which it was published."""
 
     region_id: UUID
     manifests: Sequence[tuple[datetime, RegionManifest]]

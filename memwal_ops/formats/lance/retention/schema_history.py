@@ -76,7 +76,7 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """When a generation was flushed, in ns, by its writer's clock and by the store's (whole seconds on some stores)."""
+    """When a generation was flushed. In ns, by both clocks; the store's has whole seconds on some stores."""
 
     by_writer: int
     by_store: int

@@ -31,7 +31,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Successive versions with the same fields, each of which changed the one before it.
+    """Successive versions with the same fields. Each of them changed the one before it.
 
     Attributes:
         first, last: their numbers.
@@ -119,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRecord:
-    """What is recorded of a table: ascending parts, between which versions are missing."""
+    """The schema record of a table. Parts ascend; versions between them are missing."""
 
     parts: tuple[Part, ...] = ()
 

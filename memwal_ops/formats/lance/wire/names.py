@@ -66,7 +66,7 @@ def parse_region_manifest_name(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class WalEntryName:
-    """The name of a WAL entry: its id, and the suffix, which depends on the layout."""
+    """The name of a WAL entry. Its suffix depends on the layout."""
 
     entry_id: int
     suffix: str
@@ -90,7 +90,7 @@ def is_staged_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDir:
-    """The name of a flushed generation's directory: random prefix and generation number (S0-037)."""
+    """The name of a generation's directory (S0-037). Its prefix is random."""
 
     prefix: str
     generation: int

@@ -2,11 +2,12 @@
 
 The specification's rows contain the whole region manifest (S0-106 to S0-108). pylance documents
 less: the ids and fields of the regions, whose state is only in their manifests. Each
-table gets the rows that its readers expect.
+table gets the rows that its readers expect; beside rows without the state, the metadata of the rows has a part of it.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.lance.wire.names import U64_MAX
 from memwal_ops.formats.lance.wire.region_fields import decode_field, field_types
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 
@@ -40,6 +42,8 @@ _REGION_COLUMNS = pa.schema(
 _SHARD_COLUMNS = pa.schema(
     [pa.field("shard_id", pa.string(), nullable=False), pa.field("shard_spec_id", pa.uint32(), nullable=False)]
 )
+_STATES = b"memwal-ops:states"
+_STATE_NUMBERS = 3
 _MAY_BE_MISSING = {"replay_after_wal_id", "wal_id_last_seen", "flushed_generations"}
 
 
@@ -204,3 +208,34 @@ def _fields(row: Row, prefix: str) -> dict[str, Any]:
     return {
         name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value is not None
     }
+
+
+def with_states(rows: pa.Table, states: Mapping[UUID, Sequence[int | None]]) -> pa.Table:
+    """Store the states in the metadata of the rows: version, ``replay_after_wal_id``, ``wal_id_last_seen``."""
+    return _with_states(rows, {str(region_id): [*state] for region_id, state in states.items()})
+
+
+def states_of(rows: pa.Table) -> Mapping[str, tuple[int, int | None, int | None]]:
+    """The states that :func:`with_states` stored, by region id, as far as they decode."""
+    try:
+        stored = json.loads((rows.schema.metadata or {}).get(_STATES, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(stored, dict):
+        return {}
+    return {region: (state[0], state[1], state[2]) for region, state in stored.items() if _is_state(state)}
+
+
+def with_states_alone(rows: pa.Table, source: pa.Table) -> pa.Table:
+    """The rows with the states of ``source``, and without the metadata of other programs."""
+    return _with_states(rows, states_of(source))
+
+
+def _with_states(rows: pa.Table, states: Mapping[str, Sequence[int | None]]) -> pa.Table:
+    return rows.replace_schema_metadata({_STATES: json.dumps(states).encode()})
+
+
+def _is_state(stored: object) -> bool:
+    if not isinstance(stored, list) or len(stored) != _STATE_NUMBERS or stored[0] is None:
+        return False
+    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in stored)

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MergePass:
-    """The generations of one pass, ascending within each region (S0-039), and its memory budget in bytes."""
+    """A pass that is to be carried out.
+
+    Attributes:
+        generations: ascending within each region (S0-039).
+        max_bytes: its memory budget.
+    """
 
     generations: tuple[GenerationRef, ...]
     max_bytes: int

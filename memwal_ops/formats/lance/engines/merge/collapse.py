@@ -38,7 +38,7 @@ SHOWN_KEYS = 3
 
 @dataclass(frozen=True, slots=True)
 class KeysOf:
-    """The keys of one generation, or of rows in memory that will be one.
+    """The keys of one source. It is a generation, or rows in memory that will be one.
 
     Attributes:
         region_id: of its region.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyCode:
-    """How the keys of one table are encoded; made from the base's schema, the same on driver and executors.
+    """The code of a table's keys. It follows from the base's schema, and is the same on driver and executors.
 
     Attributes:
         spark_type: ``bigint`` or ``binary``.

@@ -1,17 +1,15 @@
-"""The interface of engines that build an index by parts, on other machines."""
+"""What is built of an index by parts, on other machines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.commit.index_build import IndexBuild
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
-    from memwal_ops.formats.lance.table import Table
 
 Figures = dict[str, "Mapping[str, float]"]
 """Per stage: seconds, tasks, lost attempts and seconds of executors."""
@@ -39,14 +37,3 @@ class IndexParts:
     def bytes(self) -> int:
         """Size of the data files of the fragments."""
         return sum(self.sizes.values())
-
-
-class PartsBuilder(Protocol):
-    """Builds indexes by parts."""
-
-    def build(self, table: Table, name: str, parts: IndexParts, figures: Figures) -> IndexBuild:
-        """The segment, not published, and what it replaces.
-
-        Args:
-            figures: what is added of each stage.
-        """

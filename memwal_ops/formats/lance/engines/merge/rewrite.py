@@ -42,7 +42,7 @@ _WRITER_CACHE_PER_COLUMN = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """The files of a pass, and the operation that would make them part of the table."""
+    """The files of a pass. :meth:`operation` would make them part of the table."""
 
     new_fragments: tuple[FragmentMetadata, ...]
     updated_fragments: tuple[FragmentMetadata, ...]

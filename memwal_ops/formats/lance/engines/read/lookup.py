@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """The rows of a look-up in the base's columns, and how many generations were opened for them."""
+    """The result of a look-up: rows in the base's columns. ``opened`` generations were read for them."""
 
     rows: pa.Table
     opened: int

@@ -280,7 +280,7 @@ class _Generation:
 
 
 class _Bridge:
-    """A merged generation, whose index finds rows of the base that the base's own index does not cover.
+    """A merged generation. Its index finds rows of the base that the base's own index does not cover.
 
     The rows that it finds are looked up in the base, which has their current values, or no row.
     """

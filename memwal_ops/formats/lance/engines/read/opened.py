@@ -30,7 +30,7 @@ _Kept = TypeVar("_Kept")
 
 
 class _Recent(Generic[_Kept]):
-    """A least-recently-used cache, bounded by the sum of its values' sizes."""
+    """A least-recently-used cache. The sum of its values' sizes is bounded."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size, self._size = max_size, 0
@@ -55,7 +55,7 @@ class _Recent(Generic[_Kept]):
 
 
 class Opened:
-    """Generations that a reader opened, 64 at most, and their bloom filters, 64 MiB at most; for any thread."""
+    """What a reader keeps open. At most 64 generations and 64 MiB of bloom filters; safe in threads."""
 
     def __init__(self) -> None:
         """Start empty."""

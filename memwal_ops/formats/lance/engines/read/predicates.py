@@ -27,16 +27,18 @@ _COARSE_UNITS = frozenset({"s", "ms", "us"})
 
 
 class _Lance(Dialect):  # type: ignore[misc]  # sqlglot's own metaclass, which types as Any
-    """The part of Lance's SQL that is parsed here: names in backticks, strings in single quotes."""
+    """The part of Lance's SQL that is parsed here."""
 
     class Tokenizer(tokens.Tokenizer):
+        """Names are in backticks, strings in single quotes."""
+
         IDENTIFIERS = ["`"]  # noqa: RUF012 - as sqlglot declares it
         QUOTES = ["'"]  # noqa: RUF012 - as sqlglot declares it
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The values that a column may have in a row that a filter lets through.
+    """The possible values of a column, in rows that a filter lets through.
 
     Attributes:
         values: all possible values; None: not known.

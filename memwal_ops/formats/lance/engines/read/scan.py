@@ -50,7 +50,7 @@ _MAX_SELECTED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows to read of one source: those that win; ``rows`` are in memory, or a generation has them."""
+    """The winning rows of one source. They are in ``rows``, or a generation has them."""
 
     winners: NDArray[np.bool_]
     addresses: NDArray[np.uint64]
@@ -60,7 +60,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Winning:
-    """The rows that a scan reads: ``parts`` of sources, and the base's rows except those of ``keys``."""
+    """The rows that a scan reads. These are ``parts`` of sources, and the base's rows except those of ``keys``."""
 
     unmerged: Unmerged
     keys: pa.Table

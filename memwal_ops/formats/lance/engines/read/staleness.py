@@ -26,7 +26,7 @@ _NUMBER = "__memwal_ops_number"
 
 
 class Staleness:
-    """Checks by bloom filters whether a newer generation may have a key, and if so, looks the key up there.
+    """Finds rows that were replaced. Bloom filters show which generations may have a newer row of a key.
 
     A filter has false positives for 1 key in 1,754: with 20 generations, dropping all its hits would drop one of a
     hundred live rows. So each hit is looked up, which makes the result exact.

@@ -58,7 +58,7 @@ class SparkBuilder(TaskRunner):
         super().__init__(master, context, "memwal-ops catchup")
 
     def build(self, table: Table, name: str, parts: IndexParts, figures: Figures) -> IndexBuild:
-        """See :class:`memwal_ops.formats.lance.engines.merge.index_parts.PartsBuilder`.
+        """The segment, not published, and what it replaces; ``figures`` get those of each stage.
 
         Raises:
             SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.

@@ -44,7 +44,7 @@ _MARK = "__memwal_ops_mark"
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """A checksum of the keys of a DataFrame, to compare two evaluations: their number and the XOR of their hashes."""
+    """A checksum of a DataFrame's keys. ``mark`` is the XOR of their hashes: two evaluations must have the same."""
 
     count: int
     mark: int

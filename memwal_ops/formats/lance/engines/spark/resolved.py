@@ -16,6 +16,7 @@ from memwal_ops.core.spark.faults import reported
 from memwal_ops.formats.lance.engines.merge.locate import count_deleted, matching_rows, replaced_ids, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES, Pass, write_masked
+from memwal_ops.formats.lance.files.arrow_streams import stream_bytes
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
@@ -51,11 +52,7 @@ def to_bytes(keys: pa.Table) -> bytes:
     Not pickled: the result of a grouping has many chunks, each a slice of one buffer, and is pickled with all of
     it for each chunk. 1,800,000 numbers took 794 MB.
     """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, keys.schema) as stream:
-        stream.write_table(keys.combine_chunks())
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
+    return stream_bytes(keys.combine_chunks())
 
 
 def group_writer(work: Pass) -> ItemTask:

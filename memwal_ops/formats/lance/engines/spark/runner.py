@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TaskRunner(runner.TaskRunner):
-    """Logs what lost attempts left: files that no version names, which ``expire`` deletes once they are old enough."""
+    """Logs what lost attempts left. No version names these files; ``expire`` deletes them once they are old enough."""
 
     def log_leftovers(self, table: AnyTable, began: datetime) -> None:
         """Log the files that are in no version."""

@@ -30,7 +30,7 @@ _BYTES_PER_WRITE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Deletions:
-    """The base fragments of which rows were superseded: with new deletion vectors, or removed as a whole.
+    """The base fragments of which rows were superseded. They have new deletion vectors, or are removed as a whole.
 
     Attributes:
         tombstones: how many of the superseded rows have the key of a tombstone.

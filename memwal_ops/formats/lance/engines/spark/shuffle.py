@@ -36,7 +36,7 @@ _INT64_MIN = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class _WinnerCounts:
-    """Counts of the first stage: winners, tombstones among them, keys in two regions, and upserts by ordinal."""
+    """Counts of the first stage. ``shared``: keys in two regions; ``per_generation``: upserts by ordinal."""
 
     winners: int
     tombstones: int
@@ -46,7 +46,7 @@ class _WinnerCounts:
 
 
 class Shuffle:
-    """The three stages on executors, in a Spark session of their own.
+    """The three stages on executors. They have a Spark session of their own.
 
     Args:
         work: the input that its tasks share.

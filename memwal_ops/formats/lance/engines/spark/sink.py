@@ -29,6 +29,8 @@ _ROWS_PER_BATCH = 8192
 
 
 class _Table(Protocol):
+    """The table that is loaded."""
+
     @property
     def version(self) -> int: ...
 

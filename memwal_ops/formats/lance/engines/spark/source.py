@@ -54,7 +54,7 @@ _OF_A_CATALOG = "provider"
 
 @dataclass(frozen=True, slots=True)
 class _FragmentPart:
-    """One base fragment without the rows (ascending addresses) that a generation supersedes."""
+    """One base fragment. ``superseded``: ascending addresses of rows that a generation supersedes."""
 
     fragment_id: int
     superseded: npt.NDArray[np.uint64]
@@ -62,7 +62,7 @@ class _FragmentPart:
 
 @dataclass(frozen=True, slots=True)
 class _GenerationPart:
-    """The rows of one generation that are the newest of their keys: a mask over its live rows, one bit per row."""
+    """The winning rows of one generation. ``wins`` is a mask over its live rows, one bit per row."""
 
     sealed: SealedGeneration
     wins: npt.NDArray[np.uint8]
@@ -70,6 +70,8 @@ class _GenerationPart:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
+    """A planned scan, sent with each part."""
+
     location: Location
     version: int
     columns: pa.Schema
@@ -164,7 +166,7 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
 
 
 class _MergedMeanwhileError(MemwalOpsError):
-    """A merge was published during planning, so that gc may have deleted generations that the plan needs."""
+    """A merge was published during planning. Since then gc may have deleted generations that the plan needs."""
 
 
 def _planned(table: Table, wanted: Condition | None) -> tuple[Table, list[_FragmentPart | _GenerationPart]]:
@@ -228,7 +230,7 @@ def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
     """The class to register; it holds the storage options, so that they are not among the options of a read."""
 
     class MemwalDataSource(DataSource):  # type: ignore[misc]  # pyspark is an extra
-        """A MemWAL table as a source: ``.load(uri)``; options ``columns`` ("id,text") and ``filter`` ("id > 5")."""
+        """A MemWAL table as a source. ``.load(uri)``; options ``columns`` ("id,text") and ``filter`` ("id > 5")."""
 
         @classmethod
         def name(cls) -> str:

@@ -17,7 +17,8 @@ from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.answers.vector import batches, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
-from memwal_ops.formats.lance.indexes.codebook import index_folder, scalar_bounds
+from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
+from memwal_ops.formats.lance.indexes.segment_files import index_folder
 from memwal_ops.formats.lance.jobs.catchup.building import keeps_codebook
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from memwal_ops.formats.lance.jobs.catchup.dividing import parts_of
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.commit.index_build import IndexBuild
-    from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts, PartsBuilder
+    from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts
+    from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
     from memwal_ops.formats.lance.options import CatchupOptions
@@ -29,7 +30,7 @@ class Builders:
     def __init__(self, options: CatchupOptions, context: RunContext) -> None:
         self._options, self._context = options, context
         self._exit = ExitStack()
-        self._spark: PartsBuilder | None = None
+        self._spark: SparkBuilder | None = None
         self.choices: dict[str, EngineChoice] = {}
         self.figures: dict[str, Figures] = {}
 
@@ -69,9 +70,9 @@ class Builders:
         self.figures[index.name] = figures
         return self._builder().build(table, index.name, parts, figures)
 
-    def _builder(self) -> PartsBuilder:
+    def _builder(self) -> SparkBuilder:
         if self._spark is None:
-            from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder  # noqa: PLC0415 - Spark only
+            from memwal_ops.formats.lance.engines.spark import indexing  # noqa: PLC0415 - Spark only
 
-            self._spark = self._exit.enter_context(SparkBuilder(self._options.master, self._context))
+            self._spark = self._exit.enter_context(indexing.SparkBuilder(self._options.master, self._context))
         return self._spark
