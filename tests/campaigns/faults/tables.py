@@ -16,7 +16,7 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit import local_build
+from memwal_ops.formats.lance.commit import unpublished
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
@@ -222,7 +222,7 @@ def _leave_half_a_commit(made: LsmTable) -> None:
     for at in range(1, 200):
         table = open_table(made.uri, made.storage_options)
         try:
-            with patch.object(local_build, "LOCAL", frozenset({"file", "memory", "s3"})):
+            with patch.object(unpublished, "LOCAL", frozenset({"file", "memory", "s3"})):
                 merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
         except (Killed, StorageError, UnsupportedFeatureError):
             if any(

@@ -18,8 +18,8 @@ from memwal_ops.formats.lance.retention import version_progress
 from memwal_ops.formats.lance.wire import memwal_index, region_fields
 from memwal_ops.formats.lance.wire import version_manifest as versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.feature_flags import check_writable
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.corpus import real
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder

@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.answers.asked_index import ROWS
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
-from memwal_ops.formats.lance.wire.row_addresses import fragments_of
+from memwal_ops.formats.lance.wire.bitmaps import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,9 +17,9 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.indexes.held_rows import LISTED, MAPPED, fragments_held, row_ids_in
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
+from memwal_ops.formats.lance.wire.bitmaps import fragments_of
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import had_moves
-from memwal_ops.formats.lance.wire.row_addresses import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ import numpy as np
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.formats.lance.answers.ask import answer_of, text_answers
 from memwal_ops.formats.lance.answers.sample import text_queries
-from memwal_ops.formats.lance.wire.row_addresses import fragments_of
+from memwal_ops.formats.lance.wire.bitmaps import fragments_of
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned

@@ -17,21 +17,20 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.answers import Interval, mean_by_query
-from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.vector import (
     MULTIVECTOR_QUERIES,
     NPROBES,
     REFINE,
     K,
-    SearchError,
     distances_of,
     matrix_of,
     metric_of,
     of_index,
     search,
+    searching,
+    tie,
     usable_rows,
 )
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
 
-_TIES = 1e-5
 _ASKED = 2 * K
 
 
@@ -105,17 +103,14 @@ def _several(column: pa.ChunkedArray) -> list[Any]:
 def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> NDArray[np.float64]:
     """The distances of what is found by several vectors; Lance computes exact ones of more rows than it returns."""
     nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": _ASKED, "nprobes": NPROBES}
-    try:
-        with lance_errors("search", pinned.uri):
-            found = pinned.dataset.scanner(
-                columns=["_distance"],
-                nearest=nearest | {"refine_factor": REFINE},
-                disable_scoring_autoprojection=True,
-                fast_search=True,
-                **of_index(pinned, index),
-            ).to_table()
-    except MemwalOpsError as error:
-        raise SearchError(f"index {index.name} does not answer: {error}") from error
+    with searching(pinned, index):
+        found = pinned.dataset.scanner(
+            columns=["_distance"],
+            nearest=nearest | {"refine_factor": REFINE},
+            disable_scoring_autoprojection=True,
+            fast_search=True,
+            **of_index(pinned, index),
+        ).to_table()
     distances: NDArray[np.float64] = found["_distance"].to_numpy().astype(np.float64)
     return distances
 
@@ -125,7 +120,7 @@ def _shares(before: NDArray[np.float64], after: NDArray[np.float64]) -> Sequence
     nearest = _of_any(before, after)[:K]
     if not nearest:
         return 1.0, 1.0
-    limit = nearest[-1] + _tie(nearest[-1])
+    limit = nearest[-1] + tie(nearest[-1])
     return [min(1.0, float((one <= limit).sum()) / len(nearest)) for one in (before, after)]
 
 
@@ -134,13 +129,9 @@ def _of_any(before: NDArray[np.float64], after: NDArray[np.float64]) -> list[flo
     merged: list[float] = []
     others = deque(sorted(after.tolist()))
     for distance in sorted(before.tolist()):
-        while others and others[0] < distance - _tie(distance):
+        while others and others[0] < distance - tie(distance):
             merged.append(others.popleft())
         merged.append(distance)
-        if others and others[0] <= distance + _tie(distance):
+        if others and others[0] <= distance + tie(distance):
             others.popleft()
     return [*merged, *others]
-
-
-def _tie(distance: float) -> float:
-    return _TIES * max(abs(distance), 1e-6)

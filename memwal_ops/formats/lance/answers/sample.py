@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from lance.query import FullTextOperator, MatchQuery, MinHashQuery, PhraseQuery
 
-from memwal_ops.formats.lance.answers.literals import literal, plain
 from memwal_ops.formats.lance.answers.spatial import spatial_conditions
+from memwal_ops.formats.lance.files.sql_literals import literal, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,6 +12,7 @@ Recall of a healthy index may be low by nature: of a product quantizer with few 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_qu
 from memwal_ops.errors import MemwalOpsError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses, fragments_of
+from memwal_ops.formats.lance.wire.bitmaps import encode_row_addresses, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ K = 10
 NPROBES = 20
 REFINE = 10
 MULTIVECTOR_QUERIES = 8
+# Distances that differ by no more than that share are equal.
 _TIES = 1e-5
 _BATCH = 4096
 # Fewer true neighbours of an age than that do not measure its recall.
@@ -123,6 +125,16 @@ class SearchError(StorageError):
     reason = "index_fails"
 
 
+@contextmanager
+def searching(pinned: Pinned, index: AskedIndex) -> Iterator[None]:
+    """Around a search by an index. Raises :class:`SearchError` where it fails."""
+    try:
+        with lance_errors("search", pinned.uri):
+            yield
+    except MemwalOpsError as error:
+        raise SearchError(f"index {index.name} does not answer: {error}") from error
+
+
 def metric_of(pinned: Pinned, index: AskedIndex) -> str:
     """The metric of a vector index; indexes of older releases do not describe it, and their statistics are costly."""
     if described := index.details.get("metric_type"):
@@ -173,6 +185,11 @@ def distances_of(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> N
     distances[:, ~usable] = np.inf
     measured: NDArray[np.float64] = distances
     return measured
+
+
+def tie(distance: float) -> float:
+    """By how much another distance may differ, and be the same."""
+    return _TIES * max(abs(distance), 1e-6)
 
 
 def _exact(
@@ -244,19 +261,16 @@ def search(
     nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": k, "nprobes": nprobes}
     if refine is not None:
         nearest["refine_factor"] = refine
-    try:
-        with lance_errors("search", pinned.uri):
-            found = pinned.dataset.scanner(
-                columns=[index.column],
-                nearest=nearest,
-                with_row_address=True,
-                disable_scoring_autoprojection=True,
-                fast_search=True,
-                **_only(pinned, fragments),
-                **of_index(pinned, index),
-            ).to_table()
-    except MemwalOpsError as error:
-        raise SearchError(f"index {index.name} does not answer: {error}") from error
+    with searching(pinned, index):
+        found = pinned.dataset.scanner(
+            columns=[index.column],
+            nearest=nearest,
+            with_row_address=True,
+            disable_scoring_autoprojection=True,
+            fast_search=True,
+            **_only(pinned, fragments),
+            **of_index(pinned, index),
+        ).to_table()
     of = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(found.num_rows, np.int32)
     addresses = found[ROW_ADDRESS].to_numpy()
     vectors = matrix_of(found[index.column]) if found.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
@@ -309,7 +323,7 @@ def _measured(
         finite = np.isfinite(truth.distances[number])
         nearest = truth.addresses[number][finite]
         limit = float(truth.distances[number][finite][-1]) if nearest.size else -np.inf
-        limit += _TIES * max(abs(limit), 1e-6) if nearest.size else 0.0
+        limit += tie(limit) if nearest.size else 0.0
         distances = distances_of(asked[number : number + 1], one.vectors, metric)[0]
         near.append(one.addresses[distances <= limit])
         real.append(nearest)
@@ -379,7 +393,7 @@ def _found_itself(asked: NDArray[Any], own: NDArray[np.uint64], found: list[Foun
     for number, one in enumerate(found):
         same = distances_of(asked[number : number + 1], one.vectors, metric)[0]
         scale = 1.0 if metric != "l2" else float((asked[number].astype(np.float64) ** 2).sum())
-        hits += bool((one.addresses == own[number]).any() or (same <= _TIES * max(scale, 1e-6)).sum() >= K)
+        hits += bool((one.addresses == own[number]).any() or (same <= tie(scale)).sum() >= K)
     return wilson(hits, len(found))
 
 
@@ -392,20 +406,17 @@ def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base
         asked = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}
         answers = []
         for use_index in (False, True):
-            try:
-                with lance_errors("search", pinned.uri):
-                    found = pinned.dataset.scanner(
-                        columns=["_distance"],
-                        nearest=asked | {"use_index": use_index, "refine_factor": REFINE},
-                        with_row_address=True,
-                        disable_scoring_autoprojection=True,
-                        **(of_index(pinned, index) if use_index else {}),
-                    ).to_table()
-            except MemwalOpsError as error:
-                raise SearchError(f"index {index.name} does not answer: {error}") from error
+            with searching(pinned, index):
+                found = pinned.dataset.scanner(
+                    columns=["_distance"],
+                    nearest=asked | {"use_index": use_index, "refine_factor": REFINE},
+                    with_row_address=True,
+                    disable_scoring_autoprojection=True,
+                    **(of_index(pinned, index) if use_index else {}),
+                ).to_table()
             answers.append(found)
         limit = max(answers[0]["_distance"].to_pylist(), default=0.0)
-        near = sum(one <= limit + _TIES * max(abs(limit), 1e-6) for one in answers[1]["_distance"].to_pylist())
+        near = sum(one <= limit + tie(limit) for one in answers[1]["_distance"].to_pylist())
         totals.append(answers[0].num_rows)
         hits.append(min(near, answers[0].num_rows))
     base["settings"] = f"k {K}, nprobes {NPROBES}, refine {REFINE}"

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import GenerationCorruptError, InvalidFormatError, ObjectNotFoundError, runbook
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_files import lance_rows
+from memwal_ops.formats.lance.files.encoded_rows import lance_rows
 from memwal_ops.formats.lance.regions.key_files import BLOOM_FILTER, KEY_INDEX_PAGES, GenerationKeys
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 

@@ -4,7 +4,7 @@ Why not pylance's own commit? It rebases: a transaction computed at version V is
 whenever its conflict check finds no overlap, and that check does not consider merge progress. Deleted rows come back,
 rows are there twice, or progress is lost; docs/protocol.md has the three timelines, each kept as a contract test.
 
-Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.commit.local_build`), or
+Therefore pylance builds the new version in a local folder (:mod:`memwal_ops.formats.lance.commit.unpublished`), or
 under a detached name, which no reader opens; the version number and the progress are stamped into it; pylance opens
 the stamped manifest once to verify that it is readable; and one put-if-absent publishes it as V+1. The second of two
 writers finds the name taken, reads everything again and replans. Progress, data and deletions of all regions of a
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import lance
 
 from memwal_ops.errors import InvariantViolatedError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit.local_build import build_locally, described, open_locally
 from memwal_ops.formats.lance.commit.publication import (
     CommitLostError,
     CommitNote,
@@ -43,6 +42,7 @@ from memwal_ops.formats.lance.commit.publication import (
     refuse_missing_files,
     verify_in_history,
 )
+from memwal_ops.formats.lance.commit.unpublished import build_locally, described, open_locally
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER

@@ -13,8 +13,8 @@ import lance
 
 from memwal_ops.core.published import record
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.commit.index_build import to_pylance
 from memwal_ops.formats.lance.commit.publication import commit_lost, refuse_gaps, refuse_missing_files
-from memwal_ops.formats.lance.commit.pylance_indexes import to_pylance
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.files.referenced_files import index_key

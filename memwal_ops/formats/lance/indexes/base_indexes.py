@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, TableCorruptError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.index_entries import by_name
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
-from memwal_ops.formats.lance.wire.row_addresses import fragments_of
+from memwal_ops.formats.lance.wire.bitmaps import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

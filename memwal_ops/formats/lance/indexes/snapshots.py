@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
+from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.snapshot_rows import (
     RegionRow,

@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.answers.pooled import compare_searches
 from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError
-from memwal_ops.formats.lance.commit.trial_version import opened_with
+from memwal_ops.formats.lance.commit.unpublished import opened_with
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:

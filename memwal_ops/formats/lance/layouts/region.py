@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
+from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.files.arrow_streams import read_stream
+from memwal_ops.formats.lance.files.encoded_rows import read_stream
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH

@@ -17,8 +17,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.arrow_streams import stream_bytes
 from memwal_ops.formats.lance.files.datasets import lance_options
+from memwal_ops.formats.lance.files.encoded_rows import stream_bytes
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.legacy import states

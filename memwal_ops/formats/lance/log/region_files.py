@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, WalCorruptError
-from memwal_ops.formats.lance.files.lance_files import lance_bytes, lance_rows
+from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from memwal_ops.formats.lance.files.lance_files import lance_bytes
+from memwal_ops.formats.lance.files.encoded_rows import lance_bytes
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
 

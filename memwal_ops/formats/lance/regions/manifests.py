@@ -21,6 +21,7 @@ from memwal_ops.errors import (
     RegionManifestCorruptError,
     RegionManifestGapError,
 )
+from memwal_ops.formats.lance.files.versions import PAGE
 from memwal_ops.formats.lance.wire.names import (
     MEM_WAL_FOLDER,
     parse_generation_dir,
@@ -48,8 +49,6 @@ HINT = "version_hint.json"
 REGION_FAULTS = (RegionManifestCorruptError, RegionManifestGapError, LinkError)
 _ID_PREFIX = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,27}")
 _LISTINGS = 3
-# The page size of a listing on every store.
-_PAGE = 1000
 
 
 class NoRegionManifestError(RegionManifestCorruptError):
@@ -199,9 +198,9 @@ class RegionManifestStore:
         For jobs that read every region. One request is not sufficient if the folder has
         1,000 versions or more, none, or a gap: then :meth:`latest` is called, which raises the specific error.
         """
-        page = list(islice(self._store.list(self.folder), _PAGE))
+        page = list(islice(self._store.list(self.folder), PAGE))
         versions = _versions(page)
-        plain = len(page) < _PAGE and versions and versions[-1] - versions[0] + 1 == len(versions)
+        plain = len(page) < PAGE and versions and versions[-1] - versions[0] + 1 == len(versions)
         names = ((meta.path, meta.path.rsplit("/", 1)[-1]) for meta in page)
         strays = tuple(path for path, name in names if name != HINT and parse_region_manifest_name(name) is None)
         created = min((meta.last_modified for meta in page if _version(meta) is not None), default=None)

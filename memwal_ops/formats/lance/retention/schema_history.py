@@ -24,8 +24,7 @@ from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
-from memwal_ops.formats.lance.retention.field_id_reuse import fewest_versions
-from memwal_ops.formats.lance.retention.schema_record import Field
+from memwal_ops.formats.lance.retention.schema_record import Field, fewest_versions
 from memwal_ops.formats.lance.retention.schema_recorder import extended_record, nanoseconds, read_schema_record
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError

@@ -9,7 +9,7 @@ fields takes some bytes for each field, however many versions it has. Only ``exp
 The record of a table is not trusted for another one at the same URI, or after a restore from a backup: the manifest of
 the last recorded version must be the recorded one. If that version is gone, the versions between it and the oldest
 existing one are missing, and the record only tells how many
-(:mod:`memwal_ops.formats.lance.retention.field_id_reuse`); then the table must have the same MemWAL index.
+(:mod:`memwal_ops.formats.lance.retention.schema_record`); then the table must have the same MemWAL index.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import structlog
 
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.versions import operation_of, parent_version, read_version_manifest
-from memwal_ops.formats.lance.retention.field_id_reuse import FileIds
 from memwal_ops.formats.lance.retention.schema_record import (
     Field,
+    FileIds,
     Part,
     SchemaRecord,
     Span,

@@ -72,11 +72,9 @@ def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress
     if not data:
         raise InvalidFormatError(f"{manifest.path} is empty.")
     version = decode_named(manifest.path, data)
-    points = _points_into_mem_wal(version.manifest)
-    index = None if version.indexes is None else _memwal(version.indexes)
-    if version.indexes is None or index is None:
-        return VersionProgress({}, None, points)
-    return _progress(index, _lowered(index, version.indexes, version.manifest.fragments) or {}, points)
+    progress = _progress(version.indexes, version.manifest, version.manifest.fragments)
+    assert progress is not None  # noqa: S101 - the fragments are given
+    return progress
 
 
 def _by_ends(store: Store, manifest: ObjectMeta) -> VersionProgress | None:
@@ -89,29 +87,23 @@ def _by_ends(store: Store, manifest: ObjectMeta) -> VersionProgress | None:
     tail = head[manifest.size - _TAIL :] + store.get_range(manifest.path, end, manifest.size - end)
     decided, section = index_section_by_ends(head, tail)
     last = last_fields(tail)
-    if not decided or last is None:
-        return None
-    points = _points_into_mem_wal(last)
-    index = None if section is None else _memwal(section)
-    if section is None or index is None:
-        return VersionProgress({}, None, points)
-    merged = _lowered(index, section, None)
-    return None if merged is None else _progress(index, merged, points)
+    return None if not decided or last is None else _progress(section, last, None)
 
 
-def _progress(index: MemWalIndex, lowered: Mapping[UUID, int], points: bool) -> VersionProgress:  # noqa: FBT001 - private
-    base = index.merged_generations
-    return VersionProgress(lowered, index.uuid, points, None if base == lowered else base)
-
-
-def _points_into_mem_wal(manifest: table_pb2.Manifest) -> bool:
-    return any(MEM_WAL_FOLDER in base.path.split("/") for base in manifest.base_paths)
-
-
-def _memwal(section: table_pb2.IndexSection) -> MemWalIndex | None:
+def _progress(
+    section: table_pb2.IndexSection | None,
+    manifest: table_pb2.Manifest,
+    fragments: Collection[table_pb2.DataFragment] | None,
+) -> VersionProgress | None:
+    """The progress of a version by its index section and base paths; None: the fragments are needed, too."""
+    points = any(MEM_WAL_FOLDER in base.path.split("/") for base in manifest.base_paths)
     entry = find_memwal_entry(section)
     # Readers of the legacy layout open no generation below _mem_wal/.
-    return None if entry is None or is_legacy(entry) else decode_memwal_index(entry)
+    if section is None or entry is None or is_legacy(entry):
+        return VersionProgress({}, None, points)
+    index = decode_memwal_index(entry)
+    base, merged = index.merged_generations, _lowered(index, section, fragments)
+    return None if merged is None else VersionProgress(merged, index.uuid, points, None if base == merged else base)
 
 
 def _lowered(

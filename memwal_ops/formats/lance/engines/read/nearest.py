@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
-from memwal_ops.formats.lance.wire.row_addresses import encode_row_addresses
+from memwal_ops.formats.lance.wire.bitmaps import encode_row_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,8 +24,8 @@ from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_gene
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast, find_newest, fits
-from memwal_ops.formats.lance.engines.spark.leftovers import log_files, log_files_if_kept, log_leftovers
 from memwal_ops.formats.lance.engines.spark.locators import MAX_GENERATIONS
+from memwal_ops.formats.lance.engines.spark.runner import log_files, log_files_if_kept, log_leftovers
 from memwal_ops.formats.lance.engines.spark.running import Running
 from memwal_ops.formats.lance.engines.spark.shuffle import Shuffle
 from memwal_ops.log import get_logger

@@ -18,8 +18,7 @@ from lance.lance import indices as trained_models
 
 from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.runner import Stage
-from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
-from memwal_ops.formats.lance.commit.pylance_indexes import from_pylance, to_pylance
+from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, from_pylance, to_pylance
 from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors

@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.engines.merge.passes import commit_files, open_gen
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.fit import misfits, to_table
-from memwal_ops.formats.lance.engines.spark.leftovers import log_files_if_kept, log_leftovers
+from memwal_ops.formats.lance.engines.spark.runner import log_files_if_kept, log_leftovers
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from memwal_ops.core.spark.faults import reported
 from memwal_ops.formats.lance.engines.merge.locate import count_deleted, matching_rows, replaced_ids, scan_keys
-from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES, Pass, write_masked
-from memwal_ops.formats.lance.files.arrow_streams import stream_bytes
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.encoded_rows import stream_bytes
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def address_deleter(work: Pass) -> ItemTask:
     def write_deletion_vectors(parts: Iterable[npt.NDArray[np.uint64]]) -> Iterator[dict[str, Any]]:
         with reported():
             for addresses in parts:
-                yield _deleted(work, addresses)
+                yield work.without(addresses)
 
     return write_deletion_vectors
 
@@ -103,21 +102,10 @@ def key_scanner(work: Pass, sought: Broadcast[tuple[bytes, npt.NDArray[np.bool_]
                     hits = matching_rows(scanned, keys, _CHUNK_BYTES)
                 if hits is None:
                     continue
-                result = _deleted(work, np.sort(hits.column(ROW_ADDRESS).to_numpy()))
+                result = work.without(np.sort(hits.column(ROW_ADDRESS).to_numpy()))
                 result["deleted"] = count_deleted(hits, keys, is_tombstone)
                 if work.stable:
                     result["replacing"], result["row_ids"] = replaced_ids(hits, keys)
                 yield result
 
     return scan_and_delete
-
-
-def _deleted(work: Pass, addresses: npt.NDArray[np.uint64]) -> dict[str, Any]:
-    updated, removed = delete_superseded(Target(work.location, work.base()), addresses)
-    work.count(len(addresses), 0)
-    return {
-        "updated": [fragment.to_json() for fragment in updated],
-        "removed": removed,
-        "superseded": len(addresses),
-        "deleted": 0,
-    }

@@ -79,6 +79,17 @@ class Pass:
         with lance_errors("open", self.location.uri):
             return open_dataset(self.location, version=self.version)
 
+    def without(self, addresses: npt.NDArray[np.uint64]) -> dict[str, Any]:
+        """Write deletion vectors that hide base rows (ascending); ``deleted`` is 0: who has their keys fills it in."""
+        updated, removed = delete_superseded(Target(self.location, self.base()), addresses)
+        self.count(len(addresses), 0)
+        return {
+            "updated": [fragment.to_json() for fragment in updated],
+            "removed": removed,
+            "superseded": len(addresses),
+            "deleted": 0,
+        }
+
     def open(self, ordinal: int) -> Generation:
         """One of its generations.
 
@@ -187,15 +198,8 @@ def deleter(work: Pass) -> Task:
             if not rows.num_rows:
                 return
             addresses = np.sort(_int64(rows, "address").view(np.uint64))
-            updated, removed = delete_superseded(Target(work.location, work.base()), addresses)
             deleted = int(tombstones(_int64(rows, "locator")).sum())
-            work.count(len(addresses), 0)
-            yield _result(
-                updated=[fragment.to_json() for fragment in updated],
-                removed=removed,
-                superseded=len(addresses),
-                deleted=deleted,
-            )
+            yield _result(**{**work.without(addresses), "deleted": deleted})
 
     return write_deletion_vectors
 

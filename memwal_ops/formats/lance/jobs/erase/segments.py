@@ -18,7 +18,7 @@ from memwal_ops.core.numbered_records import NumberedRecords
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.jobs.erase.target import fragment_key
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.index_entries import by_name
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.erasure import Holder
 from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.commit.index_build import from_pylance
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
-from memwal_ops.formats.lance.commit.pylance_indexes import from_pylance
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_options

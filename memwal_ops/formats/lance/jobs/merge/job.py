@@ -37,7 +37,7 @@ from memwal_ops.formats.lance.generations.backlog import (
     with_listed_log,
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
-from memwal_ops.formats.lance.generations.unflushed import read_unflushed
+from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions

@@ -23,7 +23,7 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.commit import local_build
+from memwal_ops.formats.lance.commit import unpublished
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -345,7 +345,7 @@ def test_coverage_is_determined_where_the_files_of_an_index_are(
     table: Any = open_table(made.uri)
     table.manifest.manifest.ClearField("writer_version")
     table.store.put(version_path(table.version, table.naming), encode_version_manifest(table.manifest))
-    monkeypatch.setattr(local_build, "LOCAL", frozenset())
+    monkeypatch.setattr(unpublished, "LOCAL", frozenset())
     table = open_table(made.uri)
     region, generation = region_and_next(table)
     commit_strict(table, append(table), {region: generation}, NOTE)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.region_fields import decode_field, field_type, field_types
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.snapshot_rows import RegionState, decode_rows, region_rows, shard_rows

@@ -10,7 +10,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import AnswersWorseError
-from memwal_ops.formats.lance.commit import trial_version
+from memwal_ops.formats.lance.commit import unpublished
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
 from tests.support.tables import indexed
@@ -122,7 +122,7 @@ def test_what_a_killed_question_leaves_is_known(made: PlainTable, monkeypatch: p
     def kill(*_: Any, **__: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(trial_version, "open_dataset", kill)
+    monkeypatch.setattr(unpublished, "open_dataset", kill)
     monkeypatch.setattr("memwal_ops.formats.lance.table.Table.discard", lambda *_: None)
     with pytest.raises(Killed):
         run_job(made.uri, "catchup", indexes=["id_btree"])

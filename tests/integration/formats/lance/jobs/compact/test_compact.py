@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.jobs.compact import job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from memwal_ops.formats.lance.wire.fragment_bitmap import decode_fragment_bitmap
+from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from tests.integration.contracts import small
 from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged

@@ -15,14 +15,14 @@ from lance.optimize import Compaction
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import StopRequested
 from memwal_ops.errors import AnswersWorseError, CommitStateUnknownError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit import checked_commit, trial_version
+from memwal_ops.formats.lance.commit import checked_commit, unpublished
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.compact import answers, job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
-from memwal_ops.formats.lance.wire.fragment_bitmap import encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
 from tests.support.listeners import at_checkpoint
 from tests.support.tables import indexed
 from tests.support.tables.answering import SCALARS, VECTORS, claims_too_much, rows, vectors
@@ -327,7 +327,7 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
 
     target, name = {
         "staged": (checked_commit._CheckedVersions, "_create"),
-        "asking": (trial_version, "open_dataset"),
+        "asking": (unpublished, "open_dataset"),
         "published": (checked_commit, "advance_hint"),
     }[where]
     monkeypatch.setattr(target, name, nth(getattr(target, name), after=where == "published"))

@@ -1,21 +1,23 @@
-"""Encode and decode single Lance files in memory: files that are written and read as a whole, outside of datasets."""
+"""Encode rows as a Lance file or an Arrow stream in memory, and decode them: files of logs, snapshots and indexes.
+
+These are written and read as a whole, outside of datasets.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _NAME = "file.lance"
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
+"""A stream is padded to 8 bytes; Lance panics at decimals that are not at a multiple of 16."""
 
 
 def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
@@ -60,3 +62,17 @@ def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Tab
                 return reader.read_all().to_table()
         except Exception as error:
             raise InvalidFormatError(f"{what[:1].upper()}{what[1:]} is not a readable Lance file: {error}") from error
+
+
+def read_stream(data: bytes) -> pa.Table:
+    """The rows of a stream. Raises ``pa.ArrowException`` if it is none."""
+    return pa.ipc.open_stream(data, options=ALIGNED).read_all()
+
+
+def stream_bytes(rows: pa.Table) -> bytes:
+    """Rows as a stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written

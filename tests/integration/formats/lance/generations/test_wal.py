@@ -12,7 +12,7 @@ import pytest
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.backlog import backlog_of, with_listed_log
-from memwal_ops.formats.lance.generations.unflushed import read_unflushed
+from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.supervisor.observe.findings import writer_findings
 from tests.support.tables.lsm_table import LsmTable
 from tests.support.tables.region_layout import RegionLayout
