@@ -27,7 +27,7 @@ _NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment. ``fragments``: those that the manifest says it covers; ``version``: when it was made."""
+    """One segment. ``fragments``: those that it covers by the manifest; ``version``: when it was made."""
 
     uuid: str
     fragments: frozenset[int]

@@ -46,7 +46,7 @@ _GRAPH_MARGIN = 0.2
 # Of a healthy index the excess is about 0.
 _EXCESS = 0.2
 # Codes fit the rows that they were trained with better than any others, if these are fewer than 39 for each of the 256
-# centroids of a code (the minimum that faiss advises): then a difference by age says nothing.
+# centroids of a code (the minimum that faiss advises): then a difference by age shows nothing.
 _TRAINED_ENOUGH = 39 * 256
 _SHOWN = 5
 

@@ -1,4 +1,4 @@
-"""Tell what asking the indexes of a table costs, before they are asked: only the rows to ask for are drawn."""
+"""Estimate what asking the indexes of a table costs, before they are asked: only the rows to ask for are drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def or_plan(verify: Verify) -> Callable[..., VerifyReport | AnswersPlan]:
-    """A job that verifies a table by ``verify``, or, with ``dry_run``, tells what asking its indexes costs."""
+    """A job that verifies a table by ``verify``, or, with ``dry_run``, estimates what asking its indexes costs."""
 
     def verified_or_planned(
         table: Table, options: VerifyOptions, context: RunContext | None = None

@@ -1,7 +1,6 @@
 """Compare the rows that an index claims to cover with the rows that its files hold.
 
-The manifest says which fragments a segment covers; nothing but its files says which rows are in it. Read are only the
-row ids of its files, 8 bytes each.
+See :mod:`memwal_ops.formats.lance.indexes.held_rows` for what is read of the files.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def coverage_of(
     values = _values(pinned, index, chosen)
     needed = chosen[usable(values)]
     if text and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        # An analyzer leaves nothing of many rows that are alike: stop words, signs. One of each tells.
+        # An analyzer leaves nothing of many rows that are alike: stop words, signs. One of each is enough.
         _, first = np.unique(values.combine_chunks().dictionary_encode().indices.fill_null(-1), return_index=True)
         needed = np.intersect1d(needed, chosen[first])[:_LOOKED_AT]
     gone = [one for one in _fragment_ids(needed) if (fragments_of(lacking) == one).sum() == pinned.live[one]]

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from memwal_ops.core.answers import Interval, mean_by_query
 from memwal_ops.formats.lance.answers.vector import (
-    MULTIVECTOR_QUERIES,
     NPROBES,
     REFINE,
     K,
@@ -28,6 +27,7 @@ from memwal_ops.formats.lance.answers.vector import (
     of_index,
     search,
     searching,
+    several_vectors,
     tie,
     usable_rows,
 )
@@ -85,7 +85,7 @@ def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[NDArray[np
     state = pinned.indexes[index.name]
     metric = metric_of(pinned, state)
     if pa.types.is_list(index.arrow):
-        return [_found_by_several(pinned, state, one) for one in _several(rows[index.column])]
+        return [_found_by_several(pinned, state, one) for one in several_vectors(rows[index.column])]
     vectors = matrix_of(rows[index.column])
     asked = vectors[usable_rows(vectors, metric)]
     every = list(pinned.fragments)
@@ -93,11 +93,6 @@ def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[NDArray[np
         distances_of(asked[number : number + 1], one.vectors, metric)[0]
         for number, one in enumerate(search(pinned, state, asked, every, k=_ASKED))
     ]
-
-
-def _several(column: pa.ChunkedArray) -> list[Any]:
-    """Queries of several vectors."""
-    return [one for one in column.to_pylist() if one][:MULTIVECTOR_QUERIES]
 
 
 def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> NDArray[np.float64]:

@@ -202,7 +202,7 @@ def _scalars(
 
 
 def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
-    """A value that probably no row has; a scan tells."""
+    """A value that probably no row has; a scan shows it."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return literal(f"{distinct[len(distinct) // 2]}~{_NO_WORD}", kind)
     if pa.types.is_floating(kind) and not pa.types.is_float16(kind):

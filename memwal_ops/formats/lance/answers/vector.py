@@ -160,6 +160,11 @@ def matrix_of(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     return matrix
 
 
+def several_vectors(column: pa.ChunkedArray) -> list[Any]:
+    """Queries of several vectors each."""
+    return [one for one in column.to_pylist() if one][:MULTIVECTOR_QUERIES]
+
+
 def usable_rows(vectors: NDArray[Any], metric: str) -> NDArray[np.bool_]:
     """Those with a distance to others: finite, and for cosine not zero."""
     finite = np.isfinite(vectors).all(axis=1) if vectors.dtype.kind == "f" else np.ones(len(vectors), bool)
@@ -400,7 +405,7 @@ def _found_itself(asked: NDArray[Any], own: NDArray[np.uint64], found: list[Foun
 def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base: dict[str, Any]) -> IndexAnswers:
     """Recall of an index of several vectors per row: Lance computes the exact answers, one scan for each query."""
     assert drawn.rows is not None  # noqa: S101 - the caller checked
-    queries = [one for one in drawn.rows[index.column].to_pylist() if one][:MULTIVECTOR_QUERIES]
+    queries = several_vectors(drawn.rows[index.column])
     hits, totals = [], []
     for query in queries:
         asked = {"column": index.column, "q": np.asarray(query, np.float32), "k": K, "nprobes": NPROBES}

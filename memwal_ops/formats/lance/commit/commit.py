@@ -10,10 +10,9 @@ the stamped manifest once to verify that it is readable; and one put-if-absent p
 writers finds the name taken, reads everything again and replans. Progress, data and deletions of all regions of a
 pass are one version: none of them is ever visible without the others.
 
-A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs
-no detached version: :func:`commit_indexes` copies the newest manifest, including unknown fields,
-replaces index entries, and publishes in the same way. pylance's own commit
-of such a change reverts a concurrent merge's progress without a conflict
+A change of indexes alone (region snapshots, catch-up, an index that was brought up to date) needs no detached version:
+:func:`commit_indexes` copies the newest manifest, including unknown fields, replaces index entries, and publishes in
+the same way. pylance's own commit of such a change reverts a concurrent merge's progress without a conflict
 (docs/upstream/stale_index_commit_takes_progress_back.py).
 """
 
@@ -282,11 +281,12 @@ def _numbered(manifest: table_pb2.Manifest, version: int) -> table_pb2.Manifest:
 
 def _publish_built(table: Table, built: VersionManifest, data: bytes, transaction: table_pb2.Transaction) -> int:
     version = table.version + 1
-    file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}" if built.manifest.transaction_file else None
-    if file is not None:
+    name = built.manifest.transaction_file
+    files = [f"{TRANSACTIONS_FOLDER}/{name}"] if name else []
+    for file in files:
         # Releases that find no transaction inside the manifest look for this file when they rebase.
         table.store.put(file, transaction.SerializeToString(deterministic=True))
-    with deleted_unless_named(lambda: file and table.discard([file])):
+    with deleted_unless_named(lambda: table.discard(files)):
         changed = merge_progress(built.indexes) != merge_progress(table.manifest.indexes)
         _last_checks(table, built, raises_progress=changed)
         publish(table, data, version)

@@ -1,10 +1,9 @@
 """Build index segments with pylance without publishing them.
 
-pylance's own commit is not suitable here: a changed codebook must be detected
-before a reader can see it, and merge progress must not depend on how a release rebases. So the commit is
-aborted at its last step. A dataset can be opened with a commit lock; pylance writes
-the index files and its transaction, then acquires the lock. The lock function reads the transaction, which
-describes the new segments completely, and raises. pylance removes the transaction and fails; the
+pylance's own commit is not suitable here: a changed codebook must be detected before a reader can see it, and merge
+progress must not depend on how a release rebases. So the commit is aborted at its last step. A dataset can be opened
+with a commit lock; pylance writes the index files and its transaction, then acquires the lock. The lock function reads
+the transaction, which describes the new segments completely, and raises. pylance removes the transaction and fails; the
 files remain unreferenced until :func:`memwal_ops.formats.lance.commit.commit.commit_indexes` publishes them.
 """
 
@@ -88,9 +87,8 @@ def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = 
     """Bring an index up to ``table``'s version with ``optimize_indices``, unpublished.
 
     Args:
-        merge: merge that many of its segments with the new rows; 0: the new rows get a segment
-            of their own; None: pylance's default, which must not be used for vector indexes
-            (docs/upstream/optimize_changes_centroids.py).
+        merge: merge that many of its segments with the new rows; 0: the new rows get a segment of their own; None:
+            pylance's default, which must not be used for vector indexes (docs/upstream/optimize_changes_centroids.py).
         retrain: build it anew instead, with new centroids; pylance derives their number from the number of rows.
 
     Returns:

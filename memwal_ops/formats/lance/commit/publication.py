@@ -219,28 +219,25 @@ def publish(table: Table, data: bytes, version: int) -> None:
         CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
     """
     path = version_path(version, table.naming)
+    failure: StorageError | None = None
     try:
         published = table.store.put_if_absent(path, data)
     except StorageError as error:
-        stored = _read_back(table, path, error)
-        if stored is None:
-            # Not there now, but a request that is still in flight may succeed later: the outcome is
-            # unknown, so this run must not report a failure and must not clean up.
-            raise CommitStateUnknownError(f"Whether version {version} was committed is unknown: {error}") from error
-        published = stored == data
-    else:
-        if not published:
-            # The name is taken, perhaps by this run: a client that repeats a put after a lost response
-            # gets "exists". Every build of a version contains its own transaction uuid,
-            # so equal bytes were written by this run.
-            stored = _read_back(table, path, None)
-            if stored is None:
-                # Taken a moment ago, and absent now: cleaned up, or this read is stale and the
-                # manifest is this run's. The files to which it may refer must be kept.
-                raise commit_lost(table, version, files_unreferenced=False)
-            published = stored == data
+        published, failure = False, error
     if not published:
-        raise commit_lost(table, version)
+        stored = _read_back(table, path, failure)
+        if stored is None and failure is not None:
+            # Not there now, but a request that is still in flight may succeed later: the outcome is unknown, so this
+            # run must not report a failure and must not clean up.
+            raise CommitStateUnknownError(f"Whether version {version} was committed is unknown: {failure}") from failure
+        if stored is None:
+            # Taken a moment ago, and absent now: cleaned up, or this read is stale and the manifest is this run's. The
+            # files to which it may refer must be kept.
+            raise commit_lost(table, version, files_unreferenced=False)
+        # Taken, perhaps by this run: a client that repeats a put after a lost response gets "exists". Every build of a
+        # version contains its own transaction uuid, so equal bytes were written by this run.
+        if stored != data:
+            raise commit_lost(table, version)
     record(version)
 
 

@@ -7,19 +7,20 @@ fragments that the segments cover.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import lance
 
+from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.published import record
-from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.index_build import to_pylance
 from memwal_ops.formats.lance.commit.publication import commit_lost, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
-from memwal_ops.formats.lance.files.referenced_files import index_key
-from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
+from memwal_ops.formats.lance.files.referenced_files import BASE_FOLDERS, index_key
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, read_version_manifest
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import Store
+
+_CLEAN_UP = "lance.auto_cleanup."
+_REMEDY = "Turn the setting off (dataset.optimize.disable_auto_cleanup()) and let memwal-ops expire do it, or {}."
 
 
 def commit_segments(table: Table, build: IndexBuild, note: CommitNote) -> None:
@@ -147,3 +152,44 @@ def _is_published(table: Table, build: IndexBuild) -> bool | None:
 def _names(manifest: VersionManifest, build: IndexBuild) -> bool:
     added = {entry.uuid.uuid for entry in build.added}
     return not added.isdisjoint(entry.uuid.uuid for entry in manifest.index_entries)
+
+
+def refuse_auto_cleanup(table: Table) -> None:
+    """Refuse a commit of pylance's own that may clean up: if a hold is in force, or below the base folders is a link.
+
+    If a table has the setting ``lance.auto_cleanup.*``, pylance deletes old versions in each N-th commit. It respects
+    tags and branches, but not holds, and follows symbolic links out of the table. Detached commits do not start it (a
+    contract test shows that). All jobs make detached commits, except those that call this.
+
+    Raises:
+        UnsupportedFeatureError: with the hold or the link.
+    """
+    if not any(key.startswith(_CLEAN_UP) for key in table.manifest.manifest.config):
+        return
+    hold = next(iter(holds_in_force(table.store, datetime.now(UTC))), None)
+    if hold is not None:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has the setting lance.auto_cleanup, by which pylance may delete version "
+            f"{hold.versions[0]} in this commit, and hold {hold.number} of {hold.by} keeps it.",
+            remedy=_REMEDY.format("wait until the hold ends; a tag instead of it is respected"),
+        )
+    link = _first_link(table.store) if table.location.scheme == "file" else None
+    if link is not None:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has the setting lance.auto_cleanup, and pylance's clean-up deletes the files behind "
+            f"the symbolic link {link}.",
+            remedy=_REMEDY.format("put the files themselves into the table's folder"),
+        )
+
+
+def _first_link(store: Store) -> str | None:
+    bases = {VERSIONS_FOLDER, *BASE_FOLDERS}
+    if links := bases.intersection(store.list_level("").links):
+        return min(links)
+    folders = [*bases]
+    while folders:
+        level = store.list_level(folders.pop())
+        if level.links:
+            return level.links[0]
+        folders += [*level.directories, *level.empty]
+    return None

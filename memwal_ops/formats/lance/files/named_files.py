@@ -75,7 +75,6 @@ class NamedFile:
     has_footer: bool
 
     def __str__(self) -> str:
-        """Its path, relative to the table, or its URI."""
         return self.place.shown(self.path)
 
     def damage(self, size: int) -> str | None:

@@ -95,17 +95,10 @@ class Backlog:
 
     def to_json(self) -> dict[str, int]:
         """Sizes of the backlog: generations the regions list above their progress, mergeable or not."""
-        waiting = [
-            flushed
-            for region in self.regions.values()
-            for flushed in region.manifest.flushed_generations
-            if flushed.generation > region.merged
-        ]
+        by_region = [region.manifest.unmerged(region.merged) for region in self.regions.values()]
+        waiting = [flushed for listed in by_region for flushed in listed]
         return {
-            "regions": sum(
-                any(flushed.generation > region.merged for flushed in region.manifest.flushed_generations)
-                for region in self.regions.values()
-            ),
+            "regions": sum(map(bool, by_region)),
             "generations": len(waiting),
             "rows": sum(flushed.physical_rows or 0 for flushed in waiting),
             "bytes": sum(flushed.accounted_bytes or 0 for flushed in waiting),

@@ -1,7 +1,7 @@
-"""Look at the files of unmerged generations without reading a row: their manifests, and names and sizes of the rest.
+"""Check the files of unmerged generations without reading a row: manifests, and names and sizes of the rest.
 
 A region manifest lists a generation by number, path and rows. Whether its files are still there, no listing of
-generations shows: a merge would find it out, hours later. This look costs one listing for each region, in the region
+generations shows: a merge would find it out, hours later. This check costs one listing for each region, in the region
 layout one of its log as well, and one request for each generation.
 """
 
@@ -68,11 +68,11 @@ class CheckedBacklog:
 
 
 def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) -> CheckedBacklog:
-    """Look at the unmerged generations of a backlog, of each region at the first ``limit``."""
+    """Check the unmerged generations of a backlog, of each region the first ``limit``."""
     files = {
         region_id: look_at_generations(table, region, limit)
         for region_id, region in backlog.regions.items()
-        if any(flushed.generation > region.merged for flushed in region.manifest.flushed_generations)
+        if region.manifest.unmerged(region.merged)
     }
     known = {fault.region_id: fault for fault in backlog.blocked}
     found = [
@@ -97,15 +97,14 @@ def _is_first(generation: int, known: Blocked | None) -> bool:
 def look_at_generations(
     table: Table, region: RegionBacklog, limit: int | None = None, *, footers: bool = False
 ) -> GenerationFiles:
-    """Look at the generations that a region lists above its progress.
+    """Check the files of the generations that a region lists above its progress.
 
     Args:
-        limit: look at so many, the first ones; None: at all.
+        limit: check so many, the first ones; None: all.
         footers: whether to check the end of each data file as well, with one request for each.
     """
-    listed = sorted(region.manifest.flushed_generations, key=lambda flushed: flushed.generation)
     region_id = region.manifest.region_id
-    refs = [generation_ref(region_id, one) for one in listed if one.generation > region.merged][:limit]
+    refs = [generation_ref(region_id, one) for one in region.manifest.unmerged(region.merged)][:limit]
     files = _listed(table, refs)
     existing = [ref for ref in refs if files[ref.path]]
     found = dict(

@@ -48,7 +48,6 @@ class WalEntries:
     """The WAL entries of a region, ascending by id."""
 
     def __init__(self) -> None:
-        """No entries yet."""
         self._ids = array("Q")
         self._sizes = array("Q")
         self._times = array("d")

@@ -173,8 +173,7 @@ def _check_age(table: Table, manifest: RegionManifest, record: RegionRecord | No
     """Check that a region with no merged generation is not of a table that was at this place before."""
     if created is None or not manifest.flushed_generations:
         return
-    ascending = sorted(manifest.flushed_generations, key=lambda one: one.generation)
-    first = _first_existing(table.store, manifest.region_id, ascending)
+    first = _first_existing(table.store, manifest.region_id, manifest.flushed_generations)
     if first is None:
         return
     began = Moment(min(created, first[1].stored), first[1].inside)
@@ -211,7 +210,7 @@ def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
 def _newest_existing(store: Store, manifest: RegionManifest, most: int) -> tuple[FlushedGeneration, Moment] | None:
     """The newest of the listed generations up to ``most`` that exists, and when it was flushed."""
     listed = [one for one in manifest.flushed_generations if one.generation <= most]
-    return _first_existing(store, manifest.region_id, sorted(listed, key=lambda one: -one.generation))
+    return _first_existing(store, manifest.region_id, listed[::-1])
 
 
 def _first_existing(

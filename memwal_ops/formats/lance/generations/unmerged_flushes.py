@@ -1,10 +1,9 @@
 """Determine the versions that show whether columns are those of a flush that is not merged.
 
-A generation has the columns of the version at its flush. Whether one of them was dropped and added again since is
-shown by the versions from then on (:mod:`memwal_ops.formats.lance.retention.schema_history`). This applies to the
-newest version, and to each that may be restored, since a tag, branch or hold keeps it: then its unmerged generations
-are merged. Of the latter, only the versions up to it are needed: its data files are older than what was flushed after
-it.
+A generation has the columns of the version at its flush. Whether one of them was dropped and added again since is shown
+by the versions from then on (:mod:`memwal_ops.formats.lance.retention.schema_history`). This applies to the newest
+version, and to each that may be restored, since a tag, branch or hold keeps it: then its unmerged generations are
+merged. Of the latter, only the versions up to it are needed: its data files are older than what was flushed after it.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ def _first_unmerged(regions: Mapping[UUID, RegionBacklog], merged: Mapping[UUID,
 
     def find() -> Iterator[GenerationRef]:
         for region_id, region in regions.items():
-            listed = region.manifest.flushed_generations
-            waiting = [one for one in listed if one.generation > merged.get(region_id, 0)]
+            waiting = region.manifest.unmerged(merged.get(region_id, 0))
             if waiting:
-                yield generation_ref(region_id, min(waiting, key=lambda one: one.generation))
+                yield generation_ref(region_id, waiting[0])
 
     return tuple(find())

@@ -1,4 +1,4 @@
-"""Find the end of a region's write-ahead log, the writer epochs in it, and what no generation has of it.
+"""Find the end of a region's write-ahead log, writer epochs, and which entries generations have or refer to.
 
 Entries are numbered without a gap (S0-122), and a manifest's ``wal_id_last_seen`` is a hint that
 only rises. From there on the end is found by HEAD requests in doubling steps, so that a hint that
@@ -17,8 +17,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.referenced_files import list_manifests
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.listed_log import ListedLog
-from memwal_ops.formats.lance.wire.names import U64_MAX, region_folder, wal_entry_name
+from memwal_ops.formats.lance.wire.names import U64_MAX, parse_wal_entry_name, region_folder, wal_entry_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -176,3 +179,24 @@ def _has_rows(table: Table, manifest: RegionManifest, entry: int) -> bool:
         return layout.entry_rows(table.store, wal_entry_path(manifest.region_id, entry, layout)) > 0
     except (InvalidFormatError, ObjectNotFoundError):
         return True
+
+
+def wal_references(store: Store, folder: str) -> frozenset[int] | None:
+    """Ids of the WAL entries to which a generation refers: fragments of the dataset at ``folder``, in any version.
+
+    A file is identified by its name, regardless of its base path: a copied table still has the base paths
+    of its origin. None: the generation has no manifest, and its references are unknown.
+
+    Raises:
+        InvalidFormatError: a manifest does not decode, and its references are unknown.
+        ObjectNotFoundError: a manifest was deleted meanwhile.
+    """
+    entries: set[int] = set()
+    manifests = [*list_manifests(store, f"{folder}/{VERSIONS_FOLDER}")]
+    for path in manifests:
+        for fragment in decode_version_manifest(store.get(path)).manifest.fragments:
+            for file in fragment.files:
+                entry = parse_wal_entry_name(file.path.rsplit("/", 1)[-1])
+                if entry is not None:
+                    entries.add(entry.entry_id)
+    return frozenset(entries) if manifests else None

@@ -1,6 +1,6 @@
 """Read from the files of an index which rows they hold.
 
-The manifest says which fragments a segment covers; nothing but its files says which rows are in it. Read are only the
+The manifest has the fragments that a segment covers; only its files show which rows are in it. Read are only the
 row ids or row addresses, 8 bytes each, of a bitmap index its maps.
 """
 

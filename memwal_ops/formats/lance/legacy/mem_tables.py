@@ -99,11 +99,9 @@ class MemTables:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Delete the replayed datasets."""
         self._stack.close()
 
     def generation(self, mem_wal: MemWal) -> Generation | None:

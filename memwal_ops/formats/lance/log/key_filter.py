@@ -26,7 +26,6 @@ class KeyFilter:
     """The filter of one MemTable. Keys are added at each query, and removed once generations have them."""
 
     def __init__(self, memtable: MemTable) -> None:
-        """Create an empty filter."""
         self._memtable = memtable
         self._lock = threading.Lock()
         self._state = self._fragments = self._keys = 0

@@ -44,10 +44,9 @@ class Move:
 
 def new_region_id(manifest: RegionManifest) -> UUID | None:
     """The id of the new region for the listed generations; None if none is listed."""
-    first = min(manifest.flushed_generations, key=lambda one: one.generation, default=None)
-    if first is None:
+    if not manifest.flushed_generations:
         return None
-    name = manifest.region_id.bytes + first.path.encode()
+    name = manifest.region_id.bytes + manifest.flushed_generations[0].path.encode()
     return UUID(bytes=hashlib.blake2b(name, digest_size=16).digest(), version=4)
 
 

@@ -114,7 +114,6 @@ class RegionRouter:
                 closing.callback(writer.close)
 
     def __enter__(self) -> Self:
-        """The router itself."""
         return self
 
     def __exit__(
@@ -211,5 +210,4 @@ class RegionRouter:
     def _has_unmerged(self, manifest: RegionManifest) -> bool:
         """Whether a region has unmerged rows."""
         merged = self._table.index.merged_generations.get(manifest.region_id, 0)
-        unmerged = any(one.generation > merged for one in manifest.flushed_generations)
-        return unmerged or has_unflushed_rows(self._table, manifest)
+        return bool(manifest.unmerged(merged)) or has_unflushed_rows(self._table, manifest)

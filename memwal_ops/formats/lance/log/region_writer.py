@@ -8,8 +8,7 @@ Two locks: one for putting an entry, one for flushing a generation. A flush hold
 buffered rows, so that writes continue while indexes are built.
 
 The next claim fences this writer. It detects that when the id of its next entry is taken, or before it publishes a
-manifest.
-From then on it refuses every call; rows that were not acknowledged may be lost.
+manifest. From then on it refuses every call; rows that were not acknowledged may be lost.
 """
 
 from __future__ import annotations
@@ -281,7 +280,6 @@ class RegionWriter:
         self._end()
 
     def __enter__(self) -> Self:
-        """The writer itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

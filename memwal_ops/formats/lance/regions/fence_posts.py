@@ -20,9 +20,8 @@ position, and which entries are kept for it:
 The runs are found by bisection, which misses runs of an older epoch between two of the same
 newer one. Epochs that are missed are treated as if they wrote nothing.
 
-How long: ``fence_retention``. A run's first entry is kept until the *next* run is that old: as long as it
-exists, the next one is recognized as the start of a run. For a writer that searched late, the time
-counts from its claim.
+How long: ``fence_retention``. A run's first entry is kept until the *next* run is that old: as long as it exists, the
+next one is recognized as the start of a run. For a writer that searched late, the time counts from its claim.
 
 For future writers: the last entry of the log is always kept, because pylance uses the highest
 name as the end of the log and puts its empty entry after it; at too low a position, that entry would not fence

@@ -182,8 +182,7 @@ class RegionManifestStore:
 
         Raises:
             RegionManifestGapError: a version is missing between two others.
-            RegionManifestCorruptError: the newest version cannot be decoded, or the region has
-                no manifest at all.
+            RegionManifestCorruptError: the newest version cannot be decoded, or the region has no manifest at all.
         """
         for _ in range(_LISTINGS - 1):
             try:

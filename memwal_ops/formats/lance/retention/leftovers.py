@@ -1,8 +1,7 @@
 """Find and delete the leftovers of killed commits: detached manifests with their transaction files, staged manifests.
 
-No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer.
-Leftovers of memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers
-are never deleted.
+No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer. Leftovers of
+memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers are never deleted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Track which versions of a table can be opened, and which generations they need.
 
-A reader of base version N reads N's fragments and, on top of them, every generation that N has not
-merged. As long as N can be opened, those generations must be kept (S0-189). N can be opened while its
-manifest exists: by its number, by a tag, on a branch. A tag, a branch or a hold keeps a manifest
-from being expired; a generation is kept by the manifest.
+A reader of base version N reads N's fragments and, on top of them, every generation that N has not merged. As long as N
+can be opened, those generations must be kept (S0-189). N can be opened while its manifest exists: by its number, by a
+tag, on a branch. A tag, a branch or a hold keeps a manifest from being expired; a generation is kept by the manifest.
 
 A table that was opened at a branch's path has the versions of that branch. What keeps them is read from the root
 of the table: the tags on the branch, and the branches that left from it, directly or not, with their versions. Those
@@ -18,11 +17,12 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
@@ -92,17 +92,17 @@ class LiveVersions:
             if branch["parent_branch"] == self._own:
                 branched.setdefault(int(branch["parent_version"]), []).append(name)
         self._branched = branched
-        listed: dict[str | None, Mapping[int, ObjectMeta]] = {}
-        listed[self._own], listed[_DETACHED] = list_versions(table.store)
-        stores: dict[str | None, Store] = {self._own: table.store, _DETACHED: table.store}
-        for name in self._branches:
-            if self._left_from_own(name):
-                stores[name] = root
-                listed[name] = list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}").numbered
-        self.newest = max(listed[self._own], default=0)
+        own, detached = list_versions(table.store)
+        self.newest = max(own, default=0)
+        listed: dict[str | None, tuple[Store, Mapping[int, ObjectMeta]]] = {
+            self._own: (table.store, own),
+            _DETACHED: (table.store, detached),
+        }
+        for name in filter(self._left_from_own, self._branches):
+            listed[name] = root, list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}").numbered
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
-        for tree, versions in listed.items():
-            self._trees[tree].refresh(stores[tree], versions)
+        for name, (store, versions) in listed.items():
+            self._trees[name].refresh(store, versions)
 
     def _left_from_own(self, branch: str | None) -> bool:
         """Whether a branch left from an own version, or from a branch that did; true if that is not known."""
@@ -300,7 +300,6 @@ class _Progress:
     """Progress per region, as the versions at which it changed."""
 
     def __init__(self) -> None:
-        """Before the first version: none."""
         # Per region, ascending: (first version, progress from that version on). Before the first: 0.
         self._changes: dict[UUID, list[tuple[int, int]]] = {}
         self._last: Mapping[UUID, int] = {}
@@ -351,25 +350,39 @@ class _Progress:
         return below
 
 
+class _Seen(NamedTuple):
+    """What is kept of a version. Its file is recognized: a number may be used again after a clean-up.
+
+    ``unreadable``: the path of a file that cannot be read; ``index``: the id of the MemWAL index.
+    """
+
+    size: int
+    written: float
+    e_tag: str | None
+    unreadable: str | None = None
+    index: UUID | None = None
+
+    def is_of(self, meta: ObjectMeta) -> bool:
+        """Whether it was read from a file that is listed."""
+        return (self.size, self.written, self.e_tag) == (meta.size, meta.last_modified.timestamp(), meta.e_tag)
+
+
 @dataclass(slots=True)
 class _Tree:
     """The versions of one branch, or those that are detached.
 
     Attributes:
         versions: those with a MemWAL index, ascending. The others have no generations to read.
-        index_uuids: ids of their MemWAL index entries.
+        index_uuids: ids of their MemWAL index entries, and how many versions have each.
         unreadable: the reason for each file that cannot be read.
         into_mem_wal: those that may have data files below ``_mem_wal/``.
     """
 
     into_mem_wal: set[int] = field(default_factory=set)
     versions: list[int] = field(default_factory=list)
-    index_uuids: dict[UUID, int] = field(default_factory=dict)
+    index_uuids: Counter[UUID] = field(default_factory=Counter)
     unreadable: dict[str, str] = field(default_factory=dict)
-    # Size, time and tag of each version's file: a number may be used again after a clean-up.
-    _seen: dict[int, tuple[int, float, str | None]] = field(default_factory=dict)
-    _paths: dict[int, str] = field(default_factory=dict)
-    _uuids: dict[int, UUID] = field(default_factory=dict)
+    _seen: dict[int, _Seen] = field(default_factory=dict)
     # What readers of a version do not need, and what its base has.
     merged: _Progress = field(default_factory=_Progress)
     base: _Progress = field(default_factory=_Progress)
@@ -383,20 +396,20 @@ class _Tree:
 
     def reads(self, version: int) -> bool:
         """Whether the version exists and can be read."""
-        return version in self._seen and version not in self._paths
+        return version in self._seen and self._seen[version].unreadable is None
 
     def written(self, version: int) -> datetime:
         """When a version was published."""
-        return datetime.fromtimestamp(self._seen[version][1], UTC)
+        return datetime.fromtimestamp(self._seen[version].written, UTC)
 
     def size(self, version: int) -> int:
         """The size of a version's manifest, in bytes."""
-        return self._seen[version][0]
+        return self._seen[version].size
 
     def refresh(self, store: Store, listed: Mapping[int, ObjectMeta]) -> None:
         """Drop the versions that no longer exist, and read the new ones."""
         fresh = sorted(listed.keys() - self._seen.keys())
-        changed = any(_identity(listed[version]) != seen for version, seen in self._seen.items() if version in listed)
+        changed = any(not seen.is_of(listed[version]) for version, seen in self._seen.items() if version in listed)
         if changed or (fresh and fresh[0] < self._highest):
             self._forget()
             fresh = sorted(listed)
@@ -424,46 +437,35 @@ class _Tree:
     def _add(self, version: int, meta: ObjectMeta, outcome: VersionProgress | str | _Expired) -> None:
         if isinstance(outcome, _Expired):
             return
-        self._seen[version] = _identity(meta)
+        file = meta.size, meta.last_modified.timestamp(), meta.e_tag
         self._highest = version
         if isinstance(outcome, str):
+            self._seen[version] = _Seen(*file, unreadable=meta.path)
             self.unreadable[meta.path] = outcome
-            self._paths[version] = meta.path
             return
+        self._seen[version] = _Seen(*file, index=outcome.index_uuid)
         if outcome.points_into_mem_wal:
             self.into_mem_wal.add(version)
-        uuid = outcome.index_uuid
-        if uuid is None:
+        if outcome.index_uuid is None:
             return
         self.versions.append(version)
-        self._uuids[version] = uuid
-        self.index_uuids[uuid] = self.index_uuids.get(uuid, 0) + 1
+        self.index_uuids[outcome.index_uuid] += 1
         merged, base = outcome.merged_generations, outcome.base_generations
         self.merged.add(version, merged)
         self.base.add(version, merged if base is None else base)
 
     def _drop(self, version: int) -> None:
-        del self._seen[version]
+        seen = self._seen.pop(version)
         self.into_mem_wal.discard(version)
-        self.unreadable.pop(self._paths.pop(version, ""), None)
-        uuid = self._uuids.pop(version, None)
-        if uuid is None:
-            return
-        del self.versions[bisect_left(self.versions, version)]
-        self.index_uuids[uuid] -= 1
-        if not self.index_uuids[uuid]:
-            del self.index_uuids[uuid]
+        self.unreadable.pop(seen.unreadable or "", None)
+        if seen.index is not None:
+            del self.versions[bisect_left(self.versions, version)]
+            self.index_uuids[seen.index] -= 1
+            if not self.index_uuids[seen.index]:
+                del self.index_uuids[seen.index]
 
     def _forget(self) -> None:
-        for collection in (
-            self.into_mem_wal,
-            self.versions,
-            self.index_uuids,
-            self.unreadable,
-            self._seen,
-            self._paths,
-            self._uuids,
-        ):
+        for collection in (self.into_mem_wal, self.versions, self.index_uuids, self.unreadable, self._seen):
             collection.clear()
         self.merged, self.base = _Progress(), _Progress()
         self._highest = 0
@@ -480,10 +482,6 @@ def _read(store: Store, meta: ObjectMeta) -> VersionProgress | str | _Expired:
         return _Expired()
     except (InvalidFormatError, TableCorruptError, LegacyLayoutError, LinkError) as error:
         return str(error)
-
-
-def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
-    return (meta.size, meta.last_modified.timestamp(), meta.e_tag)
 
 
 def _contains(ascending: Sequence[int], version: int) -> bool:

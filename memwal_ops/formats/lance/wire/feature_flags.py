@@ -50,7 +50,6 @@ class Feature:
     paired: bool = False
 
     def __str__(self) -> str:
-        """The name, the flag and the release."""
         release = f"since Lance {self.since}" if self.since else "in no release of Lance up to 14.0.2"
         return f"{self.name} (feature flag {self.flag}, {release})"
 

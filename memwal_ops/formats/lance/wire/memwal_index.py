@@ -238,10 +238,9 @@ def stamp_progress(
 
     ``records`` identify the regions of the progress (:mod:`memwal_ops.formats.lance.wire.region_records`).
 
-    The progress is stored in two places: in the index details, which readers use, and in the
-    transaction, which the conflict check of a concurrent merger uses. The details are copied from the parent,
-    since pylance drops unknown fields when it rewrites them; only its changes of ``index_catchup`` are kept,
-    for indexes that lost fragments.
+    The progress is stored in two places: in the index details, which readers use, and in the transaction, which the
+    conflict check of a concurrent merger uses. The details are copied from the parent, since pylance drops unknown
+    fields when it rewrites them; only its changes of ``index_catchup`` are kept, for indexes that lost fragments.
 
     Raises:
         InvariantViolatedError: progress would not rise, or the version has no MemWAL index.

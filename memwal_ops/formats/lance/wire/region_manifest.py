@@ -55,9 +55,9 @@ class FlushedGeneration:
 class RegionManifest:
     """One version of a region's state (S0-040 to S0-049).
 
-    ``region_fields`` are the values by which rows are routed to the region, as stored (``wire.region_fields``).
-    ``source`` is the message that it was decoded from, including unknown fields.
-    A field that is None is absent: no WAL entry was flushed, or seen, yet.
+    ``flushed_generations`` ascend. ``region_fields`` are the values by which rows are routed to the region, as stored
+    (``wire.region_fields``). ``source`` is the message that it was decoded from, including unknown fields. A field that
+    is None is absent: no WAL entry was flushed, or seen, yet.
     """
 
     region_id: UUID
@@ -76,6 +76,10 @@ class RegionManifest:
     def sealed(self) -> bool:
         """Whether the region accepts no more writers."""
         return self.status is RegionStatus.SEALED
+
+    def unmerged(self, progress: int) -> tuple[FlushedGeneration, ...]:
+        """The listed generations above a merge progress, ascending."""
+        return tuple(one for one in self.flushed_generations if one.generation > progress)
 
     def next(self) -> RegionManifest:
         """The same state with the next version number."""

@@ -53,11 +53,9 @@ class U64Segment:
         return tuple((before[1] + 1, after[0] - 1) for before, after in pairwise(self.spans))
 
     def __contains__(self, number: int) -> bool:
-        """Whether the number is in the set."""
         return any(first <= number <= last for first, last in self.spans)
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers, ascending."""
         for first, last in self.spans:
             yield from range(first, last + 1)
 

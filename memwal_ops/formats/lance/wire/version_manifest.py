@@ -2,10 +2,9 @@
 
 ``[u32 n][index section] [u32 n][transaction] [u32 n][manifest] [u64 position][u16 major][u16 minor]LANC``
 
-All numbers are little-endian; the position is that of the manifest's length prefix, from the start
-of the file. The manifest has the positions of the other two sections. A rewrite moves them, so every
-field that contains a position must be known: a manifest with an unknown
-field can be read, but not rewritten (S3-013).
+All numbers are little-endian; the position is that of the manifest's length prefix, from the start of the file. The
+manifest has the positions of the other two sections. A rewrite moves them, so every field that contains a position must
+be known: a manifest with an unknown field can be read, but not rewritten (S3-013).
 """
 
 from __future__ import annotations

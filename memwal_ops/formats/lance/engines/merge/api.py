@@ -84,8 +84,7 @@ class PassResult:
 class BlockedRegionsError(RegionsBlockedError):
     """Some regions cannot be merged. The pass was abandoned before anything was published.
 
-    ``causes`` maps a region id to the generation at fault (None: the region as a whole) and the
-    error.
+    ``causes`` maps a region id to the generation at fault (None: the region as a whole) and the error.
     """
 
     def __init__(self, causes: Mapping[UUID, tuple[int | None, MemwalOpsError]]) -> None:

@@ -1,9 +1,8 @@
 """Find the newest row of each key of a pass, from keys and row addresses alone.
 
-Newest is the highest (generation, row address) (S0-192). Reading keys first costs a few bytes a
-row and spares the payload of every row that a later generation supersedes; it also means that the
-base is joined once, however many generations wrote a key. Memory: the key columns of the pass and
-16 bytes a row.
+Newest is the highest (generation, row address) (S0-192). Reading keys first costs a few bytes a row and spares the
+payload of every row that a later generation supersedes; it also means that the base is joined once, however many
+generations wrote a key. Memory: the key columns of the pass and 16 bytes a row.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class Winners:
         keys: key columns under the base's names, of upserts and tombstones, one row per key.
         rows: row number of each key's winner in the pass, aligned with ``keys``.
         is_tombstone: whether the winner deletes its key, aligned with ``keys``.
-        upserts: per generation of the pass, a mask over its live rows: True if the row wins
-            and is not a tombstone.
+        upserts: per generation of the pass, a mask over its live rows: True if the row wins and is not a tombstone.
         rows_read: live rows in the pass.
     """
 

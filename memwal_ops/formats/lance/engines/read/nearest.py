@@ -179,7 +179,6 @@ class _Base:
         self.name = f"{BASE}, index={'flat' if index is None else index.name + behind}"
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
-        """See :class:`_Source`."""
         return self._nearest(k, without, fast_search=self._bridged)
 
     def uncovered_rows(self, keys: pa.Table) -> pa.Table:
@@ -194,7 +193,6 @@ class _Base:
         return self._nearest(max(len(found), 1), None, found, use_index=False)
 
     def live(self, found: pa.Table) -> pa.Table:
-        """See :class:`_Source`."""
         return found.filter(pa.array(~self._staleness.of_base(found)))
 
     def _nearest(
@@ -246,7 +244,6 @@ class _Generation:
         return self._column is not None
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
-        """See :class:`_Source`."""
         generation = self.generation
         out = self._out()
         with lance_errors("search", generation.ref.folder):
@@ -271,7 +268,6 @@ class _Generation:
         return pa.concat_tables(parts)
 
     def live(self, found: pa.Table) -> pa.Table:
-        """See :class:`_Source`."""
         return found.filter(pa.array(~self._staleness.of_generation(found, self.region, self.generation)))
 
     def _out(self) -> pa.Schema:
@@ -309,7 +305,6 @@ class _Memory:
         self.name = f"{in_memory(region)}, index=flat"
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
-        """See :class:`_Source`."""
         query = self._search.query
         with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder, lance_errors("search", "rows in memory"):
             made = lance.write_dataset(self._rows, f"{folder}/rows")

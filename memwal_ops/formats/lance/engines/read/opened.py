@@ -58,7 +58,6 @@ class Opened:
     """What a reader keeps open. At most 64 generations and 64 MiB of bloom filters; safe in threads."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._generations: _Recent[Generation] = _Recent(_MAX_OPEN)
         self._filters: _Recent[BloomFilter | None] = _Recent(_FILTER_BYTES)
 

@@ -196,8 +196,8 @@ def _of_manifest(
     backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
     if fault is not None:
         raise fault.error
-    listed = [one for one in manifest.flushed_generations if one.generation <= backlog.merged]
-    merged = tuple(generation_ref(region_id, one) for one in sorted(listed, key=lambda one: one.generation))
+    listed = (one for one in manifest.flushed_generations if one.generation <= backlog.merged)
+    merged = tuple(generation_ref(region_id, one) for one in listed)
     values = None
     # pylance uses another hash for values: its regions are never pruned.
     if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:

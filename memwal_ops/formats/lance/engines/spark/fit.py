@@ -8,7 +8,7 @@ does not have, and accepts bytes as text. Each would silently change a value, so
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +31,22 @@ def misfits(given: StructType, schema: pa.Schema) -> list[str]:
 
     wanted = pa.schema([schema.field(name) for name in given.names])
     expected = from_arrow_schema(spark_schema(wanted), prefer_timestamp_ntz=True)
-    return [clause for one, other in zip(given, expected, strict=True) for clause in _unlike(one, other, one.name)]
+    return [
+        clause
+        for one, other in zip(given, expected, strict=True)
+        for clause in _unlike(one.dataType, other.dataType, one.name)
+    ]
 
 
-def _unlike(given: Any, wanted: Any, place: str) -> Iterator[str]:
-    """Clauses about two fields between which a value cannot be converted without a change of its meaning."""
-    yield from _unlike_type(given.dataType, wanted.dataType, place)
-
-
-def _unlike_type(given: DataType, wanted: DataType, place: str) -> Iterator[str]:
+def _unlike(given: DataType, wanted: DataType, place: str) -> Iterator[str]:
+    """Clauses about two types between which a value cannot be converted without a change of its meaning."""
     from pyspark.sql import types as t  # noqa: PLC0415 - an extra
 
     if isinstance(given, t.ArrayType) and isinstance(wanted, t.ArrayType):
-        yield from _unlike_type(given.elementType, wanted.elementType, f"{place}[]")
+        yield from _unlike(given.elementType, wanted.elementType, f"{place}[]")
     elif isinstance(given, t.MapType) and isinstance(wanted, t.MapType):
-        yield from _unlike_type(given.keyType, wanted.keyType, f"{place}[key]")
-        yield from _unlike_type(given.valueType, wanted.valueType, f"{place}[]")
+        yield from _unlike(given.keyType, wanted.keyType, f"{place}[key]")
+        yield from _unlike(given.valueType, wanted.valueType, f"{place}[]")
     elif isinstance(given, t.StructType) and isinstance(wanted, t.StructType):
         yield from _unlike_struct(given, wanted, place)
     elif not (isinstance(given, t.NullType) or isinstance(wanted, _carried_by(given))):
@@ -60,7 +60,7 @@ def _unlike_struct(given: StructType, wanted: StructType, place: str) -> Iterato
         yield f"{place} has fields not in the table {unknown}, lacks {lacking}, or has duplicates"
         return
     for field in given:
-        yield from _unlike(field, wanted[field.name], f"{place}.{field.name}")
+        yield from _unlike(field.dataType, wanted[field.name].dataType, f"{place}.{field.name}")
 
 
 def _carried_by(given: DataType) -> tuple[type[DataType], ...]:

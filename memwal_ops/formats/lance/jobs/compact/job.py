@@ -34,6 +34,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
+from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
 from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
@@ -49,7 +50,6 @@ from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, Compac
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.jobs.debts import compaction_debt
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
-from memwal_ops.formats.lance.retention.auto_cleanup import refuse_auto_cleanup
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
