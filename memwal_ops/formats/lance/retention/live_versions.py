@@ -101,8 +101,8 @@ class LiveVersions:
         for name in filter(self._left_from_own, self._branches):
             listed[name] = root, list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}").numbered
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
-        for name, (store, versions) in listed.items():
-            self._trees[name].refresh(store, versions)
+        for tree, (store, versions) in listed.items():
+            self._trees[tree].refresh(store, versions)
 
     def _left_from_own(self, branch: str | None) -> bool:
         """Whether a branch left from an own version, or from a branch that did; true if that is not known."""
@@ -353,14 +353,14 @@ class _Progress:
 class _Seen(NamedTuple):
     """What is kept of a version. Its file is recognized: a number may be used again after a clean-up.
 
-    ``unreadable``: the path of a file that cannot be read; ``index``: the id of the MemWAL index.
+    ``unreadable``: the path of a file that cannot be read; ``index_uuid``: that of the MemWAL index.
     """
 
     size: int
     written: float
     e_tag: str | None
     unreadable: str | None = None
-    index: UUID | None = None
+    index_uuid: UUID | None = None
 
     def is_of(self, meta: ObjectMeta) -> bool:
         """Whether it was read from a file that is listed."""
@@ -443,7 +443,7 @@ class _Tree:
             self._seen[version] = _Seen(*file, unreadable=meta.path)
             self.unreadable[meta.path] = outcome
             return
-        self._seen[version] = _Seen(*file, index=outcome.index_uuid)
+        self._seen[version] = _Seen(*file, index_uuid=outcome.index_uuid)
         if outcome.points_into_mem_wal:
             self.into_mem_wal.add(version)
         if outcome.index_uuid is None:
@@ -458,11 +458,11 @@ class _Tree:
         seen = self._seen.pop(version)
         self.into_mem_wal.discard(version)
         self.unreadable.pop(seen.unreadable or "", None)
-        if seen.index is not None:
+        if seen.index_uuid is not None:
             del self.versions[bisect_left(self.versions, version)]
-            self.index_uuids[seen.index] -= 1
-            if not self.index_uuids[seen.index]:
-                del self.index_uuids[seen.index]
+            self.index_uuids[seen.index_uuid] -= 1
+            if not self.index_uuids[seen.index_uuid]:
+                del self.index_uuids[seen.index_uuid]
 
     def _forget(self) -> None:
         for collection in (self.into_mem_wal, self.versions, self.index_uuids, self.unreadable, self._seen):
