@@ -101,7 +101,7 @@ def mem_wals(uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] 
 
 def _open(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None) -> Table:
     table = open_table(uri, storage_options)
-    if not isinstance(table, Table) or table.memwal is not None:
+    if not isinstance(table, Table) or table.log.exists:
         raise NotALanceTableError(
             f"{table.location.uri} is not a table with the legacy MemWAL index.",
             remedy="memwal_ops.memwal reads and writes tables with today's index.",

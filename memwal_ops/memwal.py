@@ -88,7 +88,7 @@ def read(
     if consistency not in CONSISTENCIES:
         raise InvalidUsageError(f"Unknown consistency {consistency!r}; give one of {', '.join(CONSISTENCIES)}.")
     table = open_table(uri, storage_options, branch=branch)
-    if isinstance(table, Table) and table.memwal is None:
+    if isinstance(table, Table) and not table.log.exists:
         legacy_entry(table)  # a plain table is refused
         return cast("Reader", LegacyReader(table, MergeOptions()))
     lance_table = table if isinstance(table, Table) else open_lance_table(uri, storage_options, branch)

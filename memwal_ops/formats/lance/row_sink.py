@@ -120,7 +120,7 @@ class LanceSink:
 
     def set_record(self, record: Mapping[str, Any]) -> None:
         """Replace the record; and create the MemWAL index where there is none."""
-        if read_table(self._location, self._store).memwal is None:
+        if not read_table(self._location, self._store).log.exists:
             self._guard.check()
             with lance_errors("create the MemWAL index of", self._location.uri):
                 self._opened.initialize_mem_wal()

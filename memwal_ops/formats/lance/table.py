@@ -42,6 +42,7 @@ from memwal_ops.formats.lance.layouts.detection import (
     layout_of_region,
     layout_of_regions,
 )
+from memwal_ops.formats.lance.layouts.log import LOG, NO_LOG, Log
 from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.regions.merge_history import MergeHistory
 from memwal_ops.formats.lance.wire.feature_flags import check_readable
@@ -118,14 +119,14 @@ class Table(GuardedTable):
     def jobs(self) -> Mapping[str, JobSpec]:
         """The registered jobs that apply to the table's layout, each with its code for that layout."""
         registered = registry.job_specs(_FORMAT)
-        distinguished = self.memwal is None or any(map(_distinguishes_regions, registered.values()))
+        distinguished = not self.log.exists or any(map(_distinguishes_regions, registered.values()))
         layout = self.layout.name if distinguished else _REGION  # finding out which of the two takes listings
         return {name: spec.for_layout(layout) for name, spec in registered.items() if spec.applies_to(layout)}
 
     def why_not(self, job: str) -> MemwalOpsError | None:
         """Why a job that is not among :attr:`jobs` does not apply; None: there is no such job."""
         known = job in registry.job_specs(_FORMAT)
-        return self.layout.why_not(self, job) if known and self.memwal is None else None
+        return self.layout.why_not(self, job) if known and not self.log.exists else None
 
     @property
     def revision(self) -> int:
@@ -186,6 +187,11 @@ class Table(GuardedTable):
         return list_regions(self.store)
 
     @property
+    def log(self) -> Log:
+        """What the table's log means for jobs; a plain variant where the version has no current MemWAL index."""
+        return NO_LOG if self.memwal is None else LOG
+
+    @property
     def index(self) -> MemWalIndex:
         """``memwal``; of a plain table an empty one, to be read only.
 
@@ -200,13 +206,13 @@ class Table(GuardedTable):
 
         That version shows what of the regions is merged. Read only if the table has no index.
         """
-        found = None if self.memwal is not None else self.history.indexed_before(self.version)
+        found = None if self.log.exists else self.history.indexed_before(self.version)
         return None if found is None else found[0]
 
     @cached_property
     def refusal(self) -> MemwalOpsError | None:
         """Why no job runs on the table: it has regions, and they are not its own; else None."""
-        return self.layout.refusal(self) if self.memwal is None else None
+        return None if self.log.exists else self.layout.refusal(self)
 
     def require_memwal(self, what: str = "This") -> None:
         """Refuse a table without the current MemWAL index, for operations that need regions.
@@ -217,7 +223,7 @@ class Table(GuardedTable):
         Raises:
             NoMemWalIndexError, LegacyLayoutError: it has none.
         """
-        refused = self.layout.why_not(self, what) if self.memwal is None else None
+        refused = None if self.log.exists else self.layout.why_not(self, what)
         if refused is not None:
             raise refused
 
@@ -345,7 +351,7 @@ def load(location: Location, store: Store, known: Table | None = None, *, refuse
         refuse_log_beside_dynamodb(location, logged=find_memwal_entry(table.manifest.indexes) is not None)
     if refuse_regions and table.refusal is not None:
         raise table.refusal
-    if table.memwal is not None and not table.primary_key:
+    if table.log.exists and not table.primary_key:
         raise NoPrimaryKeyError(f"{location.uri} has a MemWAL index, but no column is marked as its primary key.")
     return table
 

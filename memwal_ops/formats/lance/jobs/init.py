@@ -118,7 +118,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
     check_rewritable(table)
-    if table.memwal is not None:
+    if table.log.exists:
         if options.primary_key:
             check_primary_key(table, options.primary_key)
         return _add(table, wanted, dry_run=dry_run)

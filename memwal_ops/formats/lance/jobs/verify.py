@@ -136,11 +136,9 @@ class _Verification:
         self._add("base table", lambda: check_files(table))
         self._add("versions", lambda: check_version_manifests(table, deep=deep))
         self._add("tags", lambda: check_references(table))
-        if table.memwal is None and table.regions.region_ids:
-            error = table.layout.why_not(table, "merge")
-            if error is not None:
-                what = "The regions were not checked, and their rows are not merged."
-                self.findings.add(finding_of(error, error.reason, MEM_WAL_FOLDER, what, Severity.WARNING))
+        if (error := table.why_not("merge")) is not None and table.regions.region_ids:
+            what = "The regions were not checked, and their rows are not merged."
+            self.findings.add(finding_of(error, error.reason, MEM_WAL_FOLDER, what, Severity.WARNING))
         backlog_ = read_backlog(table)
         for fault in backlog_.blocked:
             place = f"region {fault.region_id}" + (f", generation {fault.generation}" if fault.generation else "")

@@ -46,10 +46,12 @@ class Layout:
     """One layout. Methods that a layout does not implement raise; no job of the layout calls them.
 
     Attributes:
-        name: as printed by ``inspect``.
+        name: as in JSON and options.
+        title: as printed by ``inspect``.
     """
 
     name: str
+    title: str
 
     def refusal(self, table: TableWithoutIndex) -> MemwalOpsError | None:
         """The error if no job runs on a table of this layout, else None. Called when a table is opened."""

@@ -15,6 +15,7 @@ class LegacyLayout(Layout):
     """Has its own merge, gc, verify and migrate jobs. Every other job would write the current kind of details."""
 
     name = "legacy"
+    title = "legacy layout"
 
     def why_not(self, table: TableWithoutIndex, what: str) -> LegacyLayoutError:
         """The error, with the remedy."""

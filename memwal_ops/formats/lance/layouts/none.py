@@ -24,6 +24,7 @@ class NoLayout(Layout):
     """A table without a log: jobs that maintain the base table apply, but none that needs regions."""
 
     name = "none"
+    title = "plain table"
 
     def refusal(self, table: TableWithoutIndex) -> NoMemWalIndexError | None:
         """The error if there are regions of a table that was at this place before, with the remedy; else None.

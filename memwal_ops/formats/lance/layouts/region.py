@@ -31,6 +31,7 @@ class RegionLayout(Layout):
     """The layout of the specification."""
 
     name = "region"
+    title = "region layout"
     wal_suffix = "lance"
     claims_with_entry = False
     generations_in_log = True

@@ -30,6 +30,7 @@ class ShardLayout(Layout):
     """The layout of pylance."""
 
     name = "shard"
+    title = "shard layout"
     wal_suffix = "arrow"
     claims_with_entry = True
     generations_in_log = False

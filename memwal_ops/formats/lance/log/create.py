@@ -69,7 +69,7 @@ def create_mem_wal(
     """
     refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
-    if table.memwal is not None:
+    if table.log.exists:
         return _add(table, region_specs, maintained_indexes)
     retry = CommitRetry()
     while True:

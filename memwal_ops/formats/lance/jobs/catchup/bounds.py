@@ -19,7 +19,6 @@ from memwal_ops.formats.lance.answers.vector import batches, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
 from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
 from memwal_ops.formats.lance.indexes.segment_files import index_folder
-from memwal_ops.formats.lance.jobs.catchup.building import keeps_codebook
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +77,7 @@ def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | Non
         f"{beyond:,} of {rows:,} new rows are beyond the bounds of its codes ({bounds.low:.4g} to {bounds.high:.4g}), "
         "and would hardly be found"
     )
-    if keeps_codebook(table):
+    if table.log.keeps_codebooks:
         return Misfit(f"{why}; beside a log it keeps them, so use --migrate-codebook {index.name} NEW.", anew=False)
     total = coverage(frozenset(), table.manifest).uncovered_rows
     if beyond * _TRAINED_BY < _SEEN * max(total, _TRAINED_BY):

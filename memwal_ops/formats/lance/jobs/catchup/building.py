@@ -46,13 +46,8 @@ def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     emptied_nested = is_nested(index, table.manifest) and not index.is_vector and _emptied(table, index)
     if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index) or emptied_nested:
         return "rebuild"
-    retrains = options.retrain == ALWAYS and index.is_vector and not keeps_codebook(table)
+    retrains = options.retrain == ALWAYS and index.is_vector and not table.log.keeps_codebooks
     return "retrain" if retrains else "update"
-
-
-def keeps_codebook(table: Table) -> bool:
-    """Whether vector indexes keep their codebook: distances from generations in the log must compare with theirs."""
-    return table.memwal is not None
 
 
 def lacks_rows(table: Table, index: BaseIndex) -> bool:
@@ -99,7 +94,7 @@ def build_segments(
     if (error := refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")) is not None:
         raise error
     emptied = _emptied(table, index)
-    trained = keeps_codebook(table) or (method == "update" and not emptied)
+    trained = table.log.keeps_codebooks or (method == "update" and not emptied)
     codebooks = _codebooks(table, index) if trained else None
     # pylance's update of an index without fragments would train another codebook.
     keeps = method == "update" and emptied and codebooks and _accepts_codebook(table, index)
@@ -150,7 +145,7 @@ def rebuild_arguments(table: Table, index: BaseIndex) -> IndexArguments:
     Raises:
         UnsupportedFeatureError: its parameters cannot be read, or pylance does not accept the codebook that it keeps.
     """
-    if not (keeps_codebook(table) and index.is_vector):
+    if not (table.log.keeps_codebooks and index.is_vector):
         return arguments_like(table, index)
     try:
         return arguments_like(table, index, trained=True)
@@ -207,7 +202,7 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
             f"pylance changed the codebook of index {index.name} (partitions before {old}, after {new}); "
             "that build was not published.",
             remedy=f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild"
-            if not keeps_codebook(table) or _accepts_codebook(table, index)
+            if not table.log.keeps_codebooks or _accepts_codebook(table, index)
             else _migrate(index),
         )
 

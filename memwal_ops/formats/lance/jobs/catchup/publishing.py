@@ -59,7 +59,7 @@ def publish_rebased(built_on: Table, name: str, build: IndexBuild, note: CommitN
     named = False
     try:
         newest = built_on.newest()
-        if newest.memwal is not None or not still_fits(build, built_on, newest, name):
+        if newest.log.strict_commits or not still_fits(build, built_on, newest, name):
             raise CommitLostError(f"Index {name} or its data was changed while it was being built.")
         named = True
         try:

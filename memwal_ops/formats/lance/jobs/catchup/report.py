@@ -134,8 +134,8 @@ class IndexReport:
 class CatchupReport:
     """Report of a run. ``decision`` is one of caught_up, unchanged, no_indexes, incomplete, dry_run.
 
-    ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. ``plain``: the
-    table has no log, so that its vector indexes may be retrained in place.
+    ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. With
+    ``keeps_codebooks`` vector indexes may not be retrained in place.
     """
 
     decision: CatchupDecision
@@ -145,7 +145,7 @@ class CatchupReport:
     commit_conflicts: int
     seconds: float
     blocked: tuple[Blocked, ...] = ()
-    plain: bool = False
+    keeps_codebooks: bool = True
 
     @property
     def failures(self) -> tuple[MemwalOpsError, ...]:
@@ -201,7 +201,9 @@ class CatchupReport:
                 parts.append(paragraph(f"{label}: {index.name}: {index.why}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
                 retrain = (
-                    f"--index {index.name} --retrain" if self.plain else f"--migrate-codebook {index.name} NEW_NAME"
+                    f"--migrate-codebook {index.name} NEW_NAME"
+                    if self.keeps_codebooks
+                    else f"--index {index.name} --retrain"
                 )
                 parts.append(
                     paragraph(

@@ -44,7 +44,6 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
     AUTO,
     build_segments,
     covered_after,
-    keeps_codebook,
     kept_segments,
     method_of,
     rebuild_arguments,
@@ -123,7 +122,7 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         0,
         seconds,
         _replaced(table),
-        table.memwal is None,
+        table.log.keeps_codebooks,
     )
 
 
@@ -196,7 +195,7 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         commit_conflicts=run.retry.conflicts,
         seconds=time.monotonic() - started,
         blocked=_replaced(run.table),
-        plain=run.table.memwal is None,
+        keeps_codebooks=run.table.log.keeps_codebooks,
     )
 
 
@@ -230,7 +229,7 @@ def _left(run: _Run, name: str) -> _Outcome:
 
 
 def _check_options(table: Table, options: CatchupOptions) -> None:
-    if options.retrain == ALWAYS and keeps_codebook(table):
+    if options.retrain == ALWAYS and table.log.keeps_codebooks:
         raise InvalidUsageError(
             f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, could "
             "not be compared with those from retrained indexes.",
@@ -379,7 +378,7 @@ def _update(run: _Run, name: str) -> str:
         if index is None:
             return "dropped"
         try:
-            if table.memwal is None and lacks_columns(table, index):
+            if not table.log.strict_commits and lacks_columns(table, index):
                 run.table = drop_index(table, name)
                 continue
             if published:
@@ -394,7 +393,7 @@ def _update(run: _Run, name: str) -> str:
             built = _build_and_publish(run, table, index, method)
             if built != "updated":
                 return built
-            if table.memwal is not None:
+            if table.log.strict_commits:
                 return "updated"
             published = True  # pylance may have rebased it over the removal of its column
         except (CommitLostError, ObjectNotFoundError) as error:
@@ -418,7 +417,7 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
 
 
 def _may_retrain(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
-    return options.retrain == AUTO and index.is_vector and not keeps_codebook(table)
+    return options.retrain == AUTO and index.is_vector and not table.log.keeps_codebooks
 
 
 def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -> str:
@@ -426,7 +425,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -
     build = _build_and_compare(run, table, index, method)
     if isinstance(build, str):
         return build
-    if table.memwal is None:
+    if not table.log.strict_commits:
         run.table = publish_rebased(table, index.name, build, run.note, run.retry)
         return "updated"
     covered = covered_after(index, build)
@@ -492,7 +491,7 @@ def _way_out(table: Table, index: BaseIndex, method: str) -> str:
     """What to do about an index that would answer worse if it was built by ``method``."""
     if method == "update":
         return f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild."
-    if index.is_vector and keeps_codebook(table):
+    if index.is_vector and table.log.keeps_codebooks:
         return f"Replace it by one with a new codebook: memwal-ops catchup URI --migrate-codebook {index.name} NEW."
     return "The old one stays; memwal-ops verify URI --answers shows how well that answers."
 

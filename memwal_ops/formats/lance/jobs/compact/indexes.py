@@ -61,7 +61,7 @@ def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, r
     Raises:
         CommitConflictError: too many commit conflicts in a row.
     """
-    if table.memwal is None:
+    if not table.log.strict_commits:
         while segments := _to_change(table, before):
             try:
                 commit_coverage(table, [one.old for one in segments], [one.new for one in segments], note)

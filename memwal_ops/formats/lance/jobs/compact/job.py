@@ -328,8 +328,7 @@ def _compact_all(
         done.count(attempt.tasks, attempt.results)
         retry.consecutive, rows = 0, executor.rows_per_commit
         check_progress(table.index.merged_generations, newest.index.merged_generations, table)
-        if table.memwal is not None:
-            newest = restore_memwal_index(table, newest, version, note, retry)
+        newest = restore_memwal_index(table, newest, version, note, retry)
         table = exclude_dropped_rows(newest, attempt.table, note, retry)
         get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
     context.figures["conflicts"] += retry.conflicts

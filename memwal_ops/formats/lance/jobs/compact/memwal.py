@@ -54,9 +54,13 @@ def clear_coverage(table: Table, note: CommitNote, retry: CommitRetry) -> Table:
 def restore_memwal_index(table: Table, newest: Table, version: int, note: CommitNote, retry: CommitRetry) -> Table:
     """Undo pylance's changes of the MemWAL index between ``table`` and ``version``; return the resulting version.
 
+    That is ``newest`` itself for a table without such an index.
+
     A rewrite moves rows without changes, and never joins fragments that different indexes cover, so that the
     ``index_catchup`` of the version before is still correct.
     """
+    if find_memwal_entry(table.manifest.indexes) is None:
+        return newest
     try:
         wanted, snapshot_id, landed = _replay(table, version)
     except ObjectNotFoundError:

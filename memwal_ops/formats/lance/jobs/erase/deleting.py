@@ -83,7 +83,7 @@ def _publish(table: Table, addresses: np.ndarray, note: CommitNote, commit: Comm
 
 def commit_delete(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
     """Publish a deletion: exactly the next version where there is a log."""
-    if table.memwal is None:
-        commit_deletion(table, operation, note)
-    else:
+    if table.log.strict_commits:
         commit_strict(table, operation, {}, note)
+    else:
+        commit_deletion(table, operation, note)

@@ -95,7 +95,7 @@ class TableErasure(Erasure):
     @property
     def has_log(self) -> bool:
         """Whether rows may be in a log."""
-        return self.table.memwal is not None
+        return self.table.log.exists
 
     @property
     def before(self) -> datetime | None:
@@ -181,7 +181,7 @@ class TableErasure(Erasure):
             self.count("indexes_rebuilt", sum(one.decision == "updated" for one in rebuilt.indexes))
             reports += rebuilt.indexes
             self.table = self.table.newest()
-        if self.table.memwal is not None:  # merged generations go once every index covers them
+        if self.table.log.shows_progress:  # merged generations go once every index covers them
             reports += catch_up(self.table, CatchupOptions(), self.context).indexes
         for one in reports:
             if one.error is not None:

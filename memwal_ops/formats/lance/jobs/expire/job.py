@@ -133,7 +133,7 @@ def apply(
     _refuse_unreadable(table, run.retention)
     record_schema(table)
     frees = _frees(table, planned)
-    if planned and table.memwal is not None:
+    if planned and table.log.versions_hold_generations:
         drop_overtaken(table.store, run.retention)
     for batch in _batches(run.retention, planned):
         context.checkpoint()
@@ -418,7 +418,7 @@ def _shows_progress(table: Table, retention: LiveVersions) -> int | None:
 
 def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
     """Number of generations that only these versions keep, and their bytes."""
-    if not versions or table.memwal is None:
+    if not versions or not table.log.versions_hold_generations:
         return 0, 0
     evidence = read_evidence(table, RetentionOptions(), datetime.now(UTC))
     left = evidence.retention.without(frozenset(versions))
@@ -447,7 +447,7 @@ def backlog(table: Table) -> Mapping[str, float]:
         if name is not None and not name.detached:
             figures["versions"] += 1
             figures["bytes_held"] += meta.size if name.version != table.version else 0
-    if table.memwal is not None:
+    if table.log.versions_hold_generations:
         return {"versions": figures["versions"]}
     needed = references(table.manifest).all
     files = (meta for folder in BASE_FOLDERS for meta in table.store.list(folder))

@@ -147,7 +147,7 @@ def _apply(table: Table, options: GcOptions, context: RunContext, *, writes: boo
     report = _report(options, applied=True)
     table, anchor = anchored(table)
     current = CurrentEvidence(read_evidence(table, options, store_time(table.store)), (anchor,))
-    if writes and options.drain_after and table.memwal is not None:
+    if writes and options.drain_after and table.log.shows_progress:
         record_progress(
             table.store, current.evidence.retention, current.evidence.now, options.drain_after, current.check
         )
@@ -192,10 +192,10 @@ def _collectors(
 ) -> Iterator[Collector[LanceCandidate]]:
     """One for each region, then one for the rest."""
     report.versions = len(current.evidence.retention.versions)
-    without_index = current.evidence.table.memwal is None
-    if without_index:
+    shows_progress = current.evidence.table.log.shows_progress
+    if not shows_progress:
         yield RemovedIndexCollector(current, regions)
-    for region_id, log in () if without_index else views(current.evidence, regions):
+    for region_id, log in views(current.evidence, regions) if shows_progress else ():
         report.regions += 1
         report.sealed += isinstance(log, WalView) and log.view.newest.sealed
         yield RegionCollector(current, region_id, log)

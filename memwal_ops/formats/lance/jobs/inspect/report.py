@@ -191,7 +191,7 @@ class Inspection:
 def _describe(inspection: Inspection) -> str:
     """The report as text for people."""
     table = inspection.table
-    kind = "plain table" if table.memwal is None else f"{table.layout.name} layout"
+    kind = table.layout.title
     kind = kind if table.branch_name is None else f"branch {table.branch_name}, {kind}"
     about = (
         f"{kind}, version {table.version}, {counted(inspection.rows, 'row')} in "
@@ -200,10 +200,10 @@ def _describe(inspection: Inspection) -> str:
     lines = [table.location.uri, paragraph(about, indent="  ")]
     if inspection.last_writer is not None:
         lines.append(paragraph(f"Last written by {inspection.last_writer}.", indent="  "))
-    if table.memwal is None:
-        lines.append(paragraph(_without_index(table), indent="  "))
-    else:
+    if table.log.shows_progress:
         lines += [paragraph(_how_far_behind(inspection), indent="  "), paragraph(_snapshot(inspection), indent="  ")]
+    else:
+        lines.append(paragraph(_without_index(table), indent="  "))
     if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
         lines.append(f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.")
     if inspection.regions:

@@ -81,8 +81,7 @@ class _View:
 
     @classmethod
     def read(cls, table: Table, options: RetentionOptions, now: datetime) -> _View:
-        is_legacy_table = table.memwal is None
-        emptied = is_legacy_table and find_emptied(table) is not None
+        emptied = not table.log.exists and find_emptied(table) is not None
         return cls(table, now, options, _unmerged_logs(table), _records(table), emptied)
 
     def trimmable(self) -> tuple[MemWal, ...]:
@@ -90,7 +89,7 @@ class _View:
 
         Details without a MemWAL are those of the current layouts: the table would be opened as one that has regions.
         """
-        if self.table.memwal is not None or self.emptied:
+        if self.table.log.exists or self.emptied:
             return ()
         mem_wals = mem_wals_of(self.table)
         found = trim(mem_wals, covered_version(self.table.manifest.indexes)).removed
@@ -226,7 +225,7 @@ class _Logs(Collector[LanceCandidate]):
         return self.store.list(place) if is_below(place) else iter(())
 
     def _listed(self) -> tuple[MemWal, ...]:
-        return () if self.view.table.memwal is not None else mem_wals_of(self.view.table)
+        return () if self.view.table.log.exists else mem_wals_of(self.view.table)
 
     def _gates(self, one: MemWal, place: str, *, is_trimmed: bool) -> tuple[Gate, ...]:
         gates = [Gate(met=True, text=f"{one.id} is merged since version {one.last_updated_dataset_version}")]

@@ -78,7 +78,7 @@ def plan(
     note = CommitNote.new("migrate")
     if (target := migrate_layout.target_of(table, options)) is not None:
         return migrate_layout.plan(table, target, options)
-    if options.rollback or table.memwal is not None:
+    if options.rollback or table.log.exists:
         return _on_migrated(table, options, note, started)
     if (emptied := find_emptied(table)) is not None:
         if not options.restore:
@@ -116,7 +116,7 @@ def apply(
         try:
             if options.rollback:
                 return _roll_back(table, options, note, started)
-            if table.memwal is not None:
+            if table.log.exists:
                 return _on_migrated(table, options, note, started)
             probe_conditional_writes(table.store)
             if (emptied := find_emptied(table)) is not None:
@@ -156,14 +156,14 @@ def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, starte
         if options.given():
             options.refuse_legacy()
         return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
-    if table.memwal is None:
+    if not table.log.exists:
         raise InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
     kept = read_kept(table)
     return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
 
 
 def _roll_back(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:
-    if table.memwal is None:
+    if not table.log.exists:
         return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
     kept = read_kept(table)
     probe_conditional_writes(table.store)

@@ -63,7 +63,7 @@ def target_of(table: Table, options: MigrateOptions) -> Layout | None:
     Raises:
         OptionError: options for legacy tables were given.
     """
-    if table.memwal is None:
+    if not table.log.exists:
         return None
     record = table.layout_record
     if not options.rollback:
