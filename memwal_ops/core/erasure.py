@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
 from memwal_ops.errors import HeldError
 from memwal_ops.text import counted, counted_as, paragraph
-from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +23,10 @@ _SHOWN = 12
 _SPARE = timedelta(days=2)
 SAFE_AGE = timedelta(hours=1)
 """How long a writer may take between reading a version and its commit."""
+EXPIRED_TOO_EARLY = (
+    "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without a "
+    "conflict with it: rows are lost, or are there twice."
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class TtlOptions(Options):
 @dataclass(frozen=True)
 class EraseOptions(SafeMinimums):
     """The options of ``erase``."""
+
+    minimums = {"older_than": (SAFE_AGE, EXPIRED_TOO_EARLY)}  # noqa: RUF012 - as the base class has it
 
     where: str | None = text(
         None, metavar="EXPR", help="Rows that match this SQL expression, living ones and those that were deleted."
@@ -113,15 +118,6 @@ class EraseOptions(SafeMinimums):
             raise OptionError(
                 "Which rows are to be erased? Give {where}, {deleted_before} or {within}.", "where", "deleted_before"
             )
-
-    def _dangers(self) -> list[tuple[str, str]]:
-        if self.older_than >= SAFE_AGE:
-            return []
-        text = (
-            "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without "
-            "a conflict with it: rows are lost, or are there twice."
-        )
-        return [("older_than", f"{{older_than}} below {duration_text(SAFE_AGE)}: {text}")]
 
 
 class EraseDecision(enum.StrEnum):

@@ -17,7 +17,8 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError
@@ -317,7 +318,13 @@ def _field(kind: Kind, *, default: Any, help: str, **more: Any) -> Any:  # noqa:
 
 @dataclass(frozen=True, kw_only=True)
 class SafeMinimums(Options):
-    """Options of which low values may lose data: those are refused, unless ``allow_unsafe`` is given, too."""
+    """Options of which low values may lose data: those are refused, unless ``allow_unsafe`` is given, too.
+
+    Attributes:
+        minimums: by option the lowest safe value, and the timeline that loses data below it.
+    """
+
+    minimums: ClassVar[Mapping[str, tuple[Any, str]]] = MappingProxyType({})
 
     allow_unsafe: bool = flag(help="Accept values below their safe minimum.")
 
@@ -338,7 +345,11 @@ class SafeMinimums(Options):
 
     def _dangers(self) -> list[tuple[str, str]]:
         """For each value below its safe minimum its name, and the timeline with ``{name}`` for it."""
-        return []
+        return [
+            (name, f"{{{name}}} below {duration_text(safe) if isinstance(safe, timedelta) else safe}: {timeline}")
+            for name, (safe, timeline) in self.minimums.items()
+            if getattr(self, name) < safe
+        ]
 
 
 def _spelled(message: str, spell: Callable[[str], str]) -> str:

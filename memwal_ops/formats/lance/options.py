@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
@@ -24,7 +25,6 @@ from memwal_ops.core.options import (
     texts,
 )
 from memwal_ops.core.verification import AnswersOptions
-from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -42,14 +42,6 @@ DEFAULT_TARGET_BYTES = 1 << 30
 DEFAULT_DELETED_FRACTION = 0.1
 DEFAULT_INSPECT_LIMIT = 1000
 
-SAFE_VERSION_AGE = timedelta(hours=1)
-"""How long a writer may take between opening a version and its commit."""
-_SAFE_READER_GRACE = timedelta(minutes=1)
-_SAFE_ORPHAN_AGE = timedelta(hours=1)
-_SAFE_FENCE_RETENTION = timedelta(days=1)
-_SAFE_DRAIN_AFTER = timedelta(days=1)
-_SAFE_MANIFESTS = 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class LegacyOptions(Options):
@@ -58,35 +50,16 @@ class LegacyOptions(Options):
     primary_key: tuple[str, ...] = texts(
         help="A key column of a table that marks none (repeatable).", flag="--primary-key", metavar="COLUMN"
     )
-    flushed_means: str | None = choice(
-        None,
-        "merged",
-        "unmerged",
-        help="Meaning of FLUSHED if the release is unknown.",
-    )
-    mem_table: str | None = text(
-        None,
-        metavar="URI",
-        help="Flushed MemTables, if moved: see docs/legacy-memwal.md.",
-    )
+    flushed_means: str | None = choice(None, "merged", "unmerged", help="Meaning of FLUSHED if the release is unknown.")
+    mem_table: str | None = text(None, metavar="URI", help="Flushed MemTables, if moved: see docs/legacy-memwal.md.")
     wal_reader: str | None = text(
-        None,
-        metavar="MODULE:NAME",
-        shown_default="Lance and Arrow files",
-        help="Reader of a log.",
+        None, metavar="MODULE:NAME", shown_default="Lance and Arrow files", help="Reader of a log."
     )
     restore: bool = flag(help="First restore rows that MemWAL commits dropped.")
 
     def given(self) -> tuple[str, ...]:
         """The names of those that differ from their defaults."""
-        values = {
-            "primary_key": bool(self.primary_key),
-            "flushed_means": self.flushed_means is not None,
-            "mem_table": self.mem_table is not None,
-            "wal_reader": self.wal_reader is not None,
-            "restore": self.restore,
-        }
-        return tuple(name for name, is_given in values.items() if is_given)
+        return tuple(one.name for one in fields(LegacyOptions) if getattr(self, one.name) != one.default)
 
     def refuse_legacy(self) -> None:
         """Raise ``OptionError`` where one is given: the table is of another layout."""
@@ -123,17 +96,15 @@ class MigrateOptions(LegacyOptions):
 
 
 def _engine(what: str) -> Any:
-    return choice(
-        "local",
-        "local",
-        "spark",
-        "auto",
-        help=f"Where {what}; auto: by size.",
-    )
+    return choice("local", "local", "spark", "auto", help=f"Where {what}; auto: by size.")
 
 
 def _master() -> Any:
     return text(None, shown_default="configured", help="Spark master URL.")
+
+
+def _answers(what: str) -> Any:
+    return choice("sample", "off", "sample", "strict", help=what)
 
 
 def _refuse_master(master: str | None, engine: str) -> None:
@@ -146,9 +117,7 @@ class MergeOptions(LegacyOptions):
     """Options of merge."""
 
     regions: tuple[UUID | str, ...] = parts(
-        help="Only this region, by id or a prefix of 8 (repeatable).",
-        flag="--region",
-        metavar="ID",
+        help="Only this region, by id or a prefix of 8 (repeatable).", flag="--region", metavar="ID"
     )
     engine: str = choice(
         "auto",
@@ -185,12 +154,7 @@ class CatchupOptions(Options):
         shown_default="all",
     )
     max_segments: int = count(8, minimum=1, help="Merge segments of an index that has more.")
-    tier_factor: int = count(
-        4,
-        minimum=1,
-        metavar="N",
-        help="Merge segments that grow N-fold; 1: all.",
-    )
+    tier_factor: int = count(4, minimum=1, metavar="N", help="Merge segments that grow N-fold; 1: all.")
     retrain_imbalance_threshold: float = number(
         20.0,
         minimum=1,
@@ -208,21 +172,13 @@ class CatchupOptions(Options):
         help="Build the indexes of --index anew by their own parameters; where there is a log, vector indexes with "
         "their codebook."
     )
-    answers: str = choice(
-        "sample",
-        "off",
-        "sample",
-        "strict",
-        help="Publish no index that answers worse than before; strict: more queries, no tolerance.",
-    )
+    answers: str = _answers("Publish no index that answers worse than before; strict: more queries, no tolerance.")
     engine: str = _engine("it runs")
     master: str | None = _master()
     spark_above: ClassVar[int] = SPARK_ABOVE_OF_INDEXES
     allow_upgrade: bool = flag(help="Let an index get a version its last writers do not maintain.")
     migrate_codebook: tuple[str, ...] = texts(
-        values=2,
-        metavar="OLD NEW",
-        help="Next step of replacing index OLD by NEW (new centroids).",
+        values=2, metavar="OLD NEW", help="Next step of replacing index OLD by NEW (new centroids)."
     )
 
     def validate(self) -> None:
@@ -272,21 +228,10 @@ class CompactOptions(Options):
     master: str | None = _master()
     spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
     storage_version: str | None = choice(
-        None,
-        "2.0",
-        "2.1",
-        "2.2",
-        shown_default="the table's setting",
-        help="Of new data files.",
+        None, "2.0", "2.1", "2.2", shown_default="the table's setting", help="Of new data files."
     )
     allow_upgrade: bool = flag(help="Though a writer of the table cannot read such files.")
-    answers: str = choice(
-        "sample",
-        "off",
-        "sample",
-        "strict",
-        help="Publish nothing by which an index answers worse.",
-    )
+    answers: str = _answers("Publish nothing by which an index answers worse.")
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""
@@ -329,6 +274,8 @@ class SnapshotOptions(Options):
 class ExpireOptions(SafeMinimums):
     """Options of expire."""
 
+    minimums = {"older_than": (SAFE_AGE, EXPIRED_TOO_EARLY)}  # noqa: RUF012 - as the base class has it
+
     older_than: timedelta = duration(
         timedelta(days=7), help="Expire only versions that were published at least this long ago."
     )
@@ -356,7 +303,7 @@ class ExpireOptions(SafeMinimums):
     def age(self) -> timedelta:
         """The age below which a version is kept."""
         by_age = self.keep_at_most is None and self.version is None
-        return self.older_than if by_age else min(self.older_than, SAFE_VERSION_AGE)
+        return self.older_than if by_age else min(self.older_than, SAFE_AGE)
 
     def validate(self) -> None:
         """Refuse bounds that contradict each other."""
@@ -370,19 +317,38 @@ class ExpireOptions(SafeMinimums):
         if self.keep_at_most is not None and self.version is not None:
             raise OptionError("{version} names the only version to expire: give no {keep_at_most}.", "keep_at_most")
 
-    def _dangers(self) -> list[tuple[str, str]]:
-        if self.older_than >= SAFE_VERSION_AGE:
-            return []
-        text = (
-            "a writer begins at version N, another one commits N+1, N+1 is deleted, and the first one commits without "
-            "a conflict with it: rows are lost, or are there twice."
-        )
-        return [("older_than", f"{{older_than}} below {duration_text(SAFE_VERSION_AGE)}: {text}")]
-
 
 @dataclass(frozen=True)
 class RetentionOptions(SafeMinimums):
     """The retention periods on which the gates of gc depend."""
+
+    minimums = {  # noqa: RUF012 - as the base class has it
+        "reader_grace": (
+            timedelta(minutes=1),
+            "a reader reads the manifest, a merge commits, the generation is collected, and the reader, which then "
+            "opens it, fails or misses its rows.",
+        ),
+        "orphan_min_age": (
+            timedelta(hours=1),
+            "a writer has written a generation's files, they are collected as an orphan, and the writer publishes a "
+            "generation that does not exist.",
+        ),
+        "manifest_retention": (
+            2,
+            "a reader reads version N from the hint, a writer publishes N+1, N is collected, and the reader finds no "
+            "version at all.",
+        ),
+        "fence_retention": (
+            timedelta(days=1),
+            "a writer stalls, two others claim the region, the entry at its position is collected, and the writer "
+            "resumes: its next write is acknowledged and lost.",
+        ),
+        "drain_after": (
+            timedelta(days=1),
+            "a process opens the table and keeps that version, as lancedb's handles do by default, a generation is "
+            "merged and taken off its region's list, and the process reads without its rows, and without an error.",
+        ),
+    }
 
     reader_grace: timedelta = duration(
         timedelta(minutes=15), help="How long a reader may use a region manifest after it read it."
@@ -397,42 +363,6 @@ class RetentionOptions(SafeMinimums):
         help="How long a reader may keep a version open while it reads region manifests anew, as lancedb's handles do: "
         "a merged generation stays on its region's list as long.",
     )
-
-    def _dangers(self) -> list[tuple[str, str]]:
-        found = super()._dangers()
-        if self.reader_grace < _SAFE_READER_GRACE:
-            text = (
-                "a reader reads the manifest, a merge commits, the generation is collected, and the reader, which "
-                "then opens it, fails or misses its rows."
-            )
-            found.append(("reader_grace", f"{{reader_grace}} below {duration_text(_SAFE_READER_GRACE)}: {text}"))
-        if self.orphan_min_age < _SAFE_ORPHAN_AGE:
-            text = (
-                "a writer has written a generation's files, they are collected as an orphan, and the writer publishes "
-                "a generation that does not exist."
-            )
-            found.append(("orphan_min_age", f"{{orphan_min_age}} below {duration_text(_SAFE_ORPHAN_AGE)}: {text}"))
-        if self.manifest_retention < _SAFE_MANIFESTS:
-            text = (
-                "a reader reads version N from the hint, a writer publishes N+1, N is collected, and the reader finds "
-                "no version at all."
-            )
-            found.append(("manifest_retention", f"{{manifest_retention}} below {_SAFE_MANIFESTS}: {text}"))
-        if self.fence_retention < _SAFE_FENCE_RETENTION:
-            text = (
-                "a writer stalls, two others claim the region, the entry at its position is collected, and the writer "
-                "resumes: its next write is acknowledged and lost."
-            )
-            found.append(
-                ("fence_retention", f"{{fence_retention}} below {duration_text(_SAFE_FENCE_RETENTION)}: {text}")
-            )
-        if self.drain_after < _SAFE_DRAIN_AFTER:
-            text = (
-                "a process opens the table and keeps that version, as lancedb's handles do by default, a generation is "
-                "merged and taken off its region's list, and the process reads without its rows, and without an error."
-            )
-            found.append(("drain_after", f"{{drain_after}} below {duration_text(_SAFE_DRAIN_AFTER)}: {text}"))
-        return found
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,10 @@ from memwal_ops.core.options import (
     texts,
 )
 from memwal_ops.core.verification import AnswersOptions
-from memwal_ops.units import duration_text
 
 DEFAULT_MAX_BYTES = 256 << 20
 DEFAULT_SPARK_ABOVE = 16 << 30
 """Bytes of vectors above which auto uses Spark: docs/formats/zeppelin.md has the reason."""
-_SAFE_READER_GRACE = timedelta(minutes=1)
-# After that, the writer of memwal-ops writes a fragment again before it lists it.
-_SAFE_ORPHAN_AGE = timedelta(hours=1)
 
 
 def _refuse_master(master: str | None, engine: str) -> None:
@@ -88,6 +84,20 @@ class MergeOptions(Options):
 class GcOptions(CollectOptions, SafeMinimums):
     """Options of gc."""
 
+    minimums = {  # noqa: RUF012 - as the base class has it
+        "reader_grace": (
+            timedelta(minutes=1),
+            "a reader reads the manifest, a compaction publishes the next one, the segment that it replaced is "
+            "collected, and the reader, which then opens it, fails.",
+        ),
+        # After that, the writer of memwal-ops writes a fragment again before it lists it.
+        "orphan_min_age": (
+            timedelta(hours=1),
+            "a writer has written a fragment, it is collected as an orphan, and the writer, whose compare-and-swap "
+            "failed, tries again and lists a fragment that does not exist.",
+        ),
+    }
+
     reader_grace: timedelta = duration(
         timedelta(minutes=15), help="Readers may use a manifest that long after the next one was published."
     )
@@ -101,22 +111,6 @@ class GcOptions(CollectOptions, SafeMinimums):
     orphan_min_age: timedelta = duration(
         timedelta(days=7), help="Delete an unlisted fragment after that; until then its writer may be stalled."
     )
-
-    def _dangers(self) -> list[tuple[str, str]]:
-        found = []
-        if self.reader_grace < _SAFE_READER_GRACE:
-            text = (
-                "a reader reads the manifest, a compaction publishes the next one, the segment that it replaced is "
-                "collected, and the reader, which then opens it, fails."
-            )
-            found.append(("reader_grace", f"{{reader_grace}} below {duration_text(_SAFE_READER_GRACE)}: {text}"))
-        if self.orphan_min_age < _SAFE_ORPHAN_AGE:
-            text = (
-                "a writer has written a fragment, it is collected as an orphan, and the writer, whose "
-                "compare-and-swap failed, tries again and lists a fragment that does not exist."
-            )
-            found.append(("orphan_min_age", f"{{orphan_min_age}} below {duration_text(_SAFE_ORPHAN_AGE)}: {text}"))
-        return found
 
 
 @dataclass(frozen=True)

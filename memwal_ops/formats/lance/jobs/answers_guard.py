@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwal_ops.core.documents import document
 from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
@@ -77,17 +78,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, object]:
         """The ``answers`` entry of an index in a report."""
-        return {
-            "queries": self.queries,
-            "wrong": self.wrong,
-            "wrong_before": self.wrong_before,
-            "found": None if self.found is None else round(self.found, 4),
-            "found_before": None if self.found_before is None else round(self.found_before, 4),
-            "worse": self.worse or None,
-            "skipped": self.skipped or None,
-            "bytes_at_most": self.bytes_at_most,
-            "seconds": round(self.seconds, 6),
-        }
+        found, before = (None if one is None else round(one, 4) for one in (self.found, self.found_before))
+        worse, skipped = self.worse or None, self.skipped or None
+        return document(self, found=found, found_before=before, worse=worse, skipped=skipped)
 
 
 def compare_answers(

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.documents import document
 from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, SchemaProjectionError
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
@@ -57,12 +58,7 @@ class UndecidedRegion:
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry of a report."""
-        return {
-            "region_id": str(self.region_id),
-            "generations": list(self.generations),
-            "columns": list(self.columns),
-            "flushed": self.flushed.isoformat(timespec="seconds"),
-        }
+        return document(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +75,7 @@ class SameColumnsReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --same-columns --json``."""
-        return {
-            "decision": self.decision,
-            "as": "same_columns",
-            "regions": [region.to_json() for region in self.regions],
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
+        return document(self) | {"as": "same_columns"}
 
     def describe(self) -> str:
         """The report as text for people: what the decision asserts."""

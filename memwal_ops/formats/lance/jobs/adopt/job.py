@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, RegionReplacedError
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
@@ -89,14 +90,10 @@ class Adoption:
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry of a report."""
-        return {
-            "region_id": str(self.region_id),
-            "new_region_id": None if self.new_id is None else str(self.new_id),
-            "generations": list(self.generations),
-            "rows": self.rows,
-            "merged_generation": self.up_to or self.merged,
-            "unflushed_wal_entries": self.unflushed_wal_entries,
-        }
+        merged = self.up_to or self.merged
+        return document(
+            self, "new_id", "merged", "record", "up_to", new_region_id=self.new_id, merged_generation=merged
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +111,7 @@ class AdoptReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --json``."""
-        return {
-            "decision": self.decision.value,
-            "as": self.answer.value,
-            "regions": [adoption.to_json() for adoption in self.regions],
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
+        return document(self, "answer") | {"as": self.answer.value}
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
@@ -73,7 +74,7 @@ class Hold:
 
     def to_json(self) -> dict[str, object]:
         """The ``holds`` entry of a report."""
-        return {"region_id": str(self.region_id), "generation": self.generation, "because": self.because}
+        return document(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,7 @@ class MigrationReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --migrate-codebook --json``."""
-        return {
-            "decision": self.decision,
-            "old": self.old,
-            "new": self.new,
-            "holds": [hold.to_json() for hold in self.holds],
-            "next": self.next,
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
+        return document(self)
 
     @property
     def exit_code(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.next_run import rates_of
+from memwal_ops.core.next_run import NextRun, rates_of
+from memwal_ops.core.outlook import seconds_at
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
-from memwal_ops.formats.lance.jobs.catchup_cost import CatchupPlan
 from memwal_ops.formats.lance.jobs.debts import catchup_figures
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
@@ -31,9 +32,14 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
         table.require_memwal("--migrate-codebook")
         return migrate(table, *options.migrate_codebook, dry_run=True)
     context = context or RunContext()
+    report = plan_catch_up(table, options, context)
+    wanted = [index for index in report.indexes if index.decision == "would_update"]
+    written = sum(index.bytes_written for index in wanted)
+    debt = max(written, sum(one.bytes for one in debts_of(table, options).values()))
     rates = rates_of("catchup", context.past_runs(table.location.address, "catchup"))
-    debt = sum(one.bytes for one in debts_of(table, options).values())
-    return CatchupPlan.of(plan_catch_up(table, options, context), debt, rates)
+    seconds = seconds_at(sum(index.uncovered_rows for index in wanted), rates)
+    why = None if wanted else "No index would be updated."
+    return replace(report, cost=NextRun(debt, written, written, seconds, why))
 
 
 @names_damage

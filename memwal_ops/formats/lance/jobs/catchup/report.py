@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
+from memwal_ops.core.next_run import NextRun, describe_next_run
 from memwal_ops.core.report import Need
 from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
@@ -51,13 +53,8 @@ class Partitions:
 
     def to_json(self) -> dict[str, object]:
         """The ``partitions`` entry of an index."""
-        return {
-            "count": self.count,
-            "largest": self.largest,
-            "smallest": self.smallest,
-            "imbalance": round(self.imbalance, 3),
-            "retrain": self.imbalance > self.threshold,
-        }
+        imbalance = self.imbalance
+        return document(self, "threshold", imbalance=round(imbalance, 3), retrain=imbalance > self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +103,8 @@ class IndexReport:
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry of a report."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "uncovered_fragments": self.uncovered_fragments,
-            "uncovered_rows": self.uncovered_rows,
-            "segments": self.segments,
-            "before": {str(region_id): generation for region_id, generation in sorted(self.before.items())},
-            "after": {str(region_id): generation for region_id, generation in sorted(self.after.items())},
-            "decision": self.decision,
-            "bytes_written": self.bytes_written,
-            "method": self.method,
-            "why": self.why,
-            "engine": None if self.engine is None else self.engine.name,
-            "engine_reason": None if self.engine is None else self.engine.reason,
-            "stages": {name: dict(figures) for name, figures in self.stages.items()},
-            "answers": None if self.answers is None else self.answers.to_json(),
-            "partitions": None if self.partitions is None else self.partitions.to_json(),
-            "error": None
-            if self.error is None
-            else {"reason": self.error.reason, "detail": f"{self.error} {self.error.remedy}"},
-            "seconds": round(self.seconds, 6),
-        }
+        name, reason = (None, None) if self.engine is None else (self.engine.name, self.engine.reason)
+        return document(self, engine=name, engine_reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +112,7 @@ class CatchupReport:
     """Report of a run. ``decision`` is one of caught_up, unchanged, no_indexes, incomplete, dry_run.
 
     ``blocked`` are regions that reuse the id of another one: ``index_catchup`` does not apply to them. With
-    ``keeps_codebooks`` vector indexes may not be retrained in place.
+    ``keeps_codebooks`` vector indexes may not be retrained in place. ``cost``: of a plan, what a run reads and writes.
     """
 
     decision: CatchupDecision
@@ -146,6 +123,7 @@ class CatchupReport:
     seconds: float
     blocked: tuple[Blocked, ...] = ()
     keeps_codebooks: bool = True
+    cost: NextRun | None = None
 
     @property
     def failures(self) -> tuple[MemwalOpsError, ...]:
@@ -164,16 +142,12 @@ class CatchupReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""
-        return {
-            "decision": self.decision.value,
-            "indexes": [index.to_json() for index in self.indexes],
-            "blocked": [fault.to_json() for fault in self.blocked],
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "commit_conflicts": self.commit_conflicts,
-            "lost_races": self.commit_conflicts,  # its name in 0.1
-            "run_id": self.run_id,
-        }
+        found = document(self, "keeps_codebooks", "cost")
+        if self.cost is None:
+            return found
+        cost = self.cost
+        sizes = {"debt": cost.debt, "bytes_read": cost.bytes_read, "bytes_written": cost.bytes_written}
+        return found | sizes | {"expected_seconds": cost.to_json()["seconds"]}
 
     def needs(self) -> Iterator[Need]:
         """What a run would update, and what it would refuse."""
@@ -216,6 +190,8 @@ class CatchupReport:
         if (cost := _cost(self)) is not None:
             parts.append(paragraph(cost, hanging="  "))
         parts += [problem(fault, "BLOCKED") for fault in self.blocked]
+        if self.cost is not None and self.cost.why is None:
+            parts.append(paragraph(f"A run {describe_next_run(self.cost.to_json())}.", hanging="  "))
         return "\n\n".join(parts)
 
 

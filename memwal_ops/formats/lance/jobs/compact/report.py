@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.next_run import seconds_text
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
@@ -77,32 +78,9 @@ class CompactReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``compact --json``."""
-        return {
-            "decision": self.decision.value,
-            "engine": self.engine,
-            "engine_reason": self.engine_reason,
-            "why": self.why,
-            "fragments_before": self.fragments_before,
-            "fragments_after": self.fragments_after,
-            "fragments_removed": self.fragments_removed,
-            "fragments_added": self.fragments_added,
-            "rows_rewritten": self.rows_rewritten,
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "debt": self.debt,
-            "expected_seconds": None if self.expected_seconds is None else round(self.expected_seconds, 1),
-            "settings": {name: {"value": one.value, "from": one.source} for name, one in self.settings.items()},
-            "snapshot_lost": self.snapshot_lost,
-            "answers": [{"index": name, **compared.to_json()} for name, compared in self.answers],
-            "error": None
-            if self.error is None
-            else {"reason": self.error.reason, "detail": f"{self.error} {self.error.remedy}"},
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "commit_conflicts": self.commit_conflicts,
-            "lost_races": self.commit_conflicts,  # its name in 0.1
-            "run_id": self.run_id,
-        }
+        expected = None if self.expected_seconds is None else round(self.expected_seconds, 1)
+        answers = [{"index": name, **compared.to_json()} for name, compared in self.answers]
+        return document(self, expected_seconds=expected, answers=answers)
 
     def needs(self) -> Iterator[Need]:
         """What a run would rewrite."""

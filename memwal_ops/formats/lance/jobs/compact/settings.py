@@ -50,6 +50,10 @@ class Setting:
     value: float
     source: str
 
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``settings``."""
+        return {"value": self.value, "from": self.source}
+
 
 def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
     """The settings of a compaction: those of the run, else the owner's in the table's config, else defaults.

@@ -39,20 +39,20 @@ _POST = "fence post"
 _NOT_MERGED = "not merged"
 _STAYS = (_NOT_MERGED, "not flushed", "generation ", "a base version", "region manifest version")
 _NEXT_RUN = timedelta(minutes=15)
-_SAFE_GRACE, _SAFE_ORPHAN, _SAFE_DRAIN = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 def gc_options(options: EraseOptions) -> GcOptions:
     """The grace times of gc: no longer than the versions have to be old, and no shorter than is safe."""
 
-    def bound(default: timedelta, safe: timedelta) -> timedelta:
+    def bound(default: timedelta, name: str) -> timedelta:
+        safe, _ = GcOptions.minimums[name]
         return min(default, options.older_than if options.allow_unsafe else max(options.older_than, safe))
 
     default = GcOptions()
     return GcOptions(
-        reader_grace=bound(default.reader_grace, _SAFE_GRACE),
-        orphan_min_age=bound(default.orphan_min_age, _SAFE_ORPHAN),
-        drain_after=bound(default.drain_after, _SAFE_DRAIN),
+        reader_grace=bound(default.reader_grace, "reader_grace"),
+        orphan_min_age=bound(default.orphan_min_age, "orphan_min_age"),
+        drain_after=bound(default.drain_after, "drain_after"),
         allow_unsafe=options.allow_unsafe,
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.erasure import SAFE_AGE
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lance.files.referenced_files import (
@@ -30,7 +31,7 @@ from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.collectors import views
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
-from memwal_ops.formats.lance.options import SAFE_VERSION_AGE, ExpireOptions, RetentionOptions
+from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.garbage import Later, Needed, find_garbage, unreadable_versions
 from memwal_ops.formats.lance.retention.identity import anchored
@@ -377,7 +378,7 @@ def _choose(
         elif options.age and now < (until := retention.written(version) + options.age):
             because = f"published {retention.written(version):%Y-%m-%d %H:%M} UTC, too young"
             kept.append(KeptVersion(version, because, until))
-        elif options.age and now < (until := retention.written(following) + min(options.age, SAFE_VERSION_AGE)):
+        elif options.age and now < (until := retention.written(following) + min(options.age, SAFE_AGE)):
             # It may be old, but it was the newest until then: readers may have just opened it.
             because = f"the newest until {retention.written(following):%Y-%m-%d %H:%M} UTC"
             kept.append(KeptVersion(version, because, until))

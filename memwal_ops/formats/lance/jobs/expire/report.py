@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError
 from memwal_ops.text import counted, paragraph, size_text
@@ -33,8 +34,7 @@ class KeptVersion:
 
     def to_json(self) -> dict[str, object]:
         """The entry of ``kept``; ``old_enough`` is a time as of ISO 8601, or null."""
-        until = None if self.old_enough is None else self.old_enough.isoformat(timespec="seconds")
-        return {"version": self.version, "because": self.because, "old_enough": until}
+        return document(self)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
@@ -47,18 +48,8 @@ class BranchState:
 
     def to_json(self) -> dict[str, object]:
         """The entry of ``branches``; times as of ISO 8601."""
-        return {
-            "name": self.record.name,
-            "parent": self.record.parent or MAIN,
-            "parent_version": self.record.parent_revision,
-            "created": self.record.created.isoformat(timespec="seconds"),
-            "version": self.version,
-            "versions": self.versions,
-            "written": None if self.written is None else self.written.isoformat(timespec="seconds"),
-            "stale": self.stale,
-            "bytes": self.bytes,
-            "kept_bytes": self.kept_bytes,
-        }
+        root = document(self.record, "parent_revision", parent=self.record.parent or MAIN)
+        return root | {"parent_version": self.record.parent_revision} | document(self, "record")
 
 
 def read_branches(table: Table, before: datetime) -> tuple[BranchState, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError
@@ -114,18 +115,8 @@ class IndexState:
 
     def to_json(self) -> dict[str, object]:
         """The ``indexes`` entry."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "covered_fragments": self.covered_fragments,
-            "uncovered_fragments": self.uncovered_fragments,
-            "uncovered_rows": self.uncovered_rows,
-            "caught_up": self.uncovered_fragments == 0,
-            "index_catchup": {
-                str(region_id): generation for region_id, generation in sorted(self.index_catchup.items())
-            },
-            "problem": None if self.fault is None else f"It {self.fault.why}.",
-        }
+        fault = None if self.fault is None else f"It {self.fault.why}."
+        return document(self, "fault", caught_up=self.uncovered_fragments == 0, problem=fault)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.text import counted, grid, paragraph, size_text
 
@@ -38,15 +39,7 @@ class LegacyPass:
 
     def to_json(self) -> dict[str, Any]:
         """The ``passes`` entry of a report."""
-        figures = {
-            "rows_read": self.rows_read,
-            "rows_upserted": self.rows_upserted,
-            "rows_deleted": self.rows_deleted,
-            "bytes_read": self.bytes_read,
-            "version": self.version,
-            "use_index": self.use_index,
-            "seconds": round(self.seconds, 6),
-        }
+        figures = document(self, "ids")
         shown = figures if self.version is not None else dict.fromkeys(figures)
         return {"regions": dict(self.regions), **shown, "phases": None, "metrics": None}
 
@@ -74,21 +67,18 @@ class LegacyMergeReport(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``; the index records no sizes, so the backlog has null for them."""
-        return {
-            "decision": self.decision.value,
-            "passes": [entry.to_json() for entry in self.passes],
-            "marked_merged": [{"region_id": one.region, "generation": one.generation} for one in self.marked],
-            "restored_version": self.restored,
-            "blocked": [fault.to_json() for fault in self.blocked],
-            "backlog_after": backlog_json(self.work),
-            "seconds": round(self.seconds, 6),
-            "engine": "local",
-            "engine_reason": "the legacy layout",
-            "version": self.version,
-            "commit_conflicts": self.commit_conflicts,
-            "lost_races": self.commit_conflicts,  # its name in 0.1
-            "run_id": self.run_id,
-        }
+        marked = [{"region_id": one.region, "generation": one.generation} for one in self.marked]
+        return document(
+            self,
+            "marked",
+            "work",
+            "restored",
+            marked_merged=marked,
+            restored_version=self.restored,
+            backlog_after=backlog_json(self.work),
+            engine="local",
+            engine_reason="the legacy layout",
+        )
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.core.report import Need
+from memwal_ops.formats.lance.engines.merge.api import PassResult
 from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
+    from memwal_ops.formats.lance.engines.merge.api import MergePass
     from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked
 
 _PLANNED = ("rows waiting", "size")
@@ -29,19 +31,11 @@ class PassReport:
 
     def to_json(self) -> dict[str, Any]:
         """The ``passes`` entry of a report."""
-        result = self.result
-        return {
-            "regions": {str(region_id): list(span) for region_id, span in self.merge_pass.regions.items()},
-            "rows_read": None if result is None else result.rows_read,
-            "rows_upserted": None if result is None else result.rows_upserted,
-            "rows_deleted": None if result is None else result.rows_deleted,
-            "bytes_read": None if result is None else result.bytes_read,
-            "version": None if result is None else result.version,
-            "use_index": None if result is None else result.use_index,
-            "seconds": None if result is None else round(result.seconds, 6),
-            "phases": None if result is None else dict(result.phases),
-            "metrics": None if result is None else dict(result.metrics),
-        }
+        regions = {str(region_id): list(span) for region_id, span in self.merge_pass.regions.items()}
+        figures = (
+            dict.fromkeys(one.name for one in fields(PassResult)) if self.result is None else document(self.result)
+        )
+        return {"regions": regions, **figures}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +59,7 @@ class MergeReport(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""
-        return {
-            "decision": self.decision.value,
-            "passes": [entry.to_json() for entry in self.passes],
-            "blocked": [fault.to_json() for fault in self.blocked],
-            "backlog_after": self.backlog_after.to_json(),
-            "seconds": round(self.seconds, 6),
-            "engine": self.engine,
-            "engine_reason": self.engine_reason,
-            "version": self.version,
-            "commit_conflicts": self.commit_conflicts,
-            "lost_races": self.commit_conflicts,  # its name in 0.1
-            "run_id": self.run_id,
-        }
+        return document(self, "fell_back")
 
     def needs(self) -> Iterator[Need]:
         """What a run would merge."""

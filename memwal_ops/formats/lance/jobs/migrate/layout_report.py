@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
 from memwal_ops.text import counted, grid, paragraph
@@ -84,20 +85,7 @@ class LayoutReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        return {
-            "decision": self.decision.value,
-            "from": self.before,
-            "to": self.to,
-            "rollback": self.rollback,
-            "primary_key": [*self.primary_key],
-            "regions": [one.to_json() for one in self.regions],
-            "blocked": [fault.to_json() for fault in self.blocked],
-            "restored_version": None,
-            "kept": None,
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
+        return document(self, "uri", "before", restored_version=None, kept=None) | {"from": self.before}
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.jobs.legacy.merge_report import blocked_text
 from memwal_ops.formats.lance.wire.names import NamingScheme
@@ -158,19 +159,7 @@ class MigrateReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        return {
-            "decision": self.decision.value,
-            "to": self.to,
-            "rollback": self.rollback,
-            "primary_key": list(self.primary_key),
-            "regions": [one.to_json() for one in self.regions],
-            "blocked": [fault.to_json() for fault in self.blocked],
-            "restored_version": self.restored,
-            "kept": self.kept,
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
-        }
+        return document(self, "uri", "restored", "v1_names", blocked=self.blocked, restored_version=self.restored)
 
     def describe(self) -> str:
         """The report as text for people."""

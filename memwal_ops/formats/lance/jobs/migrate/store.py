@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.documents import document
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError
 from memwal_ops.formats.lance.commit.publication import CommitNote
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
@@ -52,27 +53,21 @@ class StoreReport:
     finished: int
     version: int
     seconds: float
-    exit_code: int = 0
+
+    exit_code = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        return {
-            "decision": self.decision.value,
-            "from": self.before,
-            "to": S3,
+        none = {
             "rollback": False,
             "primary_key": [],
             "regions": [],
             "blocked": [],
             "restored_version": None,
             "kept": None,
-            "moved_to": self.moved_to,
-            "branches": self.branches,
-            "finished_commits": self.finished,
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "run_id": self.run_id,
         }
+        own = document(self, "uri", "before", "finished", finished_commits=self.finished)
+        return own | {"from": self.before, "to": S3} | none
 
     def describe(self) -> str:
         """The report as text for people."""

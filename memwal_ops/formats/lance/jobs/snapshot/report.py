@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.text import counted, paragraph
@@ -33,7 +34,7 @@ class Skipped:
 
     def to_json(self) -> dict[str, object]:
         """The ``skipped`` entry of a report; ``fault`` is false if the snapshot is complete without it."""
-        return {"path": self.path, "reason": self.reason, "detail": self.detail, "fault": self.is_fault}
+        return document(self, "is_fault", fault=self.is_fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,7 @@ class SnapshotReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``snapshot --json``."""
-        return {
-            "decision": self.decision.value,
-            "num_regions": self.num_regions,
-            "stored": self.stored,
-            "current": self.is_current,
-            "wal_hints_updated": self.wal_hints_updated,
-            "skipped": [entry.to_json() for entry in self.skipped],
-            "version": self.version,
-            "seconds": round(self.seconds, 6),
-            "commit_conflicts": self.commit_conflicts,
-            "lost_races": self.commit_conflicts,  # its name in 0.1
-            "run_id": self.run_id,
-        }
+        return document(self, "is_current", current=self.is_current)
 
     def needs(self) -> Iterator[Need]:
         """What a run would store."""

@@ -1,0 +1,50 @@
+"""Write the JSON object of a report from the fields of its dataclass."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from memwal_ops.errors import MemwalOpsError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def document(one: DataclassInstance, *without: str, **others: object) -> dict[str, Any]:
+    """An object with a key for each field, in their order: so the fields of a report are its contract.
+
+    Parts are asked by their ``to_json``. Of errors it has the reason and the text; times are of ISO 8601, to the
+    second; durations are rounded to microseconds. Beside ``commit_conflicts`` is its name in 0.1.
+
+    Args:
+        one: the dataclass.
+        without: fields that it does not have.
+        others: the values of keys that are not those of fields.
+    """
+    names = [field.name for field in fields(one) if field.name not in without]
+    found = {name: _value(others.pop(name) if name in others else getattr(one, name)) for name in names}
+    if "seconds" in found:
+        found["seconds"] = round(found["seconds"], 6)
+    if "commit_conflicts" in found:
+        found["lost_races"] = found["commit_conflicts"]
+    return found | {name: _value(value) for name, value in others.items()}
+
+
+def _value(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (UUID, datetime)):
+        return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
+    if isinstance(value, MemwalOpsError):
+        return {"reason": value.reason, "detail": f"{value} {value.remedy}"}
+    if isinstance(value, Mapping):
+        entries = sorted(value.items()) if any(isinstance(key, UUID) for key in value) else value.items()
+        return {str(key): _value(item) for key, item in entries}
+    return [_value(item) for item in value] if isinstance(value, (tuple, list)) else value
