@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.own_files import check_own_files
 from memwal_ops.core.verification import (
@@ -16,12 +18,14 @@ from memwal_ops.core.verification import (
     Findings,
     RowsRead,
     Severity,
+    VerifyReport,
     finding_of,
     missing_object,
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers
 from memwal_ops.formats.lance.answers.cost import or_plan
+from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import (
     check_catchup,
@@ -39,19 +43,19 @@ from memwal_ops.formats.lance.checks.regions import (
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.verify_engine import LanceVerifyReport, reader_of
+from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions, VerifyReport
-    from memwal_ops.formats.lance.answers.reading import Reader
+    from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
@@ -66,6 +70,38 @@ _CONTENTS = (
     (re.compile(r""), "other files"),
 )
 """Per path pattern, what is not checked if an export has no contents of such files."""
+
+
+@dataclass(frozen=True)
+class LanceVerifyReport(VerifyReport):
+    """The report for a Lance table.
+
+    Attributes:
+        engine: which read rows, and why; None: none were to be read.
+        stages: of Spark: by name, seconds, tasks, lost attempts and seconds of executors.
+    """
+
+    engine: EngineChoice | None = None
+    stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``verify --json``."""
+        return super().to_json() | {
+            "engine": None if self.engine is None else self.engine.name,
+            "engine_reason": None if self.engine is None else self.engine.reason,
+            "stages": {name: dict(figures) for name, figures in self.stages.items()},
+        }
+
+    def describe(self) -> str:
+        """The report as human-readable text."""
+        if self.engine is None or (self.engine.name == "local" and self.engine.reason == "requested"):
+            return super().describe()
+        took = "".join(
+            f" {name}: {counted(int(one['tasks']), 'task')} in {one['seconds']:.1f} s."
+            for name, one in self.stages.items()
+        )
+        engine = f"Engine: {self.engine.name} ({self.engine.reason.removesuffix('.')}).{took}"
+        return "\n".join([super().describe(), "", paragraph(engine, hanging="  ")])
 
 
 def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
@@ -256,3 +292,28 @@ class _Verification:
             place = f"region {state.manifest.region_id}"
             region.findings.append(finding_of(error, "not_checked", place, "The region was not checked completely."))
         return region
+
+
+@contextmanager
+def reader_of(
+    table: Table, options: VerifyOptions, context: RunContext
+) -> Iterator[tuple[Reader, EngineChoice | None]]:
+    """What reads rows; Spark is started with the first that it reads."""
+    if not isinstance(options, LanceVerifyOptions) or not options.reads_rows or exported_store(table) is not None:
+        yield Reader(context.checkpoint), None
+        return
+    choice = choose_engine(options, "data to check", _size(table, options))
+    if choice.name != "spark":
+        yield Reader(context.checkpoint), choice
+        return
+    from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader  # noqa: PLC0415 - Spark only
+    from memwal_ops.formats.lance.engines.spark.runner import TaskRunner  # noqa: PLC0415
+
+    with TaskRunner(options.master, context, "memwal-ops verify") as runner:
+        yield SparkReader(table, runner, context.checkpoint), choice
+
+
+def _size(table: Table, options: LanceVerifyOptions) -> int:
+    """Bytes of the data files, and of these at most what the indexes are asked for, if that is all."""
+    size = sum(file.file_size_bytes for one in table.manifest.manifest.fragments for file in one.files)
+    return size if options.deep else min(size, options.max_bytes)

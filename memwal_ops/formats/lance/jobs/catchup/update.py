@@ -37,7 +37,6 @@ from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexe
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.catchup.bounds import misfit
 from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
     ALWAYS,
@@ -49,9 +48,9 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
     rebuild_arguments,
     refused,
 )
+from memwal_ops.formats.lance.jobs.catchup.evidence import misfit, why_retrain
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.catchup.retraining import why_retrain
 from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers

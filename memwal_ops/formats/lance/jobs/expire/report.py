@@ -91,10 +91,6 @@ class ExpireReport:
         elif by is not None:
             yield Need("expire", "nothing yet", later=later, by=by, now=False)
 
-    def describe(self) -> str:
-        """The report as text for people."""
-        return _describe(self)
-
     def to_json(self, *, limit: int = 100) -> dict[str, object]:
         """The document of ``expire --json``; ``limit`` bounds all lists."""
         lists = (self.versions, self.kept, self.failed, self.unreadable, self.put_back)
@@ -126,41 +122,42 @@ class ExpireReport:
             "run_id": self.run_id,
         }
 
-
-def _describe(report: ExpireReport) -> str:
-    """The report as text for people."""
-    parts = [_headline(report)]
-    named = [version for version in report.kept if version.because.startswith(("tag", "hold", "branch"))]
-    parts += [paragraph(f"  version {kept.version} is kept: {kept.because}", hanging="    ") for kept in named[:_SHOWN]]
-    if report.frees[0]:
-        freed = f"{counted(report.frees[0], 'generation')} ({size_text(report.frees[1])})"
-        word = "were" if report.applied and report.frees[0] > 1 else "was" if report.applied else "would be"
-        parts.append(f"{freed} {word} kept only by these versions; memwal-ops gc can drain and delete them.")
-    if report.later is not None:
-        size, by = size_text(report.later.bytes), report.later.by
-        of = "young versions, and files that no version needs,"
-        parts.append(paragraph(f"Up to {size} more of {of} are old enough by {by:%Y-%m-%d %H:%M} UTC."))
-    if report.for_branches:
-        files = counted(report.for_branches, "file")
-        verb = "is" if report.for_branches == 1 else "are"
-        parts.append(
-            f"{files} of these versions {verb} kept: {counted(report.branches, 'branch', 'branches')} may read them."
-        )
-    if report.put_back:
-        versions = ", ".join(map(str, report.put_back))
-        parts.append(paragraph(f"Listed again, since a tag, branch or hold named them meanwhile: {versions}."))
-    for path, why in list(report.failed.items())[:_SHOWN]:
-        parts.append(paragraph(f"NOT DELETED: {path}: {why}", hanging="  "))
-    if len(report.failed) > _SHOWN:
-        parts.append(f"NOT DELETED: {counted(len(report.failed) - _SHOWN, 'file')} more; see --json.")
-    for version, path in list(report.unreadable.items())[:_SHOWN]:
-        parts.append(paragraph(f"UNREADABLE: version {version} is listed, but {path} is missing.", hanging="  "))
-    parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in report.warnings]
-    if report.versions:
-        parts.append(paragraph(_CLONES))
-    if report.decision == "planned":
-        parts.append("Add --apply to do it.")
-    return "\n".join(parts)
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [_headline(self)]
+        named = [version for version in self.kept if version.because.startswith(("tag", "hold", "branch"))]
+        parts += [
+            paragraph(f"  version {kept.version} is kept: {kept.because}", hanging="    ") for kept in named[:_SHOWN]
+        ]
+        if self.frees[0]:
+            freed = f"{counted(self.frees[0], 'generation')} ({size_text(self.frees[1])})"
+            word = "were" if self.applied and self.frees[0] > 1 else "was" if self.applied else "would be"
+            parts.append(f"{freed} {word} kept only by these versions; memwal-ops gc can drain and delete them.")
+        if self.later is not None:
+            size, by = size_text(self.later.bytes), self.later.by
+            of = "young versions, and files that no version needs,"
+            parts.append(paragraph(f"Up to {size} more of {of} are old enough by {by:%Y-%m-%d %H:%M} UTC."))
+        if self.for_branches:
+            files = counted(self.for_branches, "file")
+            verb = "is" if self.for_branches == 1 else "are"
+            parts.append(
+                f"{files} of these versions {verb} kept: {counted(self.branches, 'branch', 'branches')} may read them."
+            )
+        if self.put_back:
+            versions = ", ".join(map(str, self.put_back))
+            parts.append(paragraph(f"Listed again, since a tag, branch or hold named them meanwhile: {versions}."))
+        for path, why in list(self.failed.items())[:_SHOWN]:
+            parts.append(paragraph(f"NOT DELETED: {path}: {why}", hanging="  "))
+        if len(self.failed) > _SHOWN:
+            parts.append(f"NOT DELETED: {counted(len(self.failed) - _SHOWN, 'file')} more; see --json.")
+        for version, path in list(self.unreadable.items())[:_SHOWN]:
+            parts.append(paragraph(f"UNREADABLE: version {version} is listed, but {path} is missing.", hanging="  "))
+        parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in self.warnings]
+        if self.versions:
+            parts.append(paragraph(_CLONES))
+        if self.decision == "planned":
+            parts.append("Add --apply to do it.")
+        return "\n".join(parts)
 
 
 def _headline(report: ExpireReport) -> str:

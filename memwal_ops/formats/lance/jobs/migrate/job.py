@@ -56,7 +56,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.formats.lance.jobs.migrate.layout_report import LayoutReport
+    from memwal_ops.formats.lance.jobs.migrate.report import LayoutReport
     from memwal_ops.formats.lance.jobs.migrate.store import StoreReport
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table

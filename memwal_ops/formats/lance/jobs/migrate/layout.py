@@ -30,8 +30,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.merge import job as merge
-from memwal_ops.formats.lance.jobs.migrate.layout_report import LayoutRegion, LayoutReport
-from memwal_ops.formats.lance.jobs.migrate.report import MigrateDecision
+from memwal_ops.formats.lance.jobs.migrate.report import LayoutRegion, LayoutReport, MigrateDecision
 from memwal_ops.formats.lance.layouts.detection import layout_named, layout_of_region
 from memwal_ops.formats.lance.legacy.migration import CONFIG_KEY
 from memwal_ops.formats.lance.log.region_seal import seal_region

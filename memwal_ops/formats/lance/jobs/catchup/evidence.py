@@ -1,4 +1,4 @@
-"""Find new rows that the bounds of scalar quantization do not fit.
+"""Find the evidence by which an index is built anew instead of updated: its answers, and the bounds of its codes.
 
 pylance trains the bounds of IVF_SQ and IVF_HNSW_SQ once, by at most 65,536 rows, and keeps them in updates. Components
 beyond them get the outermost code: rows of which many components are far beyond are not found (recall 0.97 -> 0.00).
@@ -14,10 +14,13 @@ import pyarrow as pa
 
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers.asked_index import Pinned
+from memwal_ops.formats.lance.answers.check import why_low
 from memwal_ops.formats.lance.answers.reading import Reader
-from memwal_ops.formats.lance.answers.vector import batches, usable_rows
+from memwal_ops.formats.lance.answers.sample import sample_queries
+from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
 from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
+from memwal_ops.formats.lance.indexes.index_refusals import dot_product_error
 from memwal_ops.formats.lance.indexes.segment_files import index_folder
 
 if TYPE_CHECKING:
@@ -37,6 +40,31 @@ _MARGIN = 0.1
 _FEW = 0.01
 # Rows of the sample without which a training may miss all of their kind, and the next run would build anew again.
 _SEEN = 16
+
+
+def why_retrain(table: Table, index: BaseIndex, context: RunContext) -> str:
+    """Why a vector index is to be trained anew; empty: it is not.
+
+    Only one to which rows were appended since it was trained: otherwise each run would train it by the same rows.
+
+    Raises:
+        UnsupportedFeatureError, StorageError: the index or the table cannot be read.
+    """
+    appended = len(index.segments) > 1
+    if not appended and coverage(index.covered, table.manifest).complete:
+        return ""
+    if dot_product_error(table, index) is not None:
+        return "rows that pylance adds to product quantization with the metric dot hide all others"
+    return table.once(("why retrain", index.name), lambda: _why_low(table, index, context)) if appended else ""
+
+
+def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
+    pinned = Pinned(table.dataset, table.location.uri)
+    asked = pinned.indexes.get(index.name)
+    if asked is None:
+        return ""
+    drawn = sample_queries(pinned, asked, seed=table.version)
+    return next(why_low(measure(pinned, asked, drawn, Reader(context.checkpoint))), "")
 
 
 @dataclass(frozen=True, slots=True)
