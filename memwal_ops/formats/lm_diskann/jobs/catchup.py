@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import following, healing
@@ -74,21 +75,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
-        return {
-            "decision": self.decision.value,
-            "epoch": self.epoch,
-            "healed": self.healed,
-            "rewired": self.rewired,
-            "pruned": self.pruned,
-            "inserted": self.inserted,
-            "deleted": self.deleted,
-            "skipped": self.skipped,
-            "versions": self.versions,
-            "rebuilt": self.rebuilt,
-            "stale": self.stale,
-            "followed": self.followed,
-            "unusable": None if self.unusable is None else self.unusable.text,
-        }
+        return document(self, unusable=None if self.unusable is None else self.unusable.text)
 
     def needs(self) -> Iterator[Need]:
         """What a run would follow and heal, or why it cannot follow."""

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lm_diskann import compacting, merging
 from memwal_ops.formats.lm_diskann.publishing import locked_store
@@ -56,14 +57,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
-        return {
-            "decision": self.decision.value,
-            "why": self.why,
-            "epoch": self.epoch,
-            "blocks": self.blocks,
-            "bytes": self.bytes,
-            "bytes_reclaimable": self.bytes_reclaimable,
-        }
+        return document(self)
 
     def needs(self) -> Iterator[Need]:
         """What a run would move."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.formats.lm_diskann import merging
 from memwal_ops.formats.lm_diskann.errors import RESTORE
@@ -41,14 +42,7 @@ class Report(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
-        return {
-            "decision": self.decision.value,
-            "epoch": self.epoch,
-            "blocks": self.blocks,
-            "bytes": self.bytes,
-            "republished": self.republished,
-            "blocked": [{"node": one.node, "reason": one.why} for one in self.blocked],
-        }
+        return document(self, blocked=[{"node": one.node, "reason": one.why} for one in self.blocked])
 
     def describe(self) -> str:
         """The text for people."""

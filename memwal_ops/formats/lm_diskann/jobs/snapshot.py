@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import Progress
+from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, TableReplacedError
 from memwal_ops.formats.lm_diskann import copying
 from memwal_ops.formats.lm_diskann.copies import Copy
@@ -60,15 +61,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``snapshot --json``."""
-        return {
-            "decision": self.decision.value,
-            "uri": self.uri,
-            "destination": self.destination,
-            "epoch": self.epoch,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 6),
-        }
+        return document(self)
 
     def describe(self) -> str:
         """The report as text for people."""
