@@ -45,7 +45,7 @@ DEFAULT_INSPECT_LIMIT = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class LegacyOptions(Options):
-    """What the user has to state about a table with the MemWAL index of Lance 0.31 to 1.x; only for such tables."""
+    """What only the user knows of a legacy table, with the MemWAL index of Lance 0.31 to 1.x."""
 
     primary_key: tuple[str, ...] = texts(
         help="A key column of a table that marks none (repeatable).", flag="--primary-key", metavar="COLUMN"
@@ -372,7 +372,7 @@ class GcOptions(CollectOptions, RetentionOptions):
 
 @dataclass(frozen=True)
 class AdoptOptions(Options):
-    """Options of adopt: the decision about regions with a reused id, or about columns."""
+    """Options of adopt: an operator's decision."""
 
     answer: str | None = choice(
         None,
@@ -453,7 +453,7 @@ class MaintainOptions(BaseMaintainOptions):
 
 @dataclass(frozen=True)
 class InitOptions(Options):
-    """Options of init: the key, how rows are routed to regions, and which indexes writers maintain."""
+    """Options of init: key, region specs, maintained indexes."""
 
     primary_key: tuple[str, ...] = texts(
         help="First mark this column as the primary key (repeatable, in order). It is set once and for all; each value "

@@ -52,7 +52,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Answers of one index before and after, as far as they were compared.
+    """Compared answers of one index, before and after.
 
     Attributes:
         queries: how many were asked.

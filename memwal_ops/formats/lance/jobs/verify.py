@@ -245,7 +245,7 @@ class _Verification:
         except LinkError as error:
             self.findings.add(finding_of(error, "link", what, "Files behind a link are not checked."))
         except (SparkUnavailableError, SparkJobFailedError):
-            raise  # it is no fault of the table
+            raise  # the table has no part in it
         except MemwalOpsError as error:
             if named and isinstance(error, InvalidUsageError):
                 raise

@@ -21,7 +21,7 @@ _NAMED = 3
 
 
 class NoLayout(Layout):
-    """A table without a log: jobs that maintain the base table apply, but none that needs regions."""
+    """A table without a log. Jobs that maintain the base table apply, those that need regions do not."""
 
     name = "none"
     title = "plain table"

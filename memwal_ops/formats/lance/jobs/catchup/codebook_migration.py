@@ -66,7 +66,10 @@ _BY_HAND = "Create the new index yourself with dataset.create_index(..., name=NE
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A generation that still needs the old index, since it lacks the new one; None: a log that is not flushed."""
+    """What still needs the old index.
+
+    A generation that lacks the new one; None: a log that is not flushed.
+    """
 
     region_id: UUID
     generation: int | None

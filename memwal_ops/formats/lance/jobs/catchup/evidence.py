@@ -69,7 +69,7 @@ def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """New rows beyond the bounds, or bounds that are not known; ``anew``: to build the index anew helps."""
+    """New rows beyond the bounds, or unknown bounds. ``anew``: building the index anew helps."""
 
     why: str
     anew: bool

@@ -286,7 +286,7 @@ def _next_need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Result for one index: the version at its start, the decision, the error, how it was built and answered."""
+    """Result for one index. ``first`` is the version at its start."""
 
     name: str
     first: Table

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AnswersGuard:
-    """Compares the answers of indexes before and after each commit of a run.
+    """Compares answers before and after each commit.
 
     Attributes:
         mode: off, sample or strict.

@@ -99,7 +99,10 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Scope:
-    """The fragments that a run may rewrite: ``limit`` without ``busy``; ``own`` are those that it wrote itself."""
+    """The fragments that a run may rewrite.
+
+    These are ``limit`` without ``busy``; ``own`` are those that it wrote itself.
+    """
 
     limit: set[int]
     busy: set[int] = field(default_factory=set)
@@ -117,7 +120,10 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Attempt:
-    """The work of one commit, with its own dataset handle: pylance moves a handle to the version that it commits."""
+    """The work of one commit.
+
+    It has a dataset handle of its own: pylance moves a handle to the version that it commits.
+    """
 
     table: Table
     limit: Collection[int]

@@ -106,7 +106,7 @@ class Planner:
         """Read the settings.
 
         Raises:
-            InvalidUsageError: one in the table's config is no such number.
+            InvalidUsageError: one in the table's config is not a valid number.
         """
         self._table, self._options = table, options
         self.settings = settings_of(table, options)

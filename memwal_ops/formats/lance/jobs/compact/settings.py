@@ -59,7 +59,7 @@ def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
     """The settings of a compaction: those of the run, else the owner's in the table's config, else defaults.
 
     Raises:
-        InvalidUsageError: a value in the table's config is no such number.
+        InvalidUsageError: a value in the table's config is not a valid number.
     """
 
     def chosen(name: str, key: str, read: Callable[[str], float], default: float) -> Setting:
@@ -70,7 +70,7 @@ def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
         try:
             return Setting(read(text), "table")
         except ValueError as error:
-            raise _refused(table, f"{PREFIX}{key} is no such number: {text!r}.") from error
+            raise _refused(table, f"{PREFIX}{key} is not a valid number: {text!r}.") from error
 
     factor = CompactOptions().tier_factor
     return {

@@ -81,7 +81,11 @@ def demo(run: DemoRun) -> Iterator[str]:
 
 @dataclass
 class _Documents:
-    """The table and the rows that it must have: by id the text and the number of the vector."""
+    """The table and the rows that it must have.
+
+    Attributes:
+        expected: by id the text and the number of the vector.
+    """
 
     uri: str
     expected: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -173,7 +177,7 @@ class _Documents:
 
 @dataclass(frozen=True)
 class Query:
-    """What a query takes, the opening of the table included: reads of files, bytes read, processor seconds."""
+    """What a query takes, with the opening of the table. ``seconds`` are of the processor."""
 
     requests: int
     bytes: int

@@ -89,7 +89,7 @@ class Objects:
     def _of_the_base(self, meta: ObjectMeta, folder: str) -> Verdict:
         key = file_key(meta.path)
         if key is None and not is_unfinished(meta.path):
-            return None, Holder("unrecognized", meta.path, "no file of Lance: move or delete it", blocks=True)
+            return None, Holder("unrecognized", meta.path, "not a file of Lance: move or delete it", blocks=True)
         if key is None or key not in self.needed.keys:
             return None, self._leftover(meta, _UNFINISHED, expired=key in self.needed.expired)
         if key not in self.kept:
@@ -133,4 +133,4 @@ class Objects:
             return None, Holder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
         if _RECORD.fullmatch(path):
             return _NO_ROWS, None
-        return None, Holder("unrecognized", path, "no record of memwal-ops: move or delete it", blocks=True)
+        return None, Holder("unrecognized", path, "not a record of memwal-ops: move or delete it", blocks=True)

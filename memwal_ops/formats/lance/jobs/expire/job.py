@@ -162,7 +162,7 @@ def apply(
 
 @dataclass
 class _Run:
-    """State of one run: its inputs, what it has read, and what it has deleted so far.
+    """State of one run.
 
     ``now`` is the store's time when the run began. Later in the run, files and versions count as younger than they are,
     and holds that have ended since as held: more is kept, never less.

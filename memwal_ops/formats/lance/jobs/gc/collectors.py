@@ -220,7 +220,7 @@ class RegionCollector(Collector[LanceCandidate]):
 
 
 class RemovedIndexCollector(Collector[LanceCandidate]):
-    """The regions of a table whose MemWAL index was removed: all of them are kept until it is made again."""
+    """The regions of a table without its MemWAL index. All are kept until it is made again."""
 
     def __init__(self, current: CurrentEvidence, regions: Iterable[UUID] | None) -> None:
         """``regions``: only these. Nothing is read."""

@@ -119,10 +119,10 @@ class Evidence:
 
 @dataclass
 class CurrentEvidence:
-    """The current evidence, and the anchors of the table that was read first; shared by all collectors of a run.
+    """The current evidence, shared by all collectors of a run.
 
     Attributes:
-        anchors: of the table; empty for a plan, which deletes nothing.
+        anchors: of the table that was read first; empty for a plan, which deletes nothing.
     """
 
     evidence: Evidence

@@ -56,7 +56,7 @@ class GenerationState:
 
 @dataclass(frozen=True, slots=True)
 class RegionState:
-    """One region, and the first fault in its listing that prevents reading or merging it.
+    """One region, and the first fault that blocks it.
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
     claims the region; None if its manifest cannot be read, or it is left over. ``counts``: per state how many
@@ -103,7 +103,7 @@ class RegionState:
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """One base index, by the fragments that its segments cover; ``fault``: why it may lack rows of them."""
+    """One base index and its covered fragments. ``fault``: why it may lack rows of them."""
 
     name: str
     type: str

@@ -98,7 +98,7 @@ class LegacyLogs(LogSurvey):
         if self.target.before is not None:
             return "it is from before that time" if meta.last_modified < self.target.before else None
         if entry_of(meta.path.rpartition("/")[2]) is None:
-            return "it is no log file of Lance or Arrow, and is not searched"
+            return "it is not a log file of Lance or Arrow, and is not searched"
         return self.target.matches(entry_rows(self.table.store.get(meta.path), meta.path))
 
     def versions(self, reading: Mapping[tuple[UUID, int], list[int]]) -> Mapping[int, str]:

@@ -70,7 +70,7 @@ class LegacyGcReport(GcReport):
 
 @dataclass
 class _View:
-    """The inputs of a collection: one version, every other one that may be opened, and the records of trims."""
+    """The inputs of a collection: versions and records of trims."""
 
     table: Table
     now: datetime

@@ -61,7 +61,7 @@ _FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run: what it may still merge (FLUSHED when it began, in no blocked region), and its results."""
+    """State of a run. ``limit``: what was FLUSHED when it began."""
 
     options: MergeOptions
     limit: frozenset[MemWalId]

@@ -64,7 +64,7 @@ _MIN_ROWS = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What a merge would do now, as far as it is known without reading a generation."""
+    """What a merge would do, by the manifests alone."""
 
     passes: tuple[MergePass, ...]
     blocked: tuple[Blocked, ...]
@@ -73,9 +73,10 @@ class MergePlan:
 
 @dataclass(slots=True)
 class _Limits:
-    """The last generation to merge in each region: the last one when the run began, or before a fault.
+    """The last generation to merge in each region.
 
-    Without the first limit, a merge concurrent with a live writer would never end.
+    It is the last one when the run began, or before a fault. Without the first limit, a merge concurrent with a live
+    writer would never end.
     """
 
     last: dict[UUID, int]

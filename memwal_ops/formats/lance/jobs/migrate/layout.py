@@ -159,7 +159,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The regions of the other layout that are not sealed, merged and flushed; and those that block the migration."""
+    """The regions that are not migrated yet. ``blocked``: those that cannot be."""
 
     open: tuple[LayoutRegion, ...]
     blocked: tuple[Blocked, ...]
@@ -177,7 +177,9 @@ def _check(table: Table, target: Layout) -> None:
             others = [columns.get(one, str(one)) for one in field.source_ids]
             others = [one for one in others if one not in table.primary_key]
             if unknown or others:
-                why = f"{field.transform!r} is none of its transforms" if unknown else f"{others[0]} is no key column"
+                why = (
+                    f"{field.transform!r} is not among its transforms" if unknown else f"{others[0]} is not in the key"
+                )
                 raise UnsupportedFeatureError(
                     f"{table.location.uri} has region spec {spec.spec_id}, by which no writer of the region layout can "
                     f"route rows: {why}.",

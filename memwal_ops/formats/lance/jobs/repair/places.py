@@ -133,7 +133,7 @@ def catchup_entry(details: memwal_pb2.MemWalIndexDetails, index: str) -> bytes |
 
 @dataclass(frozen=True)
 class SnapshotPlace:
-    """The region snapshot: its time, its number of regions, and its rows, inside the index or in a file."""
+    """The region snapshot: its time, and its rows inside the index or in a file."""
 
     table: Table
     name = "snapshot:"

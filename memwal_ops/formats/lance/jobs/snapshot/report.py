@@ -25,7 +25,7 @@ class SnapshotDecision(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An entry of ``_mem_wal/`` that is not in the snapshot, by its path below the table's root."""
+    """An entry of ``_mem_wal/`` that the snapshot lacks. ``path`` is below the table's root."""
 
     path: str
     reason: str
