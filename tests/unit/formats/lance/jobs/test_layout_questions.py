@@ -36,6 +36,6 @@ def test_no_job_compares_layouts() -> None:
 
 def test_comparisons_are_seen() -> None:
     assert [*compared("if table.memwal is not None: pass")] == ["table.memwal is not None"]
-    assert [*compared("one = 'plain' if run.table.layout.name == 'none' else ''")] == ["run.table.layout.name == 'none'"]
+    assert [*compared("one = run.layout.name == 'none'")] == ["run.layout.name == 'none'"]
     assert not [*compared("table.log.strict_commits and table.primary_key == ()")]
     assert asks_for_a_log("if not self.view.table.log.exists: pass")
