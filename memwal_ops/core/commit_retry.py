@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from memwal_ops.core.protocols import RemembersCommit
-from memwal_ops.errors import CommitConflictError
+from memwal_ops.errors import CommitConflictError, ObjectNotFoundError
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -48,6 +48,16 @@ class CommitRetry:
             ) from error
         time.sleep(random.uniform(0, _BACKOFF_SECONDS * min(2**self.consecutive, _MAX_BACKOFF_FACTOR)))  # noqa: S311 - jitter
         return table.newest()
+
+    def conflict_or_expired(self, table: TableT, error: MemwalOpsError) -> TableT:
+        """:meth:`conflict`; also if a revision was expired whose object is missing: there is a newer one then.
+
+        Raises:
+            ObjectNotFoundError: ``error``, if the revision is still the newest: what is missing is its own.
+        """
+        if isinstance(error, ObjectNotFoundError) and table.newest().revision == table.revision:
+            raise error
+        return self.conflict(table, error)
 
     def landed(self, table: TableT) -> TableT:
         """Return the newest revision after a successful commit on ``table``, and reset the backoff."""

@@ -412,10 +412,7 @@ class InspectOptions(Options):
     """Options of inspect."""
 
     limit: int = count(
-        DEFAULT_INSPECT_LIMIT,
-        minimum=0,
-        metavar="N",
-        help="List at most this many generations, and this many strays.",
+        DEFAULT_INSPECT_LIMIT, minimum=0, metavar="N", help="List at most this many generations, and this many strays."
     )
     stale: timedelta = duration(timedelta(days=30), help="Report what a branch holds that nobody wrote to for so long.")
 

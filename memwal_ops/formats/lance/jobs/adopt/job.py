@@ -256,7 +256,7 @@ def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adop
     if not merged < up_to < manifest.current_generation:
         raise InvalidUsageError(
             f"Region {region_id} is merged up to generation {merged}, and generation {manifest.current_generation} is "
-            f"the next that it flushes: --up-to must be in between, not {up_to}.",
+            f"the next that it flushes: --up-to must be in between, not {up_to}."
         )
     _, fault = subtract(manifest, up_to)
     if fault is not None:

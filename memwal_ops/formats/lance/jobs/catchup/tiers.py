@@ -117,9 +117,6 @@ def _sizes(table: Table, index: BaseIndex) -> list[SegmentSize]:
     fragments = table.manifest.manifest.fragments
     rows = {one.id: one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments}
     return [
-        SegmentSize(
-            sum(rows.get(fragment, 0) for fragment in covered_by([entry])),
-            bytes_of([entry]),
-        )
+        SegmentSize(sum(rows.get(fragment, 0) for fragment in covered_by([entry])), bytes_of([entry]))
         for entry in index.segments
     ]

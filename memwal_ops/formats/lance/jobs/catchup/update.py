@@ -126,12 +126,7 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
 
 
 def _planned(
-    table: Table,
-    index: BaseIndex,
-    debt: SegmentDebt,
-    builders: Builders,
-    options: CatchupOptions,
-    context: RunContext,
+    table: Table, index: BaseIndex, debt: SegmentDebt, builders: Builders, options: CatchupOptions, context: RunContext
 ) -> IndexReport:
     """What a run would do with an index, whatever others write."""
     need = _need(table, index, options)

@@ -231,11 +231,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
 
 @names_damage
 def apply(
-    table: Table,
-    options: CompactOptions,
-    context: RunContext | None = None,
-    *,
-    only: Collection[int] | None = None,
+    table: Table, options: CompactOptions, context: RunContext | None = None, *, only: Collection[int] | None = None
 ) -> CompactReport:
     """Rewrite small or much-deleted fragments that existed when the call began, a bounded number per commit.
 

@@ -49,9 +49,7 @@ def delete_living(
         try:
             _publish(table, addresses, note, commit)
         except (CommitLostError, ObjectNotFoundError) as error:
-            if isinstance(error, ObjectNotFoundError) and table.newest().version == table.version:
-                raise
-            table = retry.conflict(table, error)
+            table = retry.conflict_or_expired(table, error)
         else:
             context.figures["conflicts"] += retry.conflicts
             return retry.landed(table), int(addresses.size)

@@ -20,11 +20,7 @@ from memwal_ops.formats.lance.jobs.erase.found import CLEAN, LogSurvey
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.options import GcOptions
-from memwal_ops.formats.lance.wire.names import (
-    MEM_WAL_FOLDER,
-    parse_generation_dir,
-    parse_wal_entry_name,
-)
+from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -123,10 +123,7 @@ class Objects:
 
     def _own(self, path: str) -> Verdict:
         if path in self.copies:
-            return (
-                "it is of an expired version, and was read: no expression in it can be of such a row",
-                None,
-            )
+            return ("it is of an expired version, and was read: no expression in it can be of such a row", None)
         if path.startswith(f"{SET_ASIDE_FOLDER}/"):
             return None, Holder("leftover", path, "the manifest of a version that is being expired")
         if path.startswith(f"{QUARANTINE_FOLDER}/"):

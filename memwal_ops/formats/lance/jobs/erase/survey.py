@@ -13,9 +13,7 @@ from memwal_ops.core.followers import read_followers
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.referenced_files import (
-    references,
-)
+from memwal_ops.formats.lance.files.referenced_files import references
 from memwal_ops.formats.lance.files.versions import (
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,

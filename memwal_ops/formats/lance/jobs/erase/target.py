@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     import pyarrow as pa
+    from lance.fragment import LanceFragment
 
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -117,15 +118,18 @@ class Target:
             with lance_errors("search a fragment of", "the table"):
                 dataset = opened()
                 part = dataset.get_fragment(int(fragment.id))
-                scanner = dataset.scanner(
-                    filter=self.where, columns=[], with_row_id=True, use_scalar_index=False,
-                    late_materialization=False, include_deleted_rows=True,
-                    fragments=[] if part is None else [part],
-                )  # fmt: skip
-                rows = sum(batch.num_rows for batch in scanner.to_batches())
+                rows = self._count(dataset, [] if part is None else [part])
         except MemwalOpsError as error:
             return f"it cannot be searched, so that it may hold such rows: {error}"
         return f"{counted(rows, 'such row is', 'such rows are')} in its data files" if rows else None
+
+    def _count(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None = None) -> int:
+        """How many rows match, deleted or not."""
+        scanner = dataset.scanner(
+            filter=self.where, columns=[], with_row_id=True, use_scalar_index=False, late_materialization=False,
+            include_deleted_rows=True, fragments=fragments,
+        )  # fmt: skip
+        return sum(batch.num_rows for batch in scanner.to_batches())
 
     def once(self, key: Hashable, search: Callable[[], str | None]) -> str | None:
         """What a search found in something that does not change, searched once in a run."""
@@ -143,11 +147,7 @@ class Target:
         """Why a dataset may have such rows, deleted or not; None: it has none."""
         try:
             with lance_errors("search a part of", "the log"):
-                scanner = opened().scanner(
-                    filter=self.where, columns=[], with_row_id=True, use_scalar_index=False,
-                    late_materialization=False, include_deleted_rows=True,
-                )  # fmt: skip
-                found = sum(batch.num_rows for batch in scanner.to_batches())
+                found = self._count(opened())
         except MemwalOpsError as error:
             return f"it cannot be searched, so that it may hold such rows: {error}"
         return f"it has {found:,} such rows" if found else None

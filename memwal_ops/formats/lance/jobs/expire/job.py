@@ -103,11 +103,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
 
 @names_damage
 def apply(
-    table: Table,
-    options: ExpireOptions,
-    context: RunContext | None = None,
-    *,
-    only: Collection[int] | None = None,
+    table: Table, options: ExpireOptions, context: RunContext | None = None, *, only: Collection[int] | None = None
 ) -> ExpireReport:
     """Delete old versions. Safe to kill, to repeat and to run twice concurrently; completes what a killed run left.
 

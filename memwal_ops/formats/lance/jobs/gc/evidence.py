@@ -116,6 +116,10 @@ class Evidence:
         """The gate of an age; see :func:`memwal_ops.core.candidates.age_gate`."""
         return age_gate(what, written, limit, self.now)
 
+    def unfinished_gate(self, written: datetime, what: str = "a commit may be in progress: written") -> Gate:
+        """The gate of an object that no version names, whose writer may be about to publish it."""
+        return self.age_gate(what, written, self.options.orphan_min_age)
+
 
 @dataclass
 class CurrentEvidence:

@@ -14,10 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
-from memwal_ops.errors import (
-    RegionManifestCorruptError,
-    RegionManifestGapError,
-)
+from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
 from memwal_ops.formats.lance.generations.region_contents import RegionContents, read_region_contents
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate, unrecognized
@@ -123,9 +120,7 @@ class RegionView:
         # A writer that resumes and finds it deleted cannot rename it, and fails: nothing was acknowledged.
         gates = (
             Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
-            self.evidence.age_gate(
-                "a write may be in progress: written", state.modified, self.evidence.options.orphan_min_age
-            ),
+            self.evidence.unfinished_gate(state.modified, "a write may be in progress: written"),
         )
         return LanceCandidate(Kind.LEFTOVER, path, state.bytes, 1, gates, region_id=self.region_id)
 
@@ -176,13 +171,8 @@ class RegionView:
         if drain and not grace:
             gates += (Gate(met=True, text="the region manifest drops it first"),)
         elif drain:
-            gates += (
-                Gate(
-                    met=False,
-                    text=f"listed by region manifest version {self.newest.version}: gc --apply removes it from the "
-                    f"list, and deletes it --reader-grace later",
-                ),
-            )
+            text = f"listed by region manifest version {self.newest.version}: gc --apply removes it from the list, and "
+            gates += (Gate(met=False, text=f"{text}deletes it --reader-grace later"),)
         return self._directory_candidate(Kind.GENERATION, flushed.path, flushed.generation, state, gates, drain=drain)
 
     def _unlisted(self, name: str, state: DirectoryContents) -> LanceCandidate:
@@ -202,15 +192,10 @@ class RegionView:
                 gates += (Gate(met=False, text=f"{event}, just now"),)
             else:
                 gates += (self.evidence.age_gate(event, dropped.modified, self.evidence.options.reader_grace),)
-            return self._directory_candidate(Kind.GENERATION, name, generation, state, gates)
-        age = self.evidence.options.orphan_min_age
-        gates = (
-            *self.base_gates(),
-            self._never_listed(),
-            self._not_lost(generation),
-            self.evidence.age_gate("a flush may be in progress: last written", state.youngest, age),
-        )
-        return self._directory_candidate(Kind.ORPHAN, name, generation, state, gates)
+            return self._directory_candidate(Kind.GENERATION, name, generation, state, gates, drain=False)
+        unfinished = self.evidence.unfinished_gate(state.youngest, "a flush may be in progress: last written")
+        gates = (*self.base_gates(), self._never_listed(), self._not_lost(generation), unfinished)
+        return self._directory_candidate(Kind.ORPHAN, name, generation, state, gates, drain=False)
 
     def _never_listed(self) -> Gate:
         broken = self.history().broken
@@ -226,10 +211,8 @@ class RegionView:
             return Gate(met=True, text="the generation was published from another directory")
         failed = [gate for gate in self.evidence.generation_gates(self.region_id, generation) if not gate.met]
         if failed:
-            return Gate(
-                met=False,
-                text=f"generation {generation} is not listed, and " + "; ".join(gate.text for gate in failed),
-            )
+            unmet = "; ".join(gate.text for gate in failed)
+            return Gate(met=False, text=f"generation {generation} is not listed, and {unmet}")
         return Gate(met=True, text="its generation is merged, and no longer needed")
 
     def _dropped_by(self, name: str) -> int | None:
@@ -244,14 +227,7 @@ class RegionView:
         return ()
 
     def _directory_candidate(
-        self,
-        kind: Kind,
-        name: str,
-        generation: int,
-        state: DirectoryContents,
-        gates: tuple[Gate, ...],
-        *,
-        drain: bool = False,
+        self, kind: Kind, name: str, generation: int, state: DirectoryContents, gates: tuple[Gate, ...], *, drain: bool
     ) -> LanceCandidate:
         path = f"{self.folder}/{name}"
         return LanceCandidate(kind, path, state.bytes, state.objects, gates, drain, self.region_id, generation)

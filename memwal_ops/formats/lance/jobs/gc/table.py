@@ -70,9 +70,7 @@ def _snapshot_candidate(evidence: Evidence, meta: ObjectMeta, uuid: UUID) -> Lan
             return None
         gates = (
             Gate(met=True, text="a region snapshot that no version, tag or branch names"),
-            evidence.age_gate(
-                "a commit may be in progress: written", meta.last_modified, evidence.options.orphan_min_age
-            ),
+            evidence.unfinished_gate(meta.last_modified),
         )
     return LanceCandidate(Kind.SNAPSHOT, meta.path, meta.size, 1, gates)
 
@@ -90,9 +88,7 @@ def leftover_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
         gates = (
             Gate(met=True, text=f"left by a {leftover.job} (run {leftover.run_id}) that was killed while it committed"),
             Gate(met=keeper is None, text="no tag, branch or hold names it" if keeper is None else f"kept by {keeper}"),
-            evidence.age_gate(
-                "a commit may be in progress: written", meta.last_modified, evidence.options.orphan_min_age
-            ),
+            evidence.unfinished_gate(meta.last_modified),
         )
         if leftover.transaction is not None:
             file = evidence.table.store.head(leftover.transaction)
@@ -112,10 +108,7 @@ def staged_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
             continue
         why = None if entries is None else entries.why_staged(meta.path)
         text = "a staged manifest: another commit has its version, or the table was migrated" if why is None else why
-        gates = (
-            Gate(met=why is None, text=text),
-            evidence.age_gate("written", meta.last_modified, evidence.options.orphan_min_age),
-        )
+        gates = (Gate(met=why is None, text=text), evidence.unfinished_gate(meta.last_modified, "written"))
         yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
@@ -129,11 +122,10 @@ def unchecked_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
         if is_staged(meta.path) and is_of_checked_commit(store, meta.path):
             name = parse_version_manifest_name(f"{meta.path.rpartition('/')[2].partition('.')[0]}.manifest")
             passed = name is not None and name.version <= evidence.table.version
-            orphan_age = evidence.options.orphan_min_age
             gates = (
                 Gate(met=True, text="staged by a compaction that was killed before it was checked"),
                 Gate(met=passed, text="the table is at its version, or a later one"),
-                evidence.age_gate("a commit may be in progress: written", meta.last_modified, orphan_age),
+                evidence.unfinished_gate(meta.last_modified),
             )
             yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
 

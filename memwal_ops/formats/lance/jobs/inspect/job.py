@@ -71,10 +71,10 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     regions = _bounded(regions, limit)
     if (refusal := table.refusal) is not None:
         regions = _left_over(table, refusal)
-    versions = check_versions(table)
+    versions, writer = check_versions(table), last_writer(table)
     fragments = len(table.manifest.manifest.fragments)
-    writer = last_writer(table)
-    return Inspection(table, _rows(table), fragments, regions, _indexes(table), backlog, versions, limit, writer)
+    indexes = index_states(table, table.index.index_catchup)
+    return Inspection(table, _rows(table), fragments, regions, indexes, backlog, versions, limit, writer)
 
 
 def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[RegionState, ...]:
@@ -157,12 +157,12 @@ def _generations(
     return counts, tuple(first)
 
 
-def _indexes(table: Table) -> tuple[IndexState, ...]:
+def index_states(table: Table, recorded: Mapping[str, Mapping[UUID, int]]) -> tuple[IndexState, ...]:
+    """The state of each base index; ``recorded`` is the table's ``index_catchup``."""
     states = []
     for index in base_indexes(table).values():
         covers = coverage(index.covered, table.manifest)
-        missing = len(covers.uncovered)
-        recorded = table.index.index_catchup.get(index.name, {})
+        missing, entry = len(covers.uncovered), recorded.get(index.name, {})
         covered, fault = covers.fragments - missing, fault_of(table, index)
-        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, recorded, fault))
+        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, entry, fault))
     return tuple(states)

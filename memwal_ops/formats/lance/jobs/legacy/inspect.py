@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.jobs.inspect.report import IndexState
+from memwal_ops.formats.lance.jobs.inspect.job import index_states
 from memwal_ops.formats.lance.jobs.legacy.merge_report import backlog_json
 from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied
 from memwal_ops.formats.lance.legacy.index import FlushedMeaning, Meanings, RegionWork, mem_wals_of, read_work
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.jobs.inspect.report import IndexState
     from memwal_ops.formats.lance.legacy.index import BlockedMemWal
     from memwal_ops.formats.lance.table import Table
 
@@ -197,20 +196,10 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
         states,
         read_work(mem_wals, meanings),
         find_emptied(table),
-        tuple(_indexes(table)),
+        index_states(table, {}),
         check_versions(table),
         (options or InspectOptions()).limit,
     )
 
 
 apply = plan
-
-
-def _indexes(table: Table) -> list[IndexState]:
-    states = []
-    for index in base_indexes(table).values():
-        covers = coverage(index.covered, table.manifest)
-        missing = len(covers.uncovered)
-        covered, fault = covers.fragments - missing, fault_of(table, index)
-        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, {}, fault))
-    return states

@@ -146,10 +146,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
                 run.block(BlockedMemWal(names[number], generation, cause))
             table = table.newest()
         except (CommitLostError, ObjectNotFoundError) as error:
-            newest = table.newest()
-            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
-                raise
-            table = retry.conflict(table, error)
+            table = retry.conflict_or_expired(table, error)
         else:
             if not more:
                 break

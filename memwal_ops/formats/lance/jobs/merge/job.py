@@ -30,12 +30,7 @@ from memwal_ops.formats.lance.commit.commit import (
 )
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.local import LocalEngine
-from memwal_ops.formats.lance.generations.backlog import (
-    Backlog,
-    Blocked,
-    backlog_of,
-    with_listed_log,
-)
+from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
@@ -147,11 +142,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
 
 @names_damage
 def apply(
-    table: Table,
-    options: MergeOptions,
-    context: RunContext | None = None,
-    *,
-    engine: Engine | None = None,
+    table: Table, options: MergeOptions, context: RunContext | None = None, *, engine: Engine | None = None
 ) -> MergeReport:
     """Merge everything that was flushed when the call began (S0-156 to S0-168).
 
@@ -230,10 +221,7 @@ def _merge_all(
             table = table.newest()
             _block(limits, error, table.index.merged_generations)
         except (CommitLostError, ObjectNotFoundError) as error:
-            newest = table.newest()
-            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
-                raise  # not a file of an old version that was cleaned up meanwhile
-            table = retry.conflict(table, error)
+            table = retry.conflict_or_expired(table, error)
         else:
             done.append(PassReport(merge_pass, result))
             _record(result, context)
@@ -321,9 +309,7 @@ def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *
         context.report(Progress("starting Spark", "tasks", 0))
         with session(options.master) as spark:
             yield SparkEngine(
-                spark,
-                on_progress=lambda stage: context.report(_stage_progress(stage)),
-                checkpoint=context.checkpoint,
+                spark, on_progress=lambda stage: context.report(_stage_progress(stage)), checkpoint=context.checkpoint
             )
     else:
         yield LocalEngine()

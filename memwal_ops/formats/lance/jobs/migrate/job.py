@@ -144,10 +144,7 @@ def apply(
                 MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
             )
         except (CommitLostError, ObjectNotFoundError) as error:
-            newest = table.newest()
-            if isinstance(error, ObjectNotFoundError) and newest.version == table.version:
-                raise
-            table = retry.conflict(table, error)
+            table = retry.conflict_or_expired(table, error)
 
 
 def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, started: float) -> MigrateReport:

@@ -144,11 +144,7 @@ class _Run:
         self._target, self._started = target, time.monotonic()
 
     def report(
-        self,
-        decision: MigrateDecision,
-        table: Table,
-        regions: Sequence[LayoutRegion],
-        blocked: Sequence[Blocked] = (),
+        self, decision: MigrateDecision, table: Table, regions: Sequence[LayoutRegion], blocked: Sequence[Blocked] = ()
     ) -> LayoutReport:
         return LayoutReport(
             decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,

@@ -82,8 +82,7 @@ _REPLACED = (
 )
 _LOG = (
     Choice(
-        "Restore the entry from a backup or the bucket's versions.",
-        "None: an entry of the log is never rewritten.",
+        "Restore the entry from a backup or the bucket's versions.", "None: an entry of the log is never rewritten."
     ),
     Choice(
         "Stop the region's writers, copy the log away, and open a new region.",
@@ -133,10 +132,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     "generation": _GENERATION,
     "generation_rows": _GENERATION,
     "merged_generation_missing": (
-        Choice(
-            "Restore its folder from a backup or the bucket's versions.",
-            "None: a generation is never rewritten.",
-        ),
+        Choice("Restore its folder from a backup or the bucket's versions.", "None: a generation is never rewritten."),
         Choice(
             "memwal-ops catchup URI, and expire the versions that need it; then repair removes it from the list.",
             "The older versions are deleted.",

@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import (
-    InvalidFormatError,
-    MemwalOpsError,
-    RegionManifestCorruptError,
-)
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, RegionManifestCorruptError
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -33,13 +29,7 @@ from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.generations.backlog import with_listed_log
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.generations.wal import last_wal_entry
-from memwal_ops.formats.lance.indexes.snapshots import (
-    Known,
-    encode_file,
-    known_regions,
-    read_snapshot,
-    snapshot_path,
-)
+from memwal_ops.formats.lance.indexes.snapshots import Known, encode_file, known_regions, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs.snapshot.report import Skipped, SnapshotDecision, SnapshotReport
 from memwal_ops.formats.lance.options import SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, list_region_strays
