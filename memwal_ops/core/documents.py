@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+_LAST = ("version", "seconds", "commit_conflicts", "lost_races", "run_id")
+
+
 def document(one: DataclassInstance, *without: str, **others: object) -> dict[str, Any]:
-    """An object with a key for each field, in their order: so the fields of a report are its contract.
+    """An object with a key for each field, in their order, and what all runs have at its end.
 
     Parts are asked by their ``to_json``. Of errors it has the reason and the text; times are of ISO 8601, to the
     second; durations are rounded to microseconds. Beside ``commit_conflicts`` is its name in 0.1.
@@ -27,12 +30,13 @@ def document(one: DataclassInstance, *without: str, **others: object) -> dict[st
         others: the values of keys that are not those of fields.
     """
     names = [field.name for field in fields(one) if field.name not in without]
-    found = {name: _value(others.pop(name) if name in others else getattr(one, name)) for name in names}
+    values = {name: getattr(one, name) for name in names} | others
+    found = {name: _value(value) for name, value in values.items()}
     if "seconds" in found:
         found["seconds"] = round(found["seconds"], 6)
     if "commit_conflicts" in found:
         found["lost_races"] = found["commit_conflicts"]
-    return found | {name: _value(value) for name, value in others.items()}
+    return {name: found[name] for name in sorted(found, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)}
 
 
 def _value(value: Any) -> Any:

@@ -75,7 +75,7 @@ class SameColumnsReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --same-columns --json``."""
-        return document(self) | {"as": "same_columns"}
+        return document(self, **{"as": "same_columns"})
 
     def describe(self) -> str:
         """The report as text for people: what the decision asserts."""

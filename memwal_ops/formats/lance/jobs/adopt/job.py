@@ -111,7 +111,7 @@ class AdoptReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --json``."""
-        return document(self, "answer") | {"as": self.answer.value}
+        return document(self, "answer", **{"as": self.answer})
 
     def describe(self) -> str:
         """The report as text for people."""

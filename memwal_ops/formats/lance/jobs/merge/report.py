@@ -47,10 +47,10 @@ class MergeReport(MergeOutcome):
 
     decision: MergeDecision
     run_id: str
-    engine: str
     passes: tuple[PassReport, ...]
     blocked: tuple[Blocked, ...]
     backlog_after: Backlog
+    engine: str
     version: int
     commit_conflicts: int
     seconds: float

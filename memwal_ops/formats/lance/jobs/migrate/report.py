@@ -291,7 +291,7 @@ class LayoutReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        return document(self, "uri", "before", restored_version=None, kept=None) | {"from": self.before}
+        return document(self, "uri", "before", restored_version=None, kept=None, **{"from": self.before})
 
     def describe(self) -> str:
         """The report as text for people."""

@@ -66,8 +66,8 @@ class StoreReport:
             "restored_version": None,
             "kept": None,
         }
-        own = document(self, "uri", "before", "finished", finished_commits=self.finished)
-        return own | {"from": self.before, "to": S3} | none
+        layouts = {"from": self.before, "to": S3}
+        return document(self, "uri", "before", "finished", finished_commits=self.finished, **layouts, **none)
 
     def describe(self) -> str:
         """The report as text for people."""
