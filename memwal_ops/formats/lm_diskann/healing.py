@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Around:
-    """Deleted nodes, ascending, with their vectors, and their neighbours in both directions."""
+    """Deleted nodes, ascending, with their vectors, and their neighbours in both directions, in the order of these."""
 
     nodes: NDArray[np.int64]
     vectors: NDArray[np.float32]
@@ -152,7 +152,9 @@ def around(view: View, store: Store, nodes: NDArray[np.int64], epoch: int) -> Ar
 
 
 def _ids(found: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(found[found >= 0])
+    """Those that are nodes, each once, where it is first."""
+    nodes, first = np.unique(found[found >= 0], return_index=True)
+    return nodes[np.argsort(first)]
 
 
 def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
@@ -164,8 +166,7 @@ def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
         found: int = reconnect(
-            view.source, layout, view.book, near.referrers, gone, dead, np.float32(staged.parameters.alpha**2),
-            staged.epoch, staged.origin, at, events, counts,
+            view.source, layout, view.book, near.referrers, gone, dead, staged.epoch, staged.origin, at, events, counts,
         )  # fmt: skip
         return found
 

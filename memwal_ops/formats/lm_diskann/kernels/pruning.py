@@ -60,7 +60,7 @@ def prune(vectors, distances, count, alpha, most, chosen):
 def extend(vectors, distances, count, held, alpha, most, chosen):
     """Like :func:`prune`, for a list whose ``held`` first candidates stay: compares others only until it is full.
 
-    So a node that lost one link of 70 compares the next candidates with 69, and not all of them with each other.
+    So a node that is rewired keeps its links, and not all candidates are compared with each other.
 
     Returns:
         The number selected, without those that stay.

@@ -97,7 +97,7 @@ def test_a_reader_and_a_hold_read_on(made: str, vectors: np.ndarray, expected: d
     with lm_diskann.open(made, read_only=True, cache_bytes=0) as reader:
         epoch = reader.epoch
         take_hold(open_table(made), epoch, timedelta(hours=1))
-        was = reader.search(vectors[:300], k=5)[0]
+        was = reader.search(vectors[:300], k=5, L=200)[0]  # above what deleted rows make of L
         run_job(made, "compact")
         length = bytes_of(made)
         run_job(made, "gc", apply=True)
@@ -105,7 +105,7 @@ def test_a_reader_and_a_hold_read_on(made: str, vectors: np.ndarray, expected: d
         with lm_diskann.open(made) as index:
             index.insert(np.arange(5000, 5300), vectors[2000:2300])
             index.merge()
-        assert (reader.search(vectors[:300], k=5, as_of=epoch)[0] == was).all()
+        assert (reader.search(vectors[:300], k=5, L=200, as_of=epoch)[0] == was).all()
     with lm_diskann.open(made, read_only=True, cache_bytes=0) as later:
         assert (later.search(vectors[:300], k=5, as_of=epoch)[0] == was).all()
     check_rows(made, expected, epoch)

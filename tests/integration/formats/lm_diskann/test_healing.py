@@ -84,6 +84,35 @@ def test_links_to_live_nodes_stay(made: str) -> None:
     assert gained > 1000
 
 
+def test_a_lost_link_is_replaced_by_one_to_the_nearest_neighbour_of_the_deleted_node(
+    made: str, vectors: np.ndarray
+) -> None:
+    before = View(made)
+    assert run_job(made, "catchup", batch=1000).decision == "caught_up"
+    view, right, gained, short = View(made), 0, 0, 0
+    row_of = {node: row for row, node in before.rows}
+
+    def links(node: int) -> list[int]:
+        block = before.block(node, before.epoch)
+        assert block is not None
+        return [*block["links"]]
+
+    for node in view.versions.keys() - view.dead.keys():
+        had, now = {*links(node)}, view.block(node, view.epoch)
+        assert now is not None
+        new, lost = {*now["links"]} - had, had & view.dead.keys()
+        if not lost:
+            continue
+        others = {other for one in lost for other in links(one)} - view.dead.keys() - had - {node}
+        far = {other: float(((vectors[row_of[other]] - vectors[row_of[node]]) ** 2).sum()) for other in others}
+        right += len(new & {*sorted(others, key=far.__getitem__)[: len(new)]})
+        gained += len(new)
+        short += len(now["links"]) < min(len(had), 14)
+    assert gained > 1000
+    assert short < 60, "one for one, but for lists that were pruned since by another node"
+    assert right > 0.8 * gained  # codes are not exact, and nodes without links from older ones are linked again
+
+
 def test_batches_of_near_nodes_and_a_dry_run(made: str, vectors: np.ndarray) -> None:
     planned = run_job(made, "catchup", apply=False)
     assert (planned.decision, planned.to_json()["healed"]) == ("dry_run", 250)
