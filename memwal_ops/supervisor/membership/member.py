@@ -181,7 +181,8 @@ class Member:
     def _join(self) -> tuple[MemberRecords, Reading] | None:
         """Return the records of the fleet once the name is this member's, and it is known which of the others live.
 
-        The name is free, its own from before a restart, or that of a member that is dead.
+        The name is free, its own from before a restart, or that of a member that is dead. Of two supervisors with
+        copies of one state folder, the second does not join.
         """
         records, name = self._open(), self._config.name
         view = View(self._heartbeat)
@@ -192,15 +193,19 @@ class Member:
             other = None if name not in newest else records.read(name, newest[name])
             before = view.seen.get(name)
             own = other is not None and other.instance == self._holder.instance
-            if not own and before is not None and newest.get(name, before.number) != before.number:
-                raise name_taken(name, other)
+            if before is not None and newest.get(name, before.number) != before.number:
+                raise name_taken(name, other, copied=own)
             view = view.after(newest, began, time.monotonic())
-            view = view.without(name) if own else view
-            if view.settled:
+            # Its own record from before a restart stands still: it was read twice.
+            settled = before is not None and view.without(name).settled if own else view.settled
+            if settled:
                 break
             if self._leaving.wait(self._heartbeat / BEATS):
                 return None
         self._view = view.without(name)
+        for living in sorted(self._view.living):
+            if (twin := records.read(living, newest[living])) is not None:
+                self._check_twin(living, twin)
         if other is not None and not own:
             # Its state folder was lost, or is another one: what was used is charged on.
             records.end(name, newest[name], other, listed.age(name))
@@ -208,6 +213,11 @@ class Member:
         joined = records, Reading(records, self._holder.instance, self._heartbeat)
         self._beat(*joined)
         return joined
+
+    def _check_twin(self, name: str, other: Document) -> None:
+        """Refuse to be a second member with the identity of one state folder: leases do not tell them apart."""
+        if other.instance == self._holder.instance:
+            raise name_taken(name, other, copied=True)
 
     def _open(self) -> MemberRecords:
         options = dict(self._config.storage_options)
@@ -233,6 +243,10 @@ class Member:
         view = self._view.after(listed.newest, began, ended)
         documents = reading.read(listed, now)
         reading.forget(view.forgotten, listed)
+        for name in view.living:
+            # Both joined at once: the one whose name comes first stays.
+            if name < self._config.name and (twin := documents[name].document) is not None:
+                self._check_twin(name, twin)
         others = reading.others(listed, len(view.living), now)
         reading.sweep()
         if budget is not None and others is not None:

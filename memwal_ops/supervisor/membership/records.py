@@ -138,7 +138,8 @@ class MemberRecords:
             # A response may be lost: then the record under the number is this process's own.
             found = self.read(self._name, number)
             if found is None or found.process != document.process:
-                raise name_taken(self._name, found)
+                copied = found is not None and found.instance == document.instance
+                raise name_taken(self._name, found, copied=copied)
         self._number = max(self._number, number)
         if number % _KEPT == 0:
             self._prune(number)
@@ -183,9 +184,15 @@ class MemberRecords:
         return NumberedRecords(self._store, f"{FOLDER}/{name}", "record of a member")
 
 
-def name_taken(name: str, other: Document | None) -> MemwalOpsError:
-    """Return the error for a name that another supervisor has."""
+def name_taken(name: str, other: Document | None, *, copied: bool) -> MemwalOpsError:
+    """Return the error for a name, or (``copied``) for the identity of a state folder, that another supervisor has."""
     who = "another supervisor" if other is None else f"another supervisor ({other.holder}, since {other.started})"
+    if copied:
+        return AlreadyRunningError(
+            f"The state folder of this supervisor is a copy of that of {who}, the member {name!r} of the fleet.",
+            remedy="Stop one of them. To keep both, delete the file named instance in the state folder of the one that "
+            "is stopped, and give it a name of its own (fleet.name).",
+        )
     return AlreadyRunningError(
         f"The name {name!r} is that of {who}, which is a member of the fleet.",
         remedy="Give each member a name of its own (fleet.name, for example ${HOSTNAME}), or stop the other one.",
