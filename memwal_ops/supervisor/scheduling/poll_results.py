@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.shared_state import SharedState
     from memwal_ops.supervisor.state.tables import Reading, TableJob, TableState
 
-_FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
+# After a poll that failed the table waits as long as that took, and twice as long with each further one, up to ten
+# times: a store that was away for a moment is read again soon, one that hangs takes a tenth of the worker's time.
+_MAX_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
 
 
 class PollResults:
@@ -58,12 +60,14 @@ class PollResults:
         state.unchanged = state.unchanged + 1 if idle else 0
 
     def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
-        """Count a poll and keep its error; after a failure, the next one waits in proportion to its time."""
+        """Count a poll and keep its error; after a failure, the next one waits, see ``_MAX_FACTOR``."""
         good, before = result["outcome"] == "succeeded", state.error
         self._shared.metrics.polls.labels(state.table.name, result["outcome"]).inc()
         state.error, state.error_code = None if good else str(result["message"]), int(result["exit_code"])
         now = self._shared.clock.monotonic()
-        state.poll_not_before = 0.0 if good else now + min((now - began) * _FAILED_POLL_FACTOR, _MAX_PAUSE_SECONDS)
+        state.failed_polls = 0 if good else state.failed_polls + 1
+        factor = min(2.0 ** min(state.failed_polls - 1, 10), _MAX_FACTOR)
+        state.poll_not_before = 0.0 if good else now + min((now - began) * factor, _MAX_PAUSE_SECONDS)
         if not good and state.error != before:
             self._log.warning("poll_failed", table=state.table.name, error=state.error)
 

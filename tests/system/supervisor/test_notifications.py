@@ -21,7 +21,7 @@ def told(server: Receiver) -> list[tuple[str, str]]:
 def test_a_table_that_is_lost_and_found(tmp_path: Path) -> None:
     for name in ("a", "b"):
         PlainTable(str(tmp_path / f"{name}.lance")).create(rows=3)
-    # A poll that fails defers the next by ten times its time: polled second, and no other format is loaded for it.
+    # A poll that fails defers the next by its time: polled second, and no other format is loaded for it.
     shutil.move(tmp_path / "b.lance/_versions", tmp_path / "versions")
     off = ", ".join(f"{job}: {{enabled: false}}" for job in ("compact", "catchup", "expire", "gc", "verify", "merge"))
     with http_receiver() as server:

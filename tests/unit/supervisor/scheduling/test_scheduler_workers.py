@@ -95,6 +95,38 @@ def test_a_poll_that_fails_is_reported(stage: Stage) -> None:
     assert stage.scheduler.tables["a"].error is None
 
 
+def test_after_failed_polls_the_next_one_waits_longer_each_time(stage: Stage) -> None:
+    """A store that was away for a moment is read again soon; one that hangs takes a tenth of the worker's time."""
+
+    state = stage.scheduler.tables["a"]
+
+    def factor_after(seconds: float) -> float:
+        """Fail the poll in flight, and return how many times its duration passes until the next one."""
+        began = state.poll_began
+        worker, _ = stage.pools.given[-1]
+        stage.turn(seconds)
+        worker.exit_status = 7
+        stage.scheduler.on_message(worker, None)  # type: ignore[arg-type]
+        stage.turn(0)
+        failed, given = stage.clock.monotonic(), len(stage.pools.given)
+        for _ in range(10_000):
+            stage.scheduler.poll("a")
+            stage.turn(0.1)
+            if len(stage.pools.given) > given:
+                break
+        return (state.poll_began - failed) / (failed - began)
+
+    stage.scheduler.poll("a")
+    stage.turn()
+    factors = [factor_after(20) for _ in range(6)]
+    assert factors == pytest.approx([1, 2, 4, 8, 10, 10], rel=0.1)
+    assert factor_after(290) == pytest.approx(1, rel=0.1), "five minutes are enough"
+    stage.see("a", generations=1)
+    stage.scheduler.poll("a")
+    stage.turn()
+    assert factor_after(20) == pytest.approx(1, rel=0.1), "it was read in between"
+
+
 def test_a_poll_that_hangs_is_ended(stage: Stage) -> None:
     stage.scheduler.poll("a")
     stage.turn()
