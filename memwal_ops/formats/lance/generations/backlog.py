@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, g
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
 from memwal_ops.formats.lance.regions.listed_log import listed_log
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
+from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,17 @@ class Blocked:
     def to_json(self) -> dict[str, object]:
         """The ``blocked`` entry of a report."""
         return blocked_entry(str(self.region_id), self.generation, self.error)
+
+    def describe(self, heading: str) -> str:
+        """Why it is blocked and what to do, indented below ``heading region ID``."""
+        where = "" if self.generation is None else f" at generation {self.generation}"
+        return "\n".join(
+            [
+                f"{heading} region {self.region_id}{where}: {self.error.reason}",
+                paragraph(str(self.error), indent="    "),
+                paragraph(f"What to do: {self.error.remedy} (runbooks/merge-blocked.md)", indent="    "),
+            ]
+        )
 
 
 def blocked_entry(region_id: str, generation: int | None, error: MemwalOpsError) -> dict[str, object]:
@@ -121,7 +133,7 @@ def read_backlog(table: Table, region_ids: Iterable[UUID] | None = None) -> Back
 
 def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlog:
     """:func:`read_backlog` for a caller that listed the log (:func:`with_listed_log`)."""
-    known = () if table.memwal is None else table.regions.region_ids  # without an index, they are not merged
+    known = table.regions.region_ids if table.log.shows_progress else ()
     ids = sorted(known if region_ids is None else region_ids)
     regions: dict[UUID, RegionBacklog] = {}
     blocked: list[Blocked] = []

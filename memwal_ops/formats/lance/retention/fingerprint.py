@@ -43,7 +43,7 @@ def fingerprint(table: Table) -> str | None:
     Returns:
         None: there is a newer version already.
     """
-    kind = _PLAIN if table.memwal is None else _WITH_LOG
+    kind = _WITH_LOG if table.log.exists else _PLAIN
     versions = _newest_versions(table.store)
     names = [name for meta in versions if (name := _version_name(meta)) is not None]
     newest = max((name.version for name in names if not name.detached), default=0)

@@ -56,7 +56,7 @@ def recent_history(table: Table, limit: int) -> TableHistory:
     """
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         versions = [one for one in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if one]
-        ids = () if table.memwal is None else table.regions.region_ids
+        ids = table.regions.region_ids if table.log.shows_progress else ()
         regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS])]
     sizes = {
         (region.region_id, flushed.generation): flushed
@@ -150,7 +150,7 @@ def _generations(
     """The generations that any of a region's manifests lists, each with the key by which they are sorted."""
     if not region.manifests:
         return
-    progress = 0 if table.memwal is None else table.memwal.merged_generations.get(region.region_id, 0)
+    progress = table.index.merged_generations.get(region.region_id, 0)
     listed = {flushed.generation: flushed for _, one in region.manifests for flushed in one.flushed_generations}
     lists = [(when, {flushed.generation for flushed in one.flushed_generations}) for when, one in region.manifests]
     for number, flushed in listed.items():

@@ -117,7 +117,7 @@ def record_schema(table: Table, *, limit: int | None = None) -> None:
         table: the newest version.
         limit: how many versions are read at most, newest first.
     """
-    if table.memwal is None:
+    if not table.log.exists:
         return
     records = _records(table)
     name = f"{SCHEMA_FOLDER}/{table.version:020}-{_digest(_mark(table.manifest))}.json"

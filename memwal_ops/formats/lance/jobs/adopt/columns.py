@@ -18,16 +18,11 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
 from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, SchemaProjectionError
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_rewritable,
-    commit_indexes,
-)
+from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation import open_generation, read_flush
 from memwal_ops.formats.lance.generations.projection import UndecidedColumnsError
+from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, SchemaHistory
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph, span_text
@@ -136,17 +131,15 @@ def apply_same_columns(table: Table) -> SameColumnsReport:
     started = time.monotonic()
     check_rewritable(table)
     probe_conditional_writes(table.store)
-    note, retry = CommitNote.new("adopt"), CommitRetry()
-    # Computed again on each version: it may be the one in which a column was dropped.
-    while regions := undecided_regions(table):
-        change = IndexChange(table.index.details, config={SAME_COLUMNS: str(table.version)})
-        try:
-            commit_indexes(table, change, note)
-        except CommitLostError as error:
-            table = retry.conflict(table, error)
-        else:
-            table = retry.landed(table)
-            break
+    note = CommitNote.new("adopt")
+    regions: tuple[UndecidedRegion, ...] = ()
+
+    def change(newest: Table) -> IndexChange | None:
+        nonlocal regions  # computed again on each version: it may be the one in which a column was dropped
+        regions = undecided_regions(newest)
+        return IndexChange(newest.index.details, config={SAME_COLUMNS: str(newest.version)}) if regions else None
+
+    table = publish_change(table, change, note, CommitRetry())
     decision = "adopted" if regions else "nothing_to_adopt"
     return SameColumnsReport(decision, note.run_id, regions, table.version, time.monotonic() - started)
 

@@ -9,15 +9,12 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.next_run import NextRun, rates_of
 from memwal_ops.core.outlook import seconds_at
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
-from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
+from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures, debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
-from memwal_ops.formats.lance.jobs.debts import catchup_figures
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from memwal_ops.formats.lance.jobs.catchup.codebook_migration import MigrationReport
     from memwal_ops.formats.lance.jobs.catchup.report import CatchupReport
     from memwal_ops.formats.lance.table import Table
@@ -66,6 +63,4 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
     return catch_up(table, options, context)
 
 
-def backlog(table: Table) -> Mapping[str, float]:
-    """Rows and fragments that the index lacks that is furthest behind, and what a run would write."""
-    return catchup_figures(table)
+backlog = catchup_figures

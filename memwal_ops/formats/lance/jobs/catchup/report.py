@@ -11,7 +11,6 @@ from memwal_ops.core.next_run import NextRun, describe_next_run
 from memwal_ops.core.report import Need
 from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
-from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class CatchupReport:
                 )
         if (cost := _cost(self)) is not None:
             parts.append(paragraph(cost, hanging="  "))
-        parts += [problem(fault, "BLOCKED") for fault in self.blocked]
+        parts += [fault.describe("BLOCKED") for fault in self.blocked]
         if self.cost is not None and self.cost.why is None:
             parts.append(paragraph(f"A run {describe_next_run(self.cost.to_json())}.", hanging="  "))
         return "\n\n".join(parts)

@@ -1,13 +1,16 @@
-"""Decide which segments of an index are written again by an update, and what that costs."""
+"""Decide which segments of an index are written again by an update, what that costs, and whether it is due."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage, covered_by, is_nested
 from memwal_ops.formats.lance.indexes.held_rows import fragments_held
 from memwal_ops.formats.lance.indexes.writers import last_client
+from memwal_ops.formats.lance.options import CatchupOptions
+from memwal_ops.formats.lance.policy.indexing import is_costly, is_due, is_urgent
 from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt, SegmentPolicy, SegmentSize
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.index_entries import had_moves
@@ -16,7 +19,6 @@ from memwal_ops.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
@@ -36,6 +38,42 @@ def debts_of(table: Table, options: CatchupOptions) -> Mapping[str, SegmentDebt]
     return {
         name: _policy(table, index, options).debt(_sizes(table, index), _uncovered(table, index))
         for name, index in base_indexes(table).items()
+    }
+
+
+def catchup_figures(table: Table) -> Mapping[str, float]:
+    """The backlog metrics of a catch-up: how far the index is behind that lacks most, and what a run would write.
+
+    Where generations were merged, each index that is behind is due: ``gc`` keeps them until all cover them.
+    """
+    options = polled_options("catchup", CatchupOptions)
+    fragments = table.manifest.manifest.fragments
+    rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    sizes = {one.id: sum(file.file_size_bytes for file in one.files) for one in fragments}
+    indexes = base_indexes(table)
+    lacking = {name: coverage(one.covered, table.manifest) for name, one in indexes.items()}
+    debts = debts_of(table, options)
+    merged = len(table.index.merged_generations)
+    behind = [name for name, one in debts.items() if one.uncovered_rows or one.excess]
+    due = [
+        name
+        for name in behind
+        if merged
+        or debts[name].excess
+        or is_costly(sum(sizes[one] for one in lacking[name].uncovered), debts[name].bytes)
+        or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
+                  anew=is_written_anew(table, indexes[name], options))
+    ]  # fmt: skip
+    return {
+        "indexes": len(indexes),
+        "uncovered_rows": max((one.uncovered_rows for one in lacking.values()), default=0),
+        "uncovered_fragments": max((len(one.uncovered) for one in lacking.values()), default=0),
+        "merged_regions": merged,
+        "indexes_behind": len(behind),
+        "indexes_due": len(due),
+        "indexes_urgent": sum(is_urgent(rows - one.uncovered_rows, one.uncovered_rows) for one in lacking.values()),
+        "index_debt": sum(one.bytes for one in debts.values()),
+        "index_debt_rows": sum(one.uncovered_rows for one in lacking.values()),
     }
 
 

@@ -45,10 +45,9 @@ from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_pat
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
 from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
-from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, debt
+from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, compaction_debt, debt
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
-from memwal_ops.formats.lance.jobs.debts import compaction_debt
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged

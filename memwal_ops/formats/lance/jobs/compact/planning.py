@@ -7,15 +7,20 @@ fragments excluded and the rows of the group as its target, so that a group beco
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lance.optimize import Compaction
 
+from memwal_ops.core.polling import polled_options
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
+from memwal_ops.formats.lance.options import CompactOptions
 from memwal_ops.formats.lance.policy.compaction import FragmentSize, Group
 from memwal_ops.formats.lance.wire.index_entries import moved_later
 from memwal_ops.text import size_text
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     import lance
     from lance.optimize import CompactionOptions, CompactionTask
 
-    from memwal_ops.formats.lance.options import CompactOptions
     from memwal_ops.formats.lance.policy.compaction import Policy
     from memwal_ops.formats.lance.table import Table
 
@@ -243,6 +247,22 @@ class Planner:
                 f"{', '.join(sorted(moved))}."
             )
         return reason + _to_join_more(table, policy.target_rows)
+
+
+def compaction_debt(table: Table) -> Mapping[str, float]:
+    """What a compaction would rewrite; nothing if a setting of the table is invalid, which the job names."""
+    with suppress(InvalidUsageError):
+        planner = Planner(table, polled_options("compact", CompactOptions))
+        due = planner.debt()
+        return {
+            "debt": due.bytes_written,
+            "debt_read": due.bytes_read,
+            "debt_rows": due.rows,
+            "due_fragments": due.fragments,
+            "urgent_fragments": planner.urgent().fragments if due.fragments else 0,
+            "unchecked_segments": unchecked_segments(table),
+        }
+    return {}
 
 
 def _to_join_more(table: Table, target_rows: int) -> str:

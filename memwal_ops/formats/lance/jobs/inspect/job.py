@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.next_run import NextRun, next_run, rates_of
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
@@ -16,10 +17,11 @@ from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.writers import last_writer
-from memwal_ops.formats.lance.jobs.debts import next_runs
+from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
+from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt
 from memwal_ops.formats.lance.jobs.inspect.branches import read_branches
 from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
-from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, InspectOptions
+from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
@@ -42,7 +45,7 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
     branches = read_branches(table, datetime.now(UTC) - options.stale)
-    return replace(found, branches=branches, next_runs=next_runs(table, context.past_runs))
+    return replace(found, branches=branches, next_runs=_next_runs(table, context.past_runs))
 
 
 apply = plan
@@ -166,3 +169,15 @@ def index_states(table: Table, recorded: Mapping[str, Mapping[UUID, int]]) -> tu
         covered, fault = covers.fragments - missing, fault_of(table, index)
         states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, entry, fault))
     return tuple(states)
+
+
+def _next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
+    """What the next runs of these jobs cost, by their names; nothing of one that does not apply, or is refused."""
+    found: dict[str, NextRun] = {}
+    for name, figures in {"compact": compaction_debt(table), "catchup": catchup_figures(table)}.items():
+        spec = table.jobs.get(name)
+        if spec is not None and figures:
+            why = Planner(table, CompactOptions()).why() if name == "compact" else None
+            run = next_run(spec, figures, rates_of(name, past(table.location.address, name)), why)
+            found |= {} if run is None else {name: run}
+    return found

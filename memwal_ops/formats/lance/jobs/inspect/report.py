@@ -11,7 +11,6 @@ from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.indexes.snapshots import is_external
-from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.formats.lance.jobs.inspect.branches import BranchState, describe_branches
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
 
@@ -143,10 +142,6 @@ class Inspection:
         """The faults of the regions that have one."""
         return tuple(region.fault for region in self.regions if region.fault is not None)
 
-    def describe(self) -> str:
-        """The inspection as text for people."""
-        return _describe(self)
-
     def to_json(self) -> dict[str, object]:
         """The document of ``inspect --json``."""
         index = self.table.index
@@ -178,41 +173,42 @@ class Inspection:
             or any(region.truncated for region in self.regions),
         }
 
-
-def _describe(inspection: Inspection) -> str:
-    """The report as text for people."""
-    table = inspection.table
-    kind = table.layout.title
-    kind = kind if table.branch_name is None else f"branch {table.branch_name}, {kind}"
-    about = (
-        f"{kind}, version {table.version}, {counted(inspection.rows, 'row')} in "
-        f"{counted(inspection.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
-    )
-    lines = [table.location.uri, paragraph(about, indent="  ")]
-    if inspection.last_writer is not None:
-        lines.append(paragraph(f"Last written by {inspection.last_writer}.", indent="  "))
-    if table.log.shows_progress:
-        lines += [paragraph(_how_far_behind(inspection), indent="  "), paragraph(_snapshot(inspection), indent="  ")]
-    else:
-        lines.append(paragraph(_without_index(table), indent="  "))
-    if unflushed := sum(region.unflushed_wal_entries or 0 for region in inspection.regions):
-        lines.append(f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.")
-    if inspection.regions:
-        lines += ["", _regions(inspection)]
-    if inspection.indexes:
-        lines += ["", _indexes(inspection)]
-    lines += _next_runs(inspection)
-    for index in inspection.indexes:
-        if index.fault is not None:
-            lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
-    lines += [*_problems(inspection), *describe_branches(inspection.branches, table.version)]
-    if unreadable := inspection.versions.unreadable:
-        lines += ["", paragraph(_unreadable(unreadable))]
-    for stray in table.regions.strays[: inspection.limit]:
-        lines += ["", f"Stray, not a region: {printable(stray)}"]
-    if (more := len(table.regions.strays) - inspection.limit) > 0:
-        lines += ["", f"and {more:,} more strays (--limit)."]
-    return "\n".join(lines)
+    def describe(self) -> str:
+        """The inspection as text for people."""
+        table = self.table
+        kind = table.layout.title
+        kind = kind if table.branch_name is None else f"branch {table.branch_name}, {kind}"
+        about = (
+            f"{kind}, version {table.version}, {counted(self.rows, 'row')} in "
+            f"{counted(self.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"
+        )
+        lines = [table.location.uri, paragraph(about, indent="  ")]
+        if self.last_writer is not None:
+            lines.append(paragraph(f"Last written by {self.last_writer}.", indent="  "))
+        if table.log.shows_progress:
+            lines += [paragraph(_how_far_behind(self), indent="  "), paragraph(_snapshot(self), indent="  ")]
+        else:
+            lines.append(paragraph(_without_index(table), indent="  "))
+        if unflushed := sum(region.unflushed_wal_entries or 0 for region in self.regions):
+            lines.append(
+                f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them."
+            )
+        if self.regions:
+            lines += ["", _regions(self)]
+        if self.indexes:
+            lines += ["", _indexes(self)]
+        lines += _next_runs(self)
+        for index in self.indexes:
+            if index.fault is not None:
+                lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
+        lines += [*_problems(self), *describe_branches(self.branches, table.version)]
+        if unreadable := self.versions.unreadable:
+            lines += ["", paragraph(_unreadable(unreadable))]
+        for stray in table.regions.strays[: self.limit]:
+            lines += ["", f"Stray, not a region: {printable(stray)}"]
+        if (more := len(table.regions.strays) - self.limit) > 0:
+            lines += ["", f"and {more:,} more strays (--limit)."]
+        return "\n".join(lines)
 
 
 def _next_runs(inspection: Inspection) -> list[str]:
@@ -227,7 +223,7 @@ def _problems(inspection: Inspection) -> list[str]:
         lines += ["", paragraph(f"PROBLEM: {table.refusal}"), paragraph(_way_out(table, table.refusal), indent="    ")]
     for region in inspection.regions:
         if region.fault is not None and not region.is_left_over:
-            lines += ["", problem(region.fault, "PROBLEM in")]
+            lines += ["", region.fault.describe("PROBLEM in")]
     if (newest := inspection.versions.newest) is not None:
         lines += ["", paragraph(f"PROBLEM: {newest.path} {newest.why}, and the newest version needs it.")]
         lines.append(paragraph(f"What to do: {newest.remedy} (runbooks/errors/09-table_corrupt.md)", indent="    "))

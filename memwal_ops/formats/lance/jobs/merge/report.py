@@ -9,7 +9,6 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lance.engines.merge.api import PassResult
-from memwal_ops.formats.lance.jobs.faults_text import problem
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class MergeReport(MergeOutcome):
             parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
         if self.passes:
             parts.append(_passes(self))
-        parts += [problem(fault, "BLOCKED") for fault in self.blocked]
+        parts += [fault.describe("BLOCKED") for fault in self.blocked]
         parts.append(_backlog(self))
         return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
 
