@@ -151,6 +151,11 @@ class Table(GuardedTable):
         """The handle of pylance, pinned to ``version``; opened at the first use."""
         return self.handle.get()
 
+    @cached_property
+    def fragment_ids(self) -> frozenset[int]:
+        """The ids of the version's fragments."""
+        return frozenset(one.id for one in self.manifest.manifest.fragments)
+
     def once(self, what: Hashable, read: Callable[[], _T]) -> _T:
         """``read()``, called once for this table value: what a version has does not change."""
         if what not in self._read:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Segment
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.commit.publication import CommitNote
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
@@ -171,7 +171,8 @@ def _compare(
     known = _some(sorted(asked.covered & after.fragments.keys() - uncovered), table.version)
     if not known:
         return Comparison(skipped="it had no rows")
-    of_known = replace(asked, segments=_covering(asked, known))
+    segments = tuple(replace(one, fragments=one.fragments & known) for one in asked.segments)
+    of_known = replace(asked, segments=segments)
     drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
     return _of_vectors(before, after, asked, drawn, few=few)
 
@@ -240,10 +241,6 @@ def _some(fragments: Sequence[int], seed: int) -> frozenset[int]:
     """The oldest and the newest of them, and a few at random."""
     chosen = np.random.default_rng(seed).permutation(fragments)[:_FEW].tolist()
     return frozenset([*fragments[:1], *fragments[-1:], *chosen])
-
-
-def _covering(index: AskedIndex, fragments: frozenset[int]) -> tuple[Segment, ...]:
-    return tuple(replace(one, fragments=one.fragments & fragments) for one in index.segments)
 
 
 def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries, *, few: bool) -> Comparison:

@@ -177,10 +177,7 @@ def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, .
     for at, one in enumerate(candidates):
         key: object = at
         if group and one.kind in _GROUPED:
-            key = (one.kind, one.region_id, one.verdict, tuple(gate.met for gate in one.gates), _held_by(one))
+            held_by = one.why if one.verdict is Verdict.HELD else ""
+            key = (one.kind, one.region_id, one.verdict, tuple(gate.met for gate in one.gates), held_by)
         groups.setdefault(key, []).append(one)
     return tuple(Reason(alike[0], len(alike), sum(one.bytes for one in alike)) for alike in groups.values())
-
-
-def _held_by(candidate: LanceCandidate) -> str:
-    return candidate.why if candidate.verdict is Verdict.HELD else ""

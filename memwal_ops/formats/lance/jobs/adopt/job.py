@@ -19,6 +19,7 @@ import enum
 import time
 import uuid
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import AdoptOptions
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+
+_NUMBER = attrgetter("generation")
 
 
 class Answer(enum.StrEnum):
@@ -242,10 +245,7 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
             f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
             remedy="Move its generations to a new region: --as unmerged.",
         )
-    last = max(
-        (flushed for flushed in manifest.flushed_generations if flushed.generation <= merged),
-        key=lambda flushed: flushed.generation,
-    )
+    last = max((one for one in manifest.flushed_generations if one.generation <= merged), key=_NUMBER)
     return _adoption(table, manifest, None, RegionRecord(last.generation, mark_of(last.path)))
 
 
@@ -264,13 +264,9 @@ def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adop
             f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
             remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
         )
-    last = max((one for one in manifest.flushed_generations if one.generation <= up_to), key=_number, default=None)
+    last = max((one for one in manifest.flushed_generations if one.generation <= up_to), key=_NUMBER, default=None)
     record = None if last is None else RegionRecord(last.generation, mark_of(last.path))
     return replace(_adoption(table, manifest, None, record), up_to=up_to)
-
-
-def _number(flushed: FlushedGeneration) -> int:
-    return flushed.generation
 
 
 def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:

@@ -58,7 +58,7 @@ def lacks_rows(table: Table, index: BaseIndex) -> bool:
 
 def _emptied(table: Table, index: BaseIndex) -> bool:
     """Whether none of the fragments is left that the index covers."""
-    return index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+    return index.covered.isdisjoint(table.fragment_ids)
 
 
 def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:

@@ -59,8 +59,7 @@ def parts_of(
         return _updated(table, index, options)
     if not index.is_vector and arguments.kind not in _SCALAR:
         return f"pylance builds no segments of type {index.type}"
-    every = (fragment.id for fragment in table.manifest.manifest.fragments)
-    sizes = _sizes(table, every)
+    sizes = _sizes(table, table.fragment_ids)
     if not sizes:
         return "the table has no rows"
     parts = IndexParts(arguments, sizes, index.segment_ids)

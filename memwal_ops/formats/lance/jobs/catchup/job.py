@@ -45,7 +45,6 @@ def apply(table: Table, options: CatchupOptions, context: RunContext | None = No
 
     Args:
         table: any version of the table; the newest is read during the run.
-        options: see :class:`CatchupOptions`.
         context: can stop the run between two indexes.
 
     Returns:

@@ -121,14 +121,13 @@ def _back_to_stale(table: Table, index: BaseIndex) -> int:
 
     Read are the addresses in the files of all segments. All segments, if they cannot be read.
     """
-    live = frozenset(one.id for one in table.manifest.manifest.fragments)
     for at, entry in enumerate(index.segments):
         try:
             held = fragments_held(table, index, entry)
         except MemwalOpsError as error:
             get_logger(__name__).info("index_rows_unread", table=table.location.uri, index=index.name, error=str(error))
             return len(index.segments)
-        if held & live - covered_by([entry]):
+        if held & table.fragment_ids - covered_by([entry]):
             return len(index.segments) - at
     return 0
 

@@ -174,7 +174,8 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         run.table = table.newest()
     for name in _in_order(run.table, wanted, options):
         context.checkpoint()
-        outcomes.append(_catch_up(run, name) if _in_budget(run, name) else _left(run, name))
+        left = _Outcome(name, run.table, "over_budget", None, 0.0, why=_BUDGET_USED)
+        outcomes.append(_catch_up(run, name) if _in_budget(run, name) else left)
         context.advance("catching up", "indexes", total=len(wanted))
     recorded = _record(run, wanted)
     reports = [_finish(run, outcome, recorded=outcome.name in recorded) for outcome in outcomes]
@@ -216,10 +217,6 @@ def _in_budget(run: _Run, name: str) -> bool:
 
 def _exceeds(options: CatchupOptions, written: int, more: int) -> bool:
     return options.max_bytes is not None and written > 0 and written + more > options.max_bytes
-
-
-def _left(run: _Run, name: str) -> _Outcome:
-    return _Outcome(name, run.table, "over_budget", None, 0.0, why=_BUDGET_USED)
 
 
 def _check_options(table: Table, options: CatchupOptions) -> None:

@@ -94,7 +94,7 @@ def unchecked_segments(table: Table) -> int:
 def _entries(table: Table) -> dict[bytes, table_pb2.IndexMetadata]:
     """The entries of segments of which all fragments exist, though the table once had others, which were compacted."""
     manifest = table.manifest.manifest
-    existing = _existing(table)
+    existing = table.fragment_ids
     if not manifest.reader_feature_flags & STABLE_ROW_IDS or len(existing) > manifest.max_fragment_id:
         return {}
     return {
@@ -106,12 +106,8 @@ def _entries(table: Table) -> dict[bytes, table_pb2.IndexMetadata]:
     }
 
 
-def _existing(table: Table) -> frozenset[int]:
-    return frozenset(fragment.id for fragment in table.manifest.manifest.fragments)
-
-
 def _to_change(table: Table, before: Table | None) -> list[_Segment]:
-    entries, existing = _entries(table), _existing(table)
+    entries, existing = _entries(table), table.fragment_ids
     found = []
     for earlier in () if not entries else _earlier(table) if before is None else (before.manifest,):
         for entry in () if earlier.indexes is None else earlier.indexes.indices:

@@ -241,7 +241,6 @@ def apply(
 
     Args:
         table: any version of the table; the newest is read after each commit and each conflict.
-        options: see :class:`CompactOptions`.
         context: can stop the run after each group of fragments that has been rewritten.
         only: ids of the fragments that may be rewritten; None: all.
 
@@ -291,7 +290,7 @@ def _compact_all(
 ) -> CompactReport:
     note = CommitNote.new("compact")
     before = len(table.manifest.manifest.fragments)
-    scope = _Scope(_ids(table) if only is None else set(only))
+    scope = _Scope(set(table.fragment_ids if only is None else only))
     had_snapshot = is_external(table) and _has_file(table)
     retry, done = CommitRetry(), _Totals()
     guard, worse = AnswersGuard(options.answers, note, context), None
@@ -415,10 +414,6 @@ def _left(options: CompactOptions, done: _Totals) -> int | None:
 def _with_files(table: Table, files: Collection[str]) -> set[int]:
     """Fragments that have any of these data files."""
     return {one.id for one in table.manifest.manifest.fragments if any(file.path in files for file in one.files)}
-
-
-def _ids(table: Table) -> set[int]:
-    return {fragment.id for fragment in table.manifest.manifest.fragments}
 
 
 def _changed(old: Table, new: Table) -> set[int]:

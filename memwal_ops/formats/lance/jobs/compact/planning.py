@@ -54,7 +54,8 @@ def fragment_sizes(table: Table, limit: Collection[int] | None = None) -> list[F
         for entry in index.segments:
             for fragment in covered_by([entry]):
                 segments[fragment].append(entry.uuid.uuid)
-    kept = _not_rewritten(table)
+    # Covered by an index that pylance could not remap, or not correctly.
+    kept = _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
     sizes = []
     for one in table.manifest.manifest.fragments:
         size = sum(file.file_size_bytes for file in one.files)
@@ -207,7 +208,7 @@ class Planner:
             self.settings,
             self._options,
             target_rows_per_fragment=max(1, -(-rows // max(1, after))),
-            excluded_fragment_ids=sorted(_ids(self._table) - chosen),
+            excluded_fragment_ids=sorted(self._table.fragment_ids - chosen),
             **self._memory(group),
         )
 
@@ -283,15 +284,6 @@ def _to_join_more(table: Table, target_rows: int) -> str:
 
 def _bytes(fragments: Iterable[FragmentSize]) -> int:
     return sum(one.bytes for one in fragments)
-
-
-def _ids(table: Table) -> set[int]:
-    return {fragment.id for fragment in table.manifest.manifest.fragments}
-
-
-def _not_rewritten(table: Table) -> frozenset[int]:
-    """Fragments covered by an index that pylance could not remap, or not correctly."""
-    return _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
 
 
 def _indexed_elsewhere(table: Table) -> frozenset[int]:

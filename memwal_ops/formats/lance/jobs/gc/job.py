@@ -98,7 +98,6 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
 
     Args:
         table: the newest version of it.
-        options: see :class:`GcOptions`.
         context: reports progress per candidate, and can stop the run after each.
 
     Raises:
@@ -121,7 +120,6 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
 
     Args:
         table: any version of it; the newest is read before each batch.
-        options: see :class:`GcOptions`.
         context: reports progress per candidate, and can stop the run after each.
 
     Raises:

@@ -109,8 +109,7 @@ class LegacyErasure(TableErasure):
                 self.count("indexes_rebuilt", 1)
 
     def _is_behind(self, index: BaseIndex) -> bool:
-        numbers = {int(one.id) for one in self.table.manifest.manifest.fragments}
-        return not numbers <= index.covered
+        return not self.table.fragment_ids <= index.covered
 
     def _build(self, index: BaseIndex) -> None:
         table, note = self.table, CommitNote.new("erase")

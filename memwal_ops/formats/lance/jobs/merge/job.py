@@ -148,7 +148,6 @@ def apply(
 
     Args:
         table: any version of the table; the newest is read before each pass.
-        options: see :class:`MergeOptions`.
         context: reports progress in rows and stages, and can stop the run between two passes.
         engine: used instead of ``options.engine``.
 

@@ -180,7 +180,8 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
             keep(CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
-        return FixAttempt.GONE if publish_change(table, change, _note(), CommitRetry()) is table else FixAttempt.DONE
+        newest = publish_change(table, change, CommitNote.new("repair"), CommitRetry())
+        return FixAttempt.GONE if newest is table else FixAttempt.DONE
 
     return Fix(f"catchup:{name}", f"set the catch-up entry of index {name} to what its fragments cover", make)
 
@@ -297,10 +298,6 @@ def _rows_before(table: Table) -> VersionManifest:
     if (gone := missing_of_manifest(table, before)) is not None:
         raise UnsafeError(f"{gone} is missing, which version {before.manifest.version} needs.")
     return before
-
-
-def _note() -> CommitNote:
-    return CommitNote.new("repair")
 
 
 _FIXES: dict[str, Callable[[Table, Finding], Fix[Table] | None]] = {

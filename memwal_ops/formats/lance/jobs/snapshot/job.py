@@ -121,7 +121,6 @@ def apply(table: Table, options: SnapshotOptions, context: RunContext | None = N
 
     Args:
         table: any version of the table; the newest is read again after each commit conflict.
-        options: see :class:`SnapshotOptions`.
         context: reports progress per region.
 
     Returns:
