@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221b8084674f743248e"
@@ -42,23 +47,60 @@ def _fold(a, b):
     return upper ^ lower
 
 
+@intrinsic
+def _accumulate(_: Any, words: Any, keys: Any, stripes: Any, acc: Any) -> Any:  # noqa: ARG001 - the values are in the code
+    """Add ``stripes`` stripes of 64 bytes to the eight lanes at ``acc``; all but ``stripes`` are addresses.
+
+    As vector instructions, which LLVM does not find in a loop over lanes: a third of the time for a block of 4 KiB.
+    """
+    return types.void(types.uintp, types.uintp, types.intp, types.uintp), _vector_loop
+
+
+def _vector_loop(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+    words, keys, stripes, acc = arguments
+    lanes, number = ir.VectorType(ir.IntType(64), 8), stripes.type
+
+    def at(address: Any) -> Any:
+        return builder.inttoptr(address, lanes.as_pointer())
+
+    def read(base: Any, one: Any, size: int) -> Any:
+        return builder.load(at(builder.add(base, builder.mul(one, number(size)))), align=8)
+
+    before, loop, after = builder.block, builder.append_basic_block("stripe"), builder.append_basic_block("after")
+    first = builder.load(at(acc), align=8)
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    one, products, sums = builder.phi(number), builder.phi(lanes), builder.phi(lanes)
+    word = read(words, one, 64)
+    key = builder.xor(word, read(keys, one, 8))
+    product = builder.mul(builder.and_(key, lanes([0xFFFFFFFF] * 8)), builder.lshr(key, lanes([32] * 8)))
+    steps = ((one, number(0), number(1)), (products, first, product), (sums, lanes([0] * 8), word))
+    following = [builder.add(phi, more) for phi, _, more in steps]
+    for (phi, start, _), value in zip(steps, following, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following[0], stripes), loop, after)
+    builder.position_at_end(after)
+    neighbours = ir.VectorType(ir.IntType(32), 8)([1, 0, 3, 2, 5, 4, 7, 6])
+    swapped = builder.shuffle_vector(following[2], following[2], neighbours)
+    builder.store(builder.add(following[1], swapped), at(acc), align=8)
+    return context.get_dummy_value()
+
+
 @numba.njit(cache=True, nogil=True)
 def block_checksum(words):
     """The checksum of a block given as uint64 [block_size / 8]; its checksum field counts as zero."""
     acc = _START.copy()
     count = words.shape[0]
     full = (count * 8 - 1) // 1024
+    key = _KEYS[_CHECKSUM_WORD]
+    acc[_CHECKSUM_WORD ^ 1] -= words[_CHECKSUM_WORD]
+    found = words[_CHECKSUM_WORD] ^ key
+    acc[_CHECKSUM_WORD] += (key & _LOW) * (key >> np.uint64(32)) - (found & _LOW) * (found >> np.uint64(32))
     for block in range(full + 1):
         stripes = 16 if block < full else (count * 8 - 1 - 1024 * full) // 64
-        for stripe in range(stripes):
-            at = block * 128 + stripe * 8
-            for lane in range(8):
-                word = words[at + lane]
-                if at + lane == _CHECKSUM_WORD:
-                    word = np.uint64(0)
-                key = word ^ _KEYS[stripe + lane]
-                acc[lane ^ 1] += word
-                acc[lane] += (key & _LOW) * (key >> np.uint64(32))
+        start = np.uintp(words.ctypes.data) + np.uintp(1024 * block)
+        _accumulate(start, np.uintp(_KEYS.ctypes.data), stripes, np.uintp(acc.ctypes.data))
         if block < full:
             for lane in range(8):
                 mixed = acc[lane] ^ (acc[lane] >> np.uint64(47)) ^ _SCRAMBLE[lane]
