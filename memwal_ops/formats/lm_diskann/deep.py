@@ -91,10 +91,9 @@ def recall(index: Index, store: Store, samples: int = SAMPLE, seed: int = 0) -> 
     k = min(K, len(live))
     nearest, far = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
     everything = np.arange(view.state.next_node_id, dtype=np.int64)
-    anything = False  # any row id
     done = scan(
         view.source, index.parameters.layout, everything, queries, view.epoch, view.dead, view.dead_epochs,
-        np.zeros(0, np.int64), anything, nearest, far,
+        nearest, far,
     )  # fmt: skip
     if done < 0:
         raise view.fail()

@@ -15,6 +15,7 @@ from memwal_ops.formats.lm_diskann.files import Step, unguarded
 from memwal_ops.formats.lm_diskann.filtering import Filter
 from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
 from memwal_ops.formats.lm_diskann.inserting import insert
+from memwal_ops.formats.lm_diskann.kernels.filtering import search_allowed
 from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
@@ -34,10 +35,20 @@ CACHE = 32 << 20
 OVERLAY = 256 << 20
 DELTA = 16 << 20
 WAIT = 30.0
-_EXACT_BELOW = 4096
+_WORTH = 4
+"""Allowed rows per candidate up to which comparing all of them is worth it: it is exact."""
 _ATTEMPTS = 20
 _WIDEST = 16
+_TENTH = 0.1
 _COSINE_HALF = 0.5
+
+
+def _around(limit: int, share: float) -> int:
+    """The number of candidates, of those that a filter does not allow, through which a search passes.
+
+    As many as allowed ones; more if it allows fewer than a tenth of the rows, as few links then lead to allowed ones.
+    """
+    return int(limit * min(_WIDEST, max(1.0, _TENTH / max(share, _TENTH / _WIDEST))))
 
 
 class Index:
@@ -314,7 +325,7 @@ class Index:
             L: length of the candidate list, at least k; None: that of the index. Longer ones find more and read more.
             allow: int64 [a], or a set: only these rows. Ascending ones need not be sorted by each search.
             as_of: a retained epoch; None: the newest. To read one again and again, :meth:`hold` it.
-            beam_width: number of nodes whose blocks are read at once.
+            beam_width: number of nodes whose blocks are read at once, without a filter.
             where: an SQL expression of columns of the followed table: only rows that match it, in the version of the
                 table that the index has. Not with ``allow`` or ``as_of``.
 
@@ -467,49 +478,55 @@ class Index:
         ids: NDArray[np.int64], distances: NDArray[np.float32],
     ) -> int:  # fmt: skip
         view, layout = self.view, self.parameters.layout
-        entries = view.entries(epoch)
-        restricted = np.zeros(0, np.int64) if allow is None else allow
+        allowed = None if allow is None else view.allowed(allow, epoch)
+        wanted = view.state.live if allowed is None else int(np.count_nonzero(allowed))
+        around = 0 if allowed is None else _around(limit, wanted / max(1, view.state.live))
 
-        def compare(nodes: NDArray[np.int64], which: NDArray[np.int64]) -> int:
+        def compare(which: NDArray[np.int64]) -> int:
+            nodes = np.arange(view.state.next_node_id) if allowed is None else np.flatnonzero(allowed)
             part, far = np.empty((len(which), ids.shape[1]), np.int64), np.empty((len(which), ids.shape[1]), np.float32)
-            found = scan(
-                view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, restricted,
-                allow is not None, part, far,
-            )  # fmt: skip
+            found = scan(view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, part, far)
             ids[which], distances[which] = part, far
             return int(found)
 
-        left = np.arange(len(queries))
-        if allow is not None and len(allow) <= _EXACT_BELOW:
-            return compare(np.sort(view.nodes_of(allow)), left)
+        if allowed is not None and wanted <= _WORTH * (limit + around):
+            return compare(np.arange(len(queries)))
         starts = view.starts(epoch)
         if starts is None:
             return STALE
-        book = view.book_at(starts, epoch)
-        if not len(entries) or book is None:
-            return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
-        # Tombstones and rows that are not allowed take up entries of the list.
-        wanted = view.state.live if allow is None else min(len(allow), view.state.live)
+        book, entries = view.book_at(starts, epoch), len(view.entries(epoch))
+        if not entries or book is None:
+            return compare(np.arange(len(queries)))
+        if allowed is None:  # tombstones take up entries of the list
+            limit = int(limit * min(_WIDEST, (wanted + len(view.dead)) / max(1, wanted)))
         reach = min(wanted, ids.shape[1])
-        limit = int(limit * min(_WIDEST, (view.state.live + len(view.dead)) / max(1, wanted)))
+        left, some, part, far = None, queries, ids, distances
         while True:
-            room = self._scratch(limit)
-            part, far = np.empty((len(left), ids.shape[1]), np.int64), np.empty((len(left), ids.shape[1]), np.float32)
-            found = search(
-                view.source, layout, room, book, queries[left], limit, width, epoch, starts, view.dead,
-                view.dead_epochs, restricted, allow is not None, part, far,
-            )  # fmt: skip
+            room = self._scratch(limit + around)
+            if allowed is None:
+                found = search(
+                    view.source, layout, room, book, some, limit, width, epoch, starts, view.dead, view.dead_epochs,
+                    part, far,
+                )  # fmt: skip
+            else:
+                aside = scratch(around, 0, layout.code_bytes, layout.dimension, 0, collect=False)
+                found = search_allowed(
+                    view.source, layout, room, aside, book, some, limit, around, epoch, starts, allowed, part, far
+                )
             if found < 0:
                 return int(found)
-            ids[left], distances[left] = part, far
-            # Search again with a longer list, from all entry points, for queries that found too few.
-            left = left[(part[:, :reach] < 0).any(axis=1)]
-            if not len(left):
+            if left is not None:
+                ids[left], distances[left] = part, far
+            # Search again with longer lists, from all entry points, for queries that found too few.
+            few = np.flatnonzero(part[:, reach - 1] < 0) if reach else np.zeros(0, np.int64)
+            if not len(few):
                 return 0
-            if limit >= view.state.next_node_id:  # some rows may be unreachable
-                return compare(np.arange(view.state.next_node_id, dtype=np.int64), left)
-            limit *= 2
-            starts = starts._replace(most=len(entries))
+            left = few if left is None else left[few]
+            if limit >= (view.state.next_node_id if allowed is None else wanted):  # some rows may be unreachable
+                return compare(left)
+            limit, around = 2 * limit, 2 * around
+            starts, some = starts._replace(most=entries), queries[left]
+            part, far = np.empty((len(left), ids.shape[1]), np.int64), np.empty((len(left), ids.shape[1]), np.float32)
 
     def _scratch(self, limit: int) -> Any:
         p, key = self.parameters, (limit, self.view.state.next_node_id.bit_length())

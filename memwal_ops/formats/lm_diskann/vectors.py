@@ -43,8 +43,11 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
         found = np.asarray(given)
         if found.dtype.kind in _NO_NUMBERS:  # numpy would drop imaginary parts, and parse text
             raise TypeError(f"these are {found.dtype}")
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
-            vectors = np.array(found, np.float32, order="C", copy=None)
+        if found.dtype == np.float32:
+            vectors = found if found.flags.c_contiguous else found.copy()
+        else:
+            with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
+                vectors = np.array(found, np.float32, order="C", copy=None)
     except (TypeError, ValueError) as error:
         raise InvalidUsageError(f"Vectors must be real numbers: {error}.") from error
     if one and vectors.ndim == 1:
@@ -53,8 +56,9 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
         wanted = f"float32 [n, {parameters.dimension}]"
         raise InvalidUsageError(f"Vectors must be {wanted}; these are {list(vectors.shape)}.")
     far = lengths(vectors)
-    bad = np.flatnonzero(~storable(far, parameters.metric))
-    if len(bad):
+    fit = storable(far, parameters.metric)
+    if not fit.all():
+        bad = np.flatnonzero(~fit)
         rule = "above 0: a zero has no direction" if parameters.metric == "cosine" else f"at most {MAX_LENGTH:g}"
         raise InvalidUsageError(
             f"Vector {bad[0]} of {len(vectors)} has the length {far[bad[0]]:g}, which must be finite and {rule}. "

@@ -13,12 +13,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from memwal_ops.errors import TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
 from memwal_ops.formats.lm_diskann.errors import PUBLISH_AGAIN, RESTORE, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, check_graph, io_error, log_path
+from memwal_ops.formats.lm_diskann.kernels.filtering import mark
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     BASE,
     FILE_SHIFT,
@@ -117,6 +119,11 @@ class View:
         self._overlay = np.zeros(power(2 * overlay + 2), np.int64)
         self.counts = np.zeros(8, np.int64)
         self._files: tuple[int, int, int] | None = None
+        self._current = os.path.join(folder, CURRENT)
+        self._refreshed = b""
+        """The content of ``CURRENT`` before the last refresh."""
+        self._chosen: tuple[int, NDArray[Any], NDArray[np.int64]] | None = None
+        self._allowed: tuple[tuple[int, int, int, bytes], NDArray[np.bool_]] | None = None
         self._books: dict[int, Codebook] = {}
         self._open()
 
@@ -144,6 +151,7 @@ class View:
             break
         self._close_files()
         self._files, self.number = (opened[0], opened[1], opened[2]), number
+        self._log, self._log_stat = os.path.join(self.folder, log_path(number)), os.fstat(opened[1])
         self._load_base()
         self.end = 0
         self._follow(current.epoch)
@@ -259,22 +267,37 @@ class View:
         Raises:
             TableCorruptError: the view is damaged.
         """
-        epoch = self.epoch
+        epoch, now, log = self.epoch, self._content(), self._log_now()
+        if log is not None and log - self.end < frames.HEADER_BYTES and now and now == self._refreshed:
+            return False  # each search asks: a quarter of the time of reading it all
         current = read_current(self.folder, self.parameters)
-        if current.number != self.number or self._replaced():
+        if current.number != self.number or log is None:
             self._open()
         else:
             self._follow(current.epoch)
+        self._refreshed = now
         return self.epoch != epoch
 
-    def _replaced(self) -> bool:
-        """Whether the folder was replaced by an older copy of it, which may also have a view of that number."""
-        assert self._files is not None  # noqa: S101 - opened before
+    def _content(self) -> bytes:
+        """The content of ``CURRENT``; empty if it cannot be read."""
         try:
-            now = os.stat(os.path.join(self.folder, log_path(self.number)))
+            file = os.open(self._current, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        try:
+            return os.read(file, 1 << 16)
+        except OSError:
+            return b""
+        finally:
+            os.close(file)
+
+    def _log_now(self) -> int | None:
+        """The size of the log; None if the folder was replaced by an older copy, which may have the same number."""
+        try:
+            now = os.stat(self._log)
         except FileNotFoundError:
-            return True
-        return now.st_size < self.end or not os.path.samestat(now, os.fstat(self._files[LOG]))
+            return None
+        return now.st_size if now.st_size >= self.end and os.path.samestat(now, self._log_stat) else None
 
     def _follow(self, reached: int) -> None:
         """Apply the commits of the log. Raises ``TableCorruptError`` if it ends before the epoch ``reached``.
@@ -386,10 +409,11 @@ class View:
 
     def entries(self, epoch: int) -> NDArray[np.int64]:
         """The entry points at an epoch; none if there was no graph."""
-        found = self._entries
-        there = (found[:, 1] <= epoch) & (found[:, 2] > epoch)
-        chosen: NDArray[np.int64] = found[there, 0].astype(np.int64)
-        return chosen
+        found = self._entries  # another array after each change
+        if self._chosen is None or self._chosen[0] != epoch or self._chosen[1] is not found:
+            there = (found[:, 1] <= epoch) & (found[:, 2] > epoch)
+            self._chosen = (epoch, found, found[there, 0].astype(np.int64))
+        return self._chosen[2]
 
     def built_nodes(self, epoch: int) -> int:
         """About how many node ids there were at the last build: it added more entry points than any commit since."""
@@ -401,19 +425,27 @@ class View:
     def starts(self, epoch: int) -> Starts | None:
         """The entry points at an epoch, with their vectors, read when they change; None: a block is unreadable."""
         nodes = self.entries(epoch)
-        if self._starts is None or not np.array_equal(self._starts[0], nodes):
-            starts = read_starts(self, nodes, epoch)
-            if starts is None:
-                return None
-            self._starts = (nodes, starts)
-        return self._starts[1]
+        held = self._starts
+        if held is not None and held[0] is nodes:
+            return held[1]
+        starts = held[1] if held is not None and np.array_equal(held[0], nodes) else read_starts(self, nodes, epoch)
+        self._starts = None if starts is None else (nodes, starts)
+        return starts
 
-    def nodes_of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All nodes that any of these rows (ascending) ever had, including deleted ones."""
-        found = [self._lookup(self.rows, self.row_nodes, row_ids)]
-        for rows, nodes in self._more:
-            found.append(nodes[np.isin(rows, row_ids)].astype(np.int64))
-        return np.concatenate(found)
+    def allowed(self, row_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
+        """Which nodes are those of these rows (ascending), by node id, without those that are deleted at the epoch.
+
+        The last result is kept: a filter is often used for one query after the other.
+        """
+        key = (epoch, self.epoch, self.number, xxhash.xxh3_128_digest(row_ids.data))
+        if self._allowed is None or self._allowed[0] != key:
+            found = np.zeros(self.state.next_node_id, np.bool_)
+            mark(self.rows, self.row_nodes, row_ids, found)
+            for rows, nodes in self._more:
+                found[nodes[np.searchsorted(row_ids, rows, "right") > np.searchsorted(row_ids, rows)]] = True
+            found[self.dead[self.dead_epochs <= epoch]] = False
+            self._allowed = (key, found)
+        return self._allowed[1]
 
     def has_rows(self, row_ids: NDArray[np.int64], nodes: NDArray[np.uint64]) -> bool:
         """Whether it has all of these rows, with these nodes."""
@@ -422,14 +454,6 @@ class View:
             found[of[of < len(found)]] = rows[of < len(found)]
         known = nodes < len(found)
         return bool(known.all() and np.array_equal(found[nodes.astype(np.int64)], row_ids))
-
-    @staticmethod
-    def _lookup(rows: NDArray[Any], nodes: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
-        first, last = np.searchsorted(rows, wanted, "left"), np.searchsorted(rows, wanted, "right")
-        counts = last - first
-        inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        found: NDArray[np.int64] = nodes[np.repeat(first, counts) + inner].astype(np.int64)
-        return found
 
     def slots_that_differ(
         self, nodes: NDArray[np.uint64], slots: NDArray[np.uint64], epochs: NDArray[np.uint64]

@@ -66,6 +66,42 @@ def estimated(table, rest, codes):
     return total
 
 
+@numba.njit(cache=True, nogil=True, fastmath=True, inline="always")
+def _of_eight(table, byte, word):
+    """The shares of eight bytes of a code, from ``byte`` on, that are one word."""
+    mask = np.uint64(0xFF)
+    first = table[byte, word & mask] + table[byte + 1, (word >> np.uint64(8)) & mask]
+    second = table[byte + 2, (word >> np.uint64(16)) & mask] + table[byte + 3, (word >> np.uint64(24)) & mask]
+    third = table[byte + 4, (word >> np.uint64(32)) & mask] + table[byte + 5, (word >> np.uint64(40)) & mask]
+    fourth = table[byte + 6, (word >> np.uint64(48)) & mask] + table[byte + 7, word >> np.uint64(56)]
+    return (first + second) + (third + fourth)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def estimate(table, rest, codes, words, chosen, count, distances):
+    """Store the estimated distances of the first ``count`` codes in ``chosen`` in ``distances``.
+
+    Args:
+        table, rest: of the query.
+        codes: uint8, one code after the other; their length is that of the table.
+        words: uint64, the same memory: codes that are whole words are read so, in two thirds of the time.
+        chosen: int64, indexes of codes.
+        count: number of them.
+        distances: float32.
+    """
+    size = table.shape[0]
+    if size % 8 == 0:
+        for one in range(count):
+            at, total = chosen[one] * (size // 8), rest
+            for word in range(size // 8):
+                total += _of_eight(table, 8 * word, words[at + word])
+            distances[one] = total
+    else:
+        for one in range(count):
+            at = chosen[one] * size
+            distances[one] = estimated(table, rest, codes[at : at + size])
+
+
 @numba.njit(cache=True, nogil=True)
 def encode(book, vector, code):
     """Encode a vector into ``code``."""

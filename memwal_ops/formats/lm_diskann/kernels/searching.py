@@ -5,33 +5,46 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from memwal_ops.formats.lm_diskann.kernels.distances import estimated, fill_table, nearest, squared
+from memwal_ops.formats.lm_diskann.kernels.distances import estimate, fill_table, nearest, squared
 from memwal_ops.formats.lm_diskann.kernels.memory import FLAGS, INVISIBLE, LINKS, ROW, VECTOR
 from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, prefetch
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED
 
-_UNKNOWN = -1
+UNKNOWN = -1
+_SEEN = 4096
 
 
 @numba.njit(cache=True, nogil=True)
-def _first_sight(room, node, count):
-    """Mark a node as seen; returns whether it was new. A table that is three quarters full accepts no more."""
-    size = room.seen.shape[0]
+def first_sight(seen, size, node):
+    """Mark a node as seen in the first ``size`` entries of the table; returns whether it was new."""
     at = hashed(node, size)
     mark = np.uint32(node + 1)
-    while room.seen[at] != 0:
-        if room.seen[at] == mark:
+    while seen[at] != 0:
+        if seen[at] == mark:
             return False
         at = (at + 1) & (size - 1)
-    if 4 * count[0] >= 3 * size:
-        return False
-    room.seen[at] = mark
-    count[0] += 1
+    seen[at] = mark
     return True
 
 
 @numba.njit(cache=True, nogil=True)
-def _push(room, held, limit, node, distance, code):
+def for_more(seen, size, wanted):
+    """The entries of the table that are used once ``wanted`` nodes can be in it: at most half of them, if it has so many.
+
+    So it stays in the processor's fastest cache, and little of it is to be cleared: most links lead to nodes seen before.
+    """
+    while 2 * wanted > size and size < seen.shape[0]:
+        held = seen[:size].copy()
+        size *= 2
+        seen[:size] = 0
+        for mark in held:
+            if mark != 0:
+                first_sight(seen, size, np.int64(mark) - 1)
+    return size
+
+
+@numba.njit(cache=True, nogil=True)
+def push(room, held, limit, node, distance, code):
     """Insert a candidate in order; returns the number of candidates."""
     if held == limit and distance >= room.distance[held - 1]:
         return held
@@ -47,21 +60,19 @@ def _push(room, held, limit, node, distance, code):
 @numba.njit(cache=True, nogil=True)
 def beam(src, lay, room, table, rest, query, limit, width, epoch, starts):
     """Search from the entry points nearest to the query; visited nodes are in ``room.v_*``. Returns their number, or STALE or DAMAGED."""
-    room.seen[:] = 0
-    seen = np.zeros(1, np.int64)
+    seen = room.seen
+    size, known = min(_SEEN, seen.shape[0]), 0
+    seen[:size] = 0
     held, arena, visited = 0, 0, 0
     collect = room.v_vector.shape[0] > 0
+    fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
     near = np.empty(min(starts.most, starts.nodes.shape[0]), np.int64)
     for one in range(nearest(starts.vectors, starts.nodes.shape[0], query, near)):
-        start = starts.nodes[near[one]]
-        row = load(src, lay.block_size, start, epoch)
-        if row == INVISIBLE:
-            continue
-        if row < 0:
-            return row
-        if _first_sight(room, start, seen):
-            distance = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], query)
-            held = _push(room, held, limit, start, distance, _UNKNOWN)
+        size = for_more(seen, size, known + 1)
+        if 4 * known < 3 * size and first_sight(seen, size, starts.nodes[near[one]]):
+            known += 1
+            distance = squared(starts.vectors[near[one]], query)
+            held = push(room, held, limit, starts.nodes[near[one]], distance, UNKNOWN)
     chosen = np.empty(width, np.int64)
     chosen_code = np.empty(width, np.int64)
     while visited < room.v_node.shape[0]:
@@ -96,21 +107,30 @@ def beam(src, lay, room, table, rest, query, limit, width, epoch, starts):
             if collect:
                 room.v_vector[visited, :] = vector
             visited += 1
-            for link in range(src.pool.u16[row, LINKS]):
-                other = np.int64(src.pool.u32[row, lay.at_ids // 4 + link])
-                if not _first_sight(room, other, seen):
-                    continue
-                first = lay.at_codes + link * lay.code_bytes
-                code = src.pool.u8[row, first : first + lay.code_bytes]
-                distance = estimated(table, rest, code)
+            links = min(np.int64(src.pool.u16[row, LINKS]), lay.links)
+            size = for_more(seen, size, known + links)
+            if 4 * (known + links) > 3 * size:  # a table that is three quarters full accepts no more
+                continue
+            ids = src.pool.u32[row, lay.at_ids // 4 : lay.at_ids // 4 + links]
+            codes = src.pool.u8[row, lay.at_codes : lay.at_codes + links * lay.code_bytes]
+            words = src.pool.u64[row, lay.at_codes // 8 : (lay.at_codes + links * lay.code_bytes) // 8]
+            count_fresh = 0
+            for link in range(links):
+                if first_sight(seen, size, np.int64(ids[link])):
+                    fresh[count_fresh] = link
+                    count_fresh += 1
+            known += count_fresh
+            estimate(table, rest, codes, words, fresh, count_fresh, distances)
+            for at in range(count_fresh):
+                link, distance = fresh[at], distances[at]
                 if held == limit and distance >= room.distance[held - 1]:
                     continue
-                reference = _UNKNOWN
+                reference = UNKNOWN
                 if collect and arena < room.arena.shape[0]:
-                    room.arena[arena, :] = code
+                    room.arena[arena, :] = codes[link * lay.code_bytes : (link + 1) * lay.code_bytes]
                     reference = arena
                     arena += 1
-                held = _push(room, held, limit, other, distance, reference)
+                held = push(room, held, limit, np.int64(ids[link]), distance, reference)
     return visited
 
 
@@ -129,7 +149,7 @@ def is_tombstone(dead, dead_epochs, node, epoch):
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep(ids, distances, held, row, distance):
+def keep(ids, distances, held, row, distance):
     """Insert a result in order; returns the number of results."""
     most = ids.shape[0]
     if held == most and distance >= distances[held - 1]:
@@ -143,7 +163,7 @@ def _keep(ids, distances, held, row, distance):
 
 
 @numba.njit(cache=True, nogil=True)
-def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dead_epochs, allow, restricted, ids, distances):  # fmt: skip
+def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dead_epochs, ids, distances):
     """The nearest live rows of each query, into ``ids`` and ``distances`` [m, k]. Returns 0, or STALE or DAMAGED."""
     table = np.empty((lay.code_bytes, 256), np.float32)
     for one in range(queries.shape[0]):
@@ -157,14 +177,12 @@ def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dea
         for at in range(visited):
             if room.v_dead[at] or is_tombstone(dead, dead_epochs, room.v_node[at], epoch):
                 continue
-            if restricted and not contains(allow, room.v_row[at]):
-                continue
-            held = _keep(ids[one], distances[one], held, room.v_row[at], room.v_distance[at])
+            held = keep(ids[one], distances[one], held, room.v_row[at], room.v_distance[at])
     return 0
 
 
 @numba.njit(cache=True, nogil=True)
-def scan(src, lay, nodes, queries, epoch, dead, dead_epochs, allow, restricted, ids, distances):
+def scan(src, lay, nodes, queries, epoch, dead, dead_epochs, ids, distances):
     """Like :func:`search`, by comparing all of ``nodes``: exact."""
     ids[:, :] = -1
     distances[:, :] = np.inf
@@ -179,9 +197,7 @@ def scan(src, lay, nodes, queries, epoch, dead, dead_epochs, allow, restricted, 
         if src.pool.u8[row, FLAGS] & TOMBSTONED or is_tombstone(dead, dead_epochs, node, epoch):
             continue
         row_id = src.pool.i64[row, ROW]
-        if restricted and not contains(allow, row_id):
-            continue
         for one in range(queries.shape[0]):
             distance = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], queries[one])
-            held[one] = _keep(ids[one], distances[one], held[one], row_id, distance)
+            held[one] = keep(ids[one], distances[one], held[one], row_id, distance)
     return 0

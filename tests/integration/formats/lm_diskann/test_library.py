@@ -130,13 +130,32 @@ def test_allow(made: str, vectors: np.ndarray, share: float) -> None:
     random = np.random.default_rng(3)
     allowed = np.sort(random.choice(3000, int(3000 * share), replace=False))
     with lm_diskann.open(made, read_only=True) as index:
-        for exact_below in (4096, 0):
+        for worth in (3000, 0):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("memwal_ops.formats.lm_diskann.library._EXACT_BELOW", exact_below)
+                patch.setattr("memwal_ops.formats.lm_diskann.library._WORTH", worth)
                 found, _ = index.search(vectors[3000:3100], k=10, L=100, allow=random.permutation(allowed))
             assert np.isin(found, allowed).all()
             assert recall(found, nearest(allowed, vectors[allowed], vectors[3000:3100], 10)) >= 0.95
         assert (index.search(vectors[:3], allow=np.zeros(0, np.int64))[0] == -1).all()
+
+
+@pytest.mark.parametrize("k", [10, 900])
+def test_a_filter_that_allows_only_rows_far_from_the_query(made: str, vectors: np.ndarray, k: int) -> None:
+    queries = vectors[3000:3020]
+    with (
+        lm_diskann.open(made, read_only=True) as index,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("memwal_ops.formats.lm_diskann.library._WORTH", 0)
+        index.search(queries)  # reads the entry points
+        for query in queries:
+            allowed = np.sort(np.argsort(((vectors[:3000] - query) ** 2).sum(1))[-900:])
+            before = int(index.view.counts[3])
+            found, distances = index.search(query, k=k, L=100, allow=allowed)
+            assert {*found[0].tolist()} <= {*allowed.tolist()}
+            assert len({*found[0].tolist()}) == k, "all that there are"
+            assert (np.diff(distances[0]) >= 0).all()
+            assert int(index.view.counts[3]) - before <= (600 if k == 10 else 6000), "not a search through all others"
 
 
 @pytest.mark.req("S2-012", "S2-037", "S2-070", "S2-084", "S2-096", "S2-099", "S2-100")
