@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 DIMENSION, CLUSTERS, K = 128, 1000, 10
 
 
+def centres(dimension: int = DIMENSION) -> NDArray[np.float64]:
+    """The centres of :func:`clustered`."""
+    return np.random.default_rng(1).normal(size=(CLUSTERS, dimension))
+
+
 def clustered(random: np.random.Generator, count: int, dimension: int = DIMENSION) -> NDArray[np.float32]:
     """Gaussians around 1,000 centres."""
-    centres = np.random.default_rng(1).normal(size=(CLUSTERS, dimension))
-    near = centres[random.integers(0, CLUSTERS, count)]
+    near = centres(dimension)[random.integers(0, CLUSTERS, count)]
     return (near + random.normal(size=near.shape) * 0.7).astype(np.float32)
 
 
