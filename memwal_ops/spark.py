@@ -6,9 +6,10 @@ A merge on your own session: ``bulk_merge(spark, "s3://bucket/table.lance")``. A
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.spark.session import check_executors, drivers_python, refuse_stopped
+from memwal_ops.core.spark.session import active, check_executors, drivers_python, refuse_stopped
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
 from memwal_ops.formats.lance.jobs.merge import job as merge
@@ -59,7 +60,8 @@ def bulk_merge(
 def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None = None) -> None:
     """Register the data source ``memwal`` in a Spark session, for ``spark.read.format("memwal")``.
 
-    It reads base and unmerged generations as one table, last write wins; vectors as ``array<float>``.
+    It reads base and unmerged generations as one table, last write wins; vectors as ``array<float>``. Another session
+    of the same application (``newSession()``) needs a call of its own; a second call replaces the first one's options.
     ``.option("columns", "id,text")`` reads only these columns, ``.option("filter", "id > 5")`` only these rows, by a
     Lance expression that is evaluated on the newest row of each key. Without PYSPARK_PYTHON, its Python workers on a
     local or standalone master run the driver's interpreter.
@@ -79,4 +81,5 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
     with drivers_python(spark) as is_driver:
         if is_driver:
             check_executors(spark)
-        spark.dataSource.register(data_source(dict(storage_options or {})))
+        with active(spark) if is_driver else nullcontext():
+            spark.dataSource.register(data_source(dict(storage_options or {})))

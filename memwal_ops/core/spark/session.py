@@ -150,6 +150,25 @@ def drivers_python(spark: SparkSession) -> Iterator[bool]:
         context.pythonExec = before
 
 
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make a session of this process the active one of this thread while the block runs.
+
+    Spark 4.3 looks for the name of a new data source in the active session. If that has the source, Spark refuses to
+    register it in another session (``DATA_SOURCE_ALREADY_EXISTS``).
+    """
+    sessions = spark._get_j_spark_session_class(spark._jvm)  # noqa: SLF001 - no public way
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
 def check_executors(spark: SparkSession) -> None:
     """Compare one executor's package versions with the driver's, once per application and interpreter.
 

@@ -72,6 +72,19 @@ def test_it_reads_what_a_reader_by_the_specification_reads(
     assert_same(found, made.model.expected(), seed=made.seed)
 
 
+def test_sessions_of_one_application(tmp_path: Path, spark: SparkSession) -> None:
+    """A session registers the source also after the active one did, in any order, and again."""
+    made = table(tmp_path, Workload)
+    register(spark)
+    later = spark.newSession()
+    for session in (later, spark, spark.newSession(), later):
+        register(session)
+        assert session.read.format("memwal").load(made.uri).count() == len(made.model.expected())
+        active = type(spark).getActiveSession()
+        assert active is not None
+        assert active._jsparkSession.equals(spark._jsparkSession)  # noqa: SLF001 - Python keeps one object for both
+
+
 def test_filters_and_columns(tmp_path: Path, reading: SparkSession) -> None:
     made = table(tmp_path, Workload)
     frame = reading.read.format("memwal").option("columns", "txt,id").load(made.uri)
