@@ -169,8 +169,8 @@ class CatchupOptions(Options):
         help="Plain tables: train new centroids; auto: if appended rows are found less well. Without a value: always.",
     )
     rebuild: bool = flag(
-        help="Build the indexes of --index anew by their own parameters; where there is a log, vector indexes with "
-        "their codebook."
+        help="Build all indexes, or those of --index, anew by their own parameters; where there is a log, vector "
+        "ones with their codebook."
     )
     answers: str = _answers("Publish no index that answers worse than before; strict: more queries, no tolerance.")
     engine: str = _engine("it runs")
@@ -182,10 +182,8 @@ class CatchupOptions(Options):
     )
 
     def validate(self) -> None:
-        """Refuse two ways to new centroids at once, and to build every index anew by accident."""
+        """Refuse two ways to new centroids at once."""
         _refuse_master(self.master, self.engine)
-        if self.rebuild and not self.indexes:
-            raise OptionError("{rebuild} needs {indexes}.", "rebuild", remedy="Name each index with {indexes}.")
         retrains = self.retrain == "always"
         if self.rebuild and (retrains or self.migrate_codebook):
             other = "retrain" if retrains else "migrate_codebook"

@@ -195,12 +195,16 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
 
 
 def _in_order(table: Table, names: Iterable[str], options: CatchupOptions) -> list[str]:
-    """The indexes as they are built; with a budget by the rows that they lack, so that each has its turn."""
+    """The indexes as they are built; with a budget so that each has its turn: by the rows that they lack, then by age.
+
+    Indexes that are built anew lack none; those built longest ago are first, as the last run came no further.
+    """
     if options.max_bytes is None:
         return [*names]
     indexes = base_indexes(table)
     lacking = {name: coverage(one.covered, table.manifest).uncovered_rows for name, one in indexes.items()}
-    return sorted(names, key=lambda name: (-lacking.get(name, 0), name))
+    built = {name: min(entry.dataset_version for entry in one.segments) for name, one in indexes.items()}
+    return sorted(names, key=lambda name: (-lacking.get(name, 0), built.get(name, 0), name))
 
 
 def _in_budget(run: _Run, name: str) -> bool:

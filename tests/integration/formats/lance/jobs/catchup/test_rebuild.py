@@ -297,10 +297,37 @@ def test_other_parameters_are_not_published(made: PlainTable, monkeypatch: pytes
     assert made.files("_indices") == files
 
 
-@pytest.mark.parametrize("more", [{}, {"indexes": ["id_btree"], "retrain": True}])
-def test_what_contradicts_is_refused(made: PlainTable, more: dict[str, Any]) -> None:
+def test_what_contradicts_is_refused(made: PlainTable) -> None:
     with pytest.raises(InvalidUsageError, match="rebuild"):
-        run_job(made.uri, "catchup", rebuild=True, **more)
+        run_job(made.uri, "catchup", rebuild=True, indexes=["id_btree"], retrain=True)
+
+
+def test_without_names_all_indexes_are_built_anew(made: PlainTable) -> None:
+    """The dry run shows each, and what it would write."""
+    before, version = base_indexes(open_table(made.uri)), made.dataset.version
+    planned = run_job(made.uri, "catchup", apply=False, rebuild=True)
+    assert [(one.name, one.decision, one.method) for one in planned.indexes] == [
+        (name, "would_update", "rebuild") for name in before
+    ]
+    assert all(one.bytes_written > 0 for one in planned.indexes)
+    assert made.dataset.version == version
+    report = run_job(made.uri, "catchup", rebuild=True)
+    assert {one.name: (one.decision, one.method) for one in report.indexes} == dict.fromkeys(
+        before, ("updated", "rebuild")
+    )
+    after = base_indexes(open_table(made.uri))
+    assert all(after[name].segment_ids.isdisjoint(before[name].segment_ids) for name in before)
+    assert found(made, "id >= 0") == sorted(made.model)
+    assert run_job(made.uri, "verify", deep=True).decision == "healthy"
+
+
+def test_within_a_budget_each_index_has_its_turn(made: PlainTable) -> None:
+    names = [*base_indexes(open_table(made.uri))]
+    turns = []
+    for _ in names:
+        report = run_job(made.uri, "catchup", rebuild=True, max_bytes=1)
+        turns += [one.name for one in report.indexes if one.decision == "updated"]
+    assert sorted(turns) == names
 
 
 def test_a_table_without_rows_keeps_its_indexes(made: PlainTable) -> None:
