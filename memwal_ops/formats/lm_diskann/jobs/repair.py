@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.table import Table
 
 _DAMAGED_STORE = "store"
-_REBUILD = "Run memwal-ops catchup URI --rebuild --apply: it builds the graph anew."
+_REBUILD = "Run memwal-ops catchup URI --rebuild: it builds the graph anew."
 _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
 
 
