@@ -46,7 +46,7 @@ from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.names import region_folder
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 
 if TYPE_CHECKING:

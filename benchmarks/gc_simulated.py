@@ -41,7 +41,7 @@ from memwal_ops.formats.lance.wire.region_manifest import (
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -28,7 +28,7 @@ from benchmarks.memory import as_command, peak_mib, reset_peak
 from benchmarks.workload import Shape, make, rows
 from memwal_ops import run_job
 from memwal_ops.formats.lance.table import open_lance_table
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.formats.lance.table import open_lance_table
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.jobs import verify
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:

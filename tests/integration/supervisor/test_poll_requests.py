@@ -13,8 +13,8 @@ from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
+from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 from tests.support.tables.workload import Workload
 

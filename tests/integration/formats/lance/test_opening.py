@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import LinkError
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table

@@ -19,8 +19,8 @@ from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import entry_path, put_entry, read_entry
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.memwal import RegionWriter, read
-from memwal_ops.storage.counting import CountingStore
 from tests.integration.formats.lance.log.test_region_writer import REGION, NoAnswer, made, rows, seen, writer
+from tests.support.counting_store import CountingStore
 from tests.support.overtaken import Overtaken
 from tests.support.tables import wire
 from tests.support.tables.files import Files

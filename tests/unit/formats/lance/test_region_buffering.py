@@ -14,8 +14,8 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError, WriterFencedError
 from memwal_ops.memwal import RegionWriter, WriterLimits
-from memwal_ops.storage.counting import CountingStore
 from tests.integration.formats.lance.log.test_region_writer import REGION, NoAnswer, keys, made, rows, seen
+from tests.support.counting_store import CountingStore
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.waiting import until

@@ -20,7 +20,7 @@ from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, Flush, SchemaHistory
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 

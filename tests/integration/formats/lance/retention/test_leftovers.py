@@ -17,8 +17,8 @@ from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
 from memwal_ops.storage.clock import CLOCK_FOLDER
-from memwal_ops.storage.counting import CountingStore
 from tests.integration.formats.lance.commit.test_commit import append
+from tests.support.counting_store import CountingStore
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.stores import LyingStore
 from tests.support.tables import wire

@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.retention import live_versions as module
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, named_versions
 from memwal_ops.formats.lance.retention.version_progress import VersionProgress
 from memwal_ops.storage.api import ObjectMeta
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.gc_tables import collect, free, generation_folders, make, planned, reasons, sound, table_of
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.workload import Workload

@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     index_section_length,
 )
 from memwal_ops.storage.api import ObjectMeta
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.gc_tables import free, make, table_of
 from tests.support.tables.workload import Workload
 

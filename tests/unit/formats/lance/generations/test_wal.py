@@ -18,9 +18,9 @@ from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.wire.arrow_schema import schema_metadata
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
+from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_region_manifest,
     encode_version_hint,
 )
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.local import LocalObjectStore
+from tests.support.counting_store import CountingStore
 from tests.support.stores import LikeRemote
 
 if TYPE_CHECKING:

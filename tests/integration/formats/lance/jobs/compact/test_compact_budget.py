@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.supervisor.workers.polling import poll_table
+from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
     from pathlib import Path

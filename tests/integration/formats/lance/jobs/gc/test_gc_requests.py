@@ -18,8 +18,8 @@ from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.layouts.api import Layout
 from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.probe import probe_conditional_writes
+from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.jobs.snapshot.job import SnapshotOptions
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.memwal import RegionWriter, read
-from memwal_ops.storage.counting import CountingStore
 from memwal_ops.storage.wrapper import StoreWrapper
+from tests.support.counting_store import CountingStore
 from tests.support.stores import Beside, LyingStore
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files

@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.layouts.shard import SHARD
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.memwal import RegionWriter
-from memwal_ops.storage.counting import CountingStore
+from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
