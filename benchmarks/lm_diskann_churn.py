@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.line_chart import line_chart
 from benchmarks.markdown import head, row
 from benchmarks.vectors import K, clustered, moved, recall_of, truth
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
-from memwal_ops.pages.charts import line_chart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -41,16 +41,11 @@ __all__ = [
     "run_job",
 ]
 
+# All others are errors.
 _MODULES = {
-    "InvalidUsageError": "memwal_ops.errors",
-    "JobPluginError": "memwal_ops.errors",
-    "MemwalOpsError": "memwal_ops.errors",
     "Report": "memwal_ops.core.report",
     "RunContext": "memwal_ops.core.context",
     "Table": "memwal_ops.core.protocols",
-    "TableNotFoundError": "memwal_ops.errors",
-    "WalCorrupt": "memwal_ops.errors",
-    "WriterFenced": "memwal_ops.errors",
     "open_table": "memwal_ops.core.registry",
     "run_job": "memwal_ops.core.run",
 }
@@ -58,6 +53,6 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     # Not at import: a scheduler that only refers to a job must not load the clients of stores.
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_MODULES.get(name, "memwal_ops.errors")), name)

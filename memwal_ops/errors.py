@@ -81,7 +81,7 @@ class NoPrimaryKeyError(MemwalOpsError):
 
 
 class LegacyLayoutError(MemwalOpsError):
-    """A job that does not apply to a table with the MemWAL index of Lance 0.31 to 1.x (mem_wal_list)."""
+    """A job that does not apply to a legacy table: one with the MemWAL index of Lance 0.31 to 1.x (mem_wal_list)."""
 
     exit_code = 7
     reason = "legacy_layout"
@@ -291,7 +291,7 @@ class TableReplacedError(MemwalOpsError):
 
 
 class RegionReplacedError(RegionManifestCorruptError):
-    """A region that is not, or may not be, the one for which the table records the merge progress.
+    """A region may be another one. It is not certainly that for which the table records the merge progress.
 
     ``undecided``: the evidence will not last, so the table has to record that an operator must decide.
     """
@@ -333,7 +333,7 @@ class WriterFencedError(MemwalOpsError):
 
 
 class WalCorruptError(InvalidFormatError):
-    """A region's write-ahead log has a hole, or an entry that cannot be read, in front of its end."""
+    """A region's write-ahead log lacks an entry in front of its end, or has one that cannot be read."""
 
     exit_code = 33
     reason = "wal_corrupt"
@@ -344,7 +344,10 @@ class WalCorruptError(InvalidFormatError):
 
 
 class FlushedMeaningUnknownError(MemwalOpsError):
-    """A legacy MemWAL is FLUSHED, and whether its rows are in the table depends on a release that is not known."""
+    """A legacy MemWAL is FLUSHED by an unknown release.
+
+    Whether its rows are in the table depends on that release.
+    """
 
     exit_code = 36
     reason = "flushed_meaning_unknown"
@@ -500,7 +503,7 @@ class SegmentCorruptError(MemwalOpsError):
 
 
 class HeldError(MemwalOpsError):
-    """Rows that must be gone are kept by a tag, a hold, a branch, or the log: the report names each."""
+    """Rows that must be gone are kept. The report names each tag, hold, branch or log that keeps them."""
 
     exit_code = 63
     reason = "held"

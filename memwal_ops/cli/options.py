@@ -10,7 +10,7 @@ import click
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import parse_options
-from memwal_ops.units import parse_duration, parse_size
+from memwal_ops.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,39 +23,12 @@ class IntRange(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number; fails with a usage error."""
-        return super().convert(_plain(self, value, param, ctx), param, ctx)
+        if isinstance(value, str) and not value.isascii():
+            self.fail(f"{value!r} is not a number; write it with the digits 0 to 9.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
-class FloatRange(click.FloatRange):
-    """click's FloatRange with the digits 0 to 9 only."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; fails with a usage error."""
-        return super().convert(_plain(self, value, param, ctx), param, ctx)
-
-
-def _plain(kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    if isinstance(value, str) and not value.isascii():
-        kind.fail(f"{value!r} is not a number; write it with the digits 0 to 9.", param, ctx)
-    return value
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """A number of bytes: ``67108864``, ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal)."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the size in bytes; fails with a usage error."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]  # see Size
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """A duration: ``90s``, ``15m``, ``2h``, ``3d``, ``1w``, or ``0``."""
 
     name = "DURATION"

@@ -99,17 +99,6 @@ def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> b
     return rendered(plot)
 
 
-def line_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str], amount: str) -> bytes:
-    """Draw lines over the same labels, not from zero; ``amount`` is the format of a value: ``{:.2f}``."""
-    own = {"show_legend": True, "value_formatter": amount.format, "include_x_axis": False}
-    plot: Any = pygal.Line(**{**common_options(), **own}, x_labels_major_count=_TICKS)
-    plot.x_labels = [*labels]
-    plot.show_minor_x_labels = False
-    for name, values in series.items():
-        plot.add(name, [*values])
-    return rendered(plot)
-
-
 def common_options() -> dict[str, Any]:
     """Return the options of all charts."""
     style = Style(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LinkError(StorageError):
-    """A path below a local table contains a symbolic link, which is not followed, or a pipe, socket or device."""
+    """A local path is not followed: it contains a symbolic link, a pipe, a socket or a device."""
 
     remedy = "Replace the link by the files themselves, or mount the other folder there (mount --bind)."
 

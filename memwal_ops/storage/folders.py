@@ -17,7 +17,7 @@ _PAGE = 1000
 
 
 class FolderListings:
-    """The objects of folders that are asked for in ascending order, from one listing of the folder that has them.
+    """Lists folders in few requests. They are asked for in ascending order, and read from one listing of their parent.
 
     The listing is read on from folder to folder. At the end of a page that does not reach the next one, it is begun
     again there: so it takes no more requests than a listing of each folder, but one for each that ends with a page.

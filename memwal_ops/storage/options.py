@@ -12,23 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.redaction import redact, redact_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-__all__ = [
-    "CLIENT_KEYS",
-    "canonical",
-    "is_lance_only",
-    "is_ours",
-    "is_true",
-    "known_options",
-    "parse_options",
-    "redact",
-    "redact_options",
-    "split_for_obstore",
-]
 
 _S3_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {

@@ -211,7 +211,7 @@ def _kept(ids: list[str], vectors: Matrix, attributes: list[Attributes | None], 
 
 
 class Compaction:
-    """Build the segment of a pass from the live rows of old segments and those of the log.
+    """Builds the segment of a pass: the live rows of old segments, and those of the log.
 
     Attributes:
         built: the objects written so far; a run that is stopped removes them.

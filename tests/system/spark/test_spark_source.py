@@ -82,7 +82,7 @@ def test_sessions_of_one_application(tmp_path: Path, spark: SparkSession) -> Non
         assert session.read.format("memwal").load(made.uri).count() == len(made.model.expected())
         active = type(spark).getActiveSession()
         assert active is not None
-        assert active._jsparkSession.equals(spark._jsparkSession)  # noqa: SLF001 - Python keeps one object for both
+        assert active._jsparkSession.equals(spark._jsparkSession)
 
 
 def test_filters_and_columns(tmp_path: Path, reading: SparkSession) -> None:

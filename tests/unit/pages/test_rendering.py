@@ -15,7 +15,7 @@ import pytest
 
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
 from memwal_ops.pages import rendering
-from memwal_ops.pages.charts import bar_chart, line_chart, time_chart, time_ticks
+from memwal_ops.pages.charts import bar_chart, time_chart, time_ticks
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import (
     compact_text,
@@ -169,7 +169,6 @@ def test_charts_are_svg_without_addresses() -> None:
         time_chart({"": [(1e9, 3.0)]}, unit="seconds", start=1e9 - 60, end=1e9),
         time_chart({"<b>": [(1e9, 0.3)], "b": [(1e9, 0.2)]}, unit="share", start=1e9 - 9e4, end=1e9),
         bar_chart({"<b>": [1, 2]}, ["<i>", "b"]),
-        line_chart({"<b>": [0.5, 0.75], "c": [1, 1]}, ["<i>", "b"], "{:.3f}"),
     ):
         text = svg.decode()
         assert "<svg" in text

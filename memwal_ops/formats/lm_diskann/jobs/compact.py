@@ -50,10 +50,7 @@ class Report:
     epoch: int
     why: str | None = None
 
-    @property
-    def exit_code(self) -> int:
-        """0: failures are raised."""
-        return 0
+    exit_code = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document."""

@@ -79,26 +79,41 @@ class IndexGcReport(GcReport[Candidate]):
         return GcDecision.DELETED if self.applied and more and found is GcDecision.NOTHING_TO_DELETE else found
 
 
-class Nodes(collector.Collector[Candidate]):
-    """Deleted nodes: candidates named ``nodes/ID``.
+class _Part(collector.Collector[Candidate]):
+    """One kind of candidates. Args: ``table`` is any epoch; for ``anchors``, which a plan has none of, see the base."""
 
-    Args:
-        table: any epoch.
-        store: open; ``view`` is at its epoch.
-        index: to delete with; None: for a plan.
-        anchors: see the base class.
-    """
+    anchors: Sequence[Anchor] = ()
+
+    def __init__(self, table: Table, anchors: Sequence[Anchor] = ()) -> None:
+        self.table, self.store, self.anchors = table, table.store, anchors
+
+
+class _InStore(_Part):
+    """Candidates that a transaction deletes. Args: ``store`` is open; ``index`` deletes, and is None for a plan."""
+
+    def __init__(
+        self, table: Table, store: Database, index: Index | None = None, anchors: Sequence[Anchor] = ()
+    ) -> None:
+        super().__init__(table, anchors)
+        self._database, self._index = store, index
+
+    def _writable(self, guard: CommitGuard) -> Index:
+        """The index, if the run may still change it."""
+        guard.check()
+        for anchor in self.anchors:
+            anchor.check(self.store)
+        assert self._index is not None  # noqa: S101 - a plan deletes nothing
+        return self._index
+
+
+class Nodes(_InStore):
+    """Deleted nodes: candidates named ``nodes/ID``. Args: ``view`` is at the epoch of the store."""
 
     def __init__(
         self, table: Table, store: Database, view: View, index: Index | None = None, anchors: Sequence[Anchor] = ()
     ) -> None:
-        self.table, self.store, self._database, self._view, self._index = table, table.store, store, view, index
-        self._anchors = anchors
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """``metadata.lmd``; none for a plan."""
-        return self._anchors
+        super().__init__(table, store, index, anchors)
+        self._view = view
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Ascending by node."""
@@ -110,11 +125,8 @@ class Nodes(collector.Collector[Candidate]):
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """One commit."""
-        guard.check()
-        for anchor in self.anchors:
-            anchor.check(self.store)
-        assert self._index is not None  # noqa: S101 - a plan deletes nothing
-        reclaiming.reclaim(self._index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
+        index = self._writable(guard)
+        reclaiming.reclaim(index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
         return DeleteReport(0, {})  # not an object
 
     def _all(self) -> Iterator[Candidate]:
@@ -137,38 +149,18 @@ def _gates(one: reclaiming.Tombstone, needed: int) -> Iterator[Gate]:
     if one.healed is None:
         yield Gate(met=False, text="searches pass through it until catchup has healed its neighbours")
         return
-    yield Gate(
-        met=one.healed <= needed,
-        text=f"its neighbours were healed at epoch {one.healed}; readers and holds need epochs from {needed} on",
-    )
-    yield Gate(
-        met=not one.linked,
-        text="a node links to it: run memwal-ops verify"
-        if one.linked
-        else "no node that searches can reach links to it",
-    )
-    yield Gate(
-        met=not one.entry,
-        text="it is an entry point of a retained epoch" if one.entry else "it is an entry point of no retained epoch",
-    )
-    yield Gate(
-        met=not one.unmerged, text="a version of it is not merged" if one.unmerged else "all its versions are merged"
-    )
+    text = f"its neighbours were healed at epoch {one.healed}; readers and holds need epochs from {needed} on"
+    yield Gate(one.healed <= needed, text)
+    for holds, why, why_not in (
+        (one.linked, "a node links to it: run memwal-ops verify", "no node that searches can reach links to it"),
+        (one.entry, "it is an entry point of a retained epoch", "it is an entry point of no retained epoch"),
+        (one.unmerged, "a version of it is not merged", "all its versions are merged"),
+    ):
+        yield Gate(not holds, why if holds else why_not)
 
 
-class Tail(collector.Collector[Candidate]):
-    """The end of the graph, as one candidate. Args: as for :class:`Nodes`."""
-
-    def __init__(
-        self, table: Table, store: Database, index: Index | None = None, anchors: Sequence[Anchor] = ()
-    ) -> None:
-        self.table, self.store, self._database, self._index = table, table.store, store, index
-        self._anchors = anchors
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """``metadata.lmd``; none for a plan."""
-        return self._anchors
+class Tail(_InStore):
+    """The end of the graph, as one candidate."""
 
     def drain(self) -> int:
         """Stop retaining the epochs before the nodes were reclaimed: their slots may be at the end."""
@@ -193,11 +185,7 @@ class Tail(collector.Collector[Candidate]):
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """Commit, then truncate the file."""
         del paths  # there is one
-        guard.check()
-        for anchor in self.anchors:
-            anchor.check(self.store)
-        assert self._index is not None  # noqa: S101 - a plan deletes nothing
-        reclaiming.trim(self._index, self._horizon(), self.table.durable)
+        reclaiming.trim(self._writable(guard), self._horizon(), self.table.durable)
         return DeleteReport(0, {})  # not an object
 
     def _horizon(self) -> int:
@@ -207,21 +195,8 @@ class Tail(collector.Collector[Candidate]):
         return needed if self._index is None else min(state.retained_from, needed)
 
 
-class Files(collector.Collector[Candidate]):
-    """The files of the folder that are not in use.
-
-    Args:
-        table: any epoch.
-        anchors: see the base class.
-    """
-
-    def __init__(self, table: Table, anchors: Sequence[Anchor] = ()) -> None:
-        self.table, self.store, self._anchors = table, table.store, anchors
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """``metadata.lmd``; none for a plan."""
-        return self._anchors
+class Files(_Part):
+    """The files of the folder that are not in use."""
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """In the order of their names."""

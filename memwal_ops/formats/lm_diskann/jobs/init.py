@@ -27,10 +27,7 @@ class InitReport:
     uri: str
     document: dict[str, Any]
 
-    @property
-    def exit_code(self) -> int:
-        """0."""
-        return 0
+    exit_code = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--json``."""

@@ -152,18 +152,14 @@ class NamespaceErasure(Erasure):
         evidence = gc.Evidence.of(newest, self.gc_options, self.now)
         report = gc.ZeppelinGcReport(applied=False)
         listed = {one.path: one for one in collector.candidates([gc.Objects(newest, evidence)], report)}
-        why = {**self._live(newest), **self._retained(evidence)}
+        why = {**self._of(newest.manifest, is_live=True), **self._retained(evidence)}
         for meta in newest.store.list():
             path = prefix_of(meta.path).rstrip("/") if meta.path.startswith("segments/") else meta.path
             found.objects.append((meta, self._proof(path, why)))
-            if found.objects[-1][1] is None and path not in self._named(found):
+            if found.objects[-1][1] is None and path not in {one.name for one in found.holders}:
                 found.holders.append(self._holder(path, why.get(path), listed.get(path)))
         self._left = found
         return found
-
-    @staticmethod
-    def _named(found: Survey) -> set[str]:
-        return {one.name for one in found.holders}
 
     def count(self, name: str, number: int) -> None:
         """See the base class."""
@@ -180,12 +176,8 @@ class NamespaceErasure(Erasure):
         assert self.matches is not None  # noqa: S101 - the callers check
         return (name for name, one in zip(ids, attributes, strict=True) if self.matches(name, one))
 
-    def _live(self, table: Namespace) -> dict[str, str | None]:
-        """Why objects of the live manifest may hold such rows; None: they do not."""
-        return self._of(table.manifest, is_live=True)
-
     def _retained(self, evidence: gc.Evidence) -> dict[str, str | None]:
-        """The same of objects that only a retained revision needs."""
+        """As :meth:`_of`, of objects that only a retained revision needs."""
         live = self.table.manifest
         found: dict[str, str | None] = {}
         for one in evidence.roots.revisions:
@@ -196,6 +188,7 @@ class NamespaceErasure(Erasure):
         return {path: why for path, why in found.items() if path not in gone}
 
     def _of(self, manifest: Manifest, *, is_live: bool) -> dict[str, str | None]:
+        """Why objects of a manifest may hold such rows; None: they do not."""
         found: dict[str, str | None] = {}
         for ref in manifest.fragments:
             found[ref.key] = self._once(ref.key, partial(self._why_fragment, ref, is_live=is_live))

@@ -198,20 +198,24 @@ class Evidence:
         return any(limit is not None and since <= self.now - limit for limit, since in recorded)
 
 
-class Objects(collector.Collector[Candidate]):
+class _Part(collector.Collector[Candidate]):
+    """A kind of candidates. ``anchors``: the newest recorded manifest; none for a plan."""
+
+    anchors: Sequence[Anchor] = ()
+
+    def __init__(self, table: Namespace, evidence: Evidence, anchors: Sequence[Anchor] = ()) -> None:
+        """Keep the arguments; nothing is listed."""
+        self.table, self.evidence, self.store, self.anchors = table, evidence, table.store, anchors
+
+
+class Objects(_Part):
     """Fragments, segments and records of compactions, from one listing of the namespace."""
 
-    def __init__(self, table: Namespace, evidence: Evidence, anchors: tuple[Anchor, ...] = ()) -> None:
-        """Keep the arguments; nothing is listed."""
-        self.table, self.evidence, self.store = table, evidence, table.store
-        self._anchors = anchors
+    def __init__(self, table: Namespace, evidence: Evidence, anchors: Sequence[Anchor] = ()) -> None:
+        """Nothing is listed."""
+        super().__init__(table, evidence, anchors)
         self.existing: set[str] = set()
         self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """The newest recorded manifest; none for a plan."""
-        return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Fragments and records as they are listed, then segments."""
@@ -263,21 +267,13 @@ class Objects(collector.Collector[Candidate]):
         return unrecognized(path, meta.size, f"no object of a {self.table.manifest.dialect} namespace has such a name")
 
 
-class Revisions(collector.Collector[Candidate]):
+class Revisions(_Part):
     """Recorded revisions, after the objects that only they list."""
 
-    def __init__(
-        self, table: Namespace, evidence: Evidence, objects: Objects, anchors: tuple[Anchor, ...] = ()
-    ) -> None:
+    def __init__(self, table: Namespace, evidence: Evidence, objects: Objects, anchors: Sequence[Anchor] = ()) -> None:
         """``objects`` determines which objects still exist."""
-        self.table, self.evidence, self.store = table, evidence, table.store
-        self._anchors = anchors
+        super().__init__(table, evidence, anchors)
         self._objects = objects
-
-    @property
-    def anchors(self) -> Sequence[Anchor]:
-        """The newest recorded manifest; none for a plan."""
-        return self._anchors
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Oldest first."""

@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The numbers of rows of the namespace and of the table, and whether all rows are the same."""
+    """A comparison of all rows: how many the namespace and the table have, and whether they are the same."""
 
     wanted: int
     found: int
