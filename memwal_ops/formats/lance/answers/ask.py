@@ -85,7 +85,6 @@ class _Comparison:
     queries: Sequence[Query]
 
     def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
-        """The difference of these fragments."""
         difference = _Difference(rows=sum(pinned.fragments[one].count_rows() for one in group))
         answers = text_answers if self.index.type in BY_MEMORY else scanned_answers
         truth = answers(pinned, self.index, self.queries, group)
@@ -103,7 +102,7 @@ def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> In
     Raises:
         StorageError: rows of the table cannot be read without the index.
     """
-    base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
+    base = index.identified
     if drawn.skipped:
         return IndexAnswers(**base, skipped=drawn.skipped)
     try:

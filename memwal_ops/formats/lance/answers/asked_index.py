@@ -56,6 +56,11 @@ class AskedIndex:
     fields: tuple[pa.Field, ...] = field(compare=False)
 
     @property
+    def identified(self) -> dict[str, Any]:
+        """What identifies it in a report: arguments of :class:`memwal_ops.core.answers.IndexAnswers`."""
+        return {"index": self.name, "type": self.type, "segments": len(self.segments)}
+
+    @property
     def arrow(self) -> pa.DataType | None:
         """The type of its column; None: the schema does not have it."""
         return self.fields[-1].type if self.fields else None

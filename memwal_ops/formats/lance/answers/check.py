@@ -113,10 +113,7 @@ def _check(
     try:
         held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
     except MemwalOpsError as error:
-        answers = IndexAnswers(
-            index=index.name, type=index.type, segments=len(index.segments), queries=1, wrong=1, error=str(error)
-        )
-        return answers, None
+        return IndexAnswers(**index.identified, queries=1, wrong=1, error=str(error)), None
     drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)
     if index.is_vector:
         answers = measure(pinned, index, drawn, reader)

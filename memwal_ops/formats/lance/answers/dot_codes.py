@@ -79,7 +79,6 @@ class _Search:
     codebook: NDArray[np.float64]
 
     def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[Nearest, Nearest]:
-        """Those of these fragments."""
         exact, coded = Nearest.of(len(self.asked)), Nearest.of(len(self.asked))
         for addresses, rows in batches(pinned, self.index, group):
             usable = usable_rows(rows, "dot")

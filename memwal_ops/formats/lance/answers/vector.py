@@ -80,7 +80,7 @@ def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -
     Raises:
         StorageError: vectors cannot be read without the index.
     """
-    base: dict[str, Any] = {"index": index.name, "type": index.type, "segments": len(index.segments)}
+    base = index.identified
     if drawn.skipped or drawn.rows is None:
         return IndexAnswers(**base, skipped=drawn.skipped)
     metric = metric_of(pinned, index)

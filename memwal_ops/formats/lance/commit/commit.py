@@ -41,7 +41,7 @@ from memwal_ops.formats.lance.commit.publication import (
     refuse_missing_files,
     verify_in_history,
 )
-from memwal_ops.formats.lance.commit.unpublished import build_locally, described, open_locally
+from memwal_ops.formats.lance.commit.unpublished import build_locally, fragments_and_indexes, open_locally
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
@@ -178,14 +178,14 @@ def commit_strict(
     detached_path = f"{VERSIONS_FOLDER}/{detached_manifest_name(detached)}"
     temporary = [] if local else [detached_path]  # deleted at the end, whatever it is
     try:
-        built = local[0] if local else decode_version_manifest(table.store.get(detached_path))
+        built = local.version if local else decode_version_manifest(table.store.get(detached_path))
         transaction_file = f"{TRANSACTIONS_FOLDER}/{built.manifest.transaction_file}"
         temporary.append(transaction_file)
         _refuse_rebased(table, built, version)
         stamped = stamp_progress(built, table.manifest, progress, version=version, records=records)
         data = _encoded(table, stamped)
         if local is not None:
-            table.store.put(transaction_file, local[1])
+            table.store.put(transaction_file, local.transaction)
         if not _is_readable_locally(table, stamped):
             if local:
                 temporary.insert(0, detached_path)
@@ -417,7 +417,7 @@ def _verify_readable(table: Table, stamped: VersionManifest, detached: int, path
     trial.version = detached
     table.store.put(path, encode_version_manifest(replace(stamped, manifest=trial)))
     with lance_errors("open the stamped version of", table.location.uri):
-        fragments, indexes = described(open_dataset(table.location, version=detached))
+        fragments, indexes = fragments_and_indexes(open_dataset(table.location, version=detached))
     _compare(table, stamped, fragments, indexes)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import lance
 
@@ -36,8 +36,15 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
-def build_locally(table: Table, transaction: lance.Transaction) -> tuple[VersionManifest, bytes] | None:
-    """The version that pylance builds on exactly ``table``'s, and the content of its transaction file.
+class LocalBuild(NamedTuple):
+    """A version that pylance built, and the content of its transaction file."""
+
+    version: VersionManifest
+    transaction: bytes
+
+
+def build_locally(table: Table, transaction: lance.Transaction) -> LocalBuild | None:
+    """Let pylance build a version on exactly ``table``'s.
 
     Returns:
         None: the table is on local files, or pylance needs other files of it.
@@ -49,7 +56,8 @@ def build_locally(table: Table, transaction: lance.Transaction) -> tuple[Version
             built = decode_version_manifest((folder / VERSIONS_FOLDER / name).read_bytes())
             if any(map(_lacks_coverage, built.index_entries)):
                 return None
-            return built, (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
+            content = (folder / TRANSACTIONS_FOLDER / built.manifest.transaction_file).read_bytes()
+            return LocalBuild(built, content)
     except (MemwalOpsError, OSError):
         return None
 
@@ -70,13 +78,13 @@ def open_locally(table: Table, version: VersionManifest) -> tuple[list[int], set
     """
     try:
         with _folder_with(table, version) as folder, lance_errors("open the new version of", str(folder)):
-            return described(lance.dataset(folder, version=int(version.manifest.version)))
+            return fragments_and_indexes(lance.dataset(folder, version=int(version.manifest.version)))
     except (MemwalOpsError, OSError):
         return None
 
 
-def described(dataset: lance.LanceDataset) -> tuple[list[int], set[str]]:
-    """Fragment ids, and names of indexes."""
+def fragments_and_indexes(dataset: lance.LanceDataset) -> tuple[list[int], set[str]]:
+    """Ids of fragments, ascending, and names of indexes, as pylance reads them from a manifest."""
     fragments = sorted(fragment.fragment_id for fragment in dataset.get_fragments())
     return fragments, {index.name for index in dataset.describe_indices()}
 

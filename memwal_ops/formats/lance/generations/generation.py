@@ -164,7 +164,6 @@ class Generation:
 
     @property
     def _fields(self) -> list[pa.Field]:
-        """The fields that are read."""
         schema = self.dataset.schema
         return [schema.field(name) for name in self.projection.source_columns]
 

@@ -231,7 +231,6 @@ def _decoding(failed: str, remedy: str | None = None) -> Iterator[None]:
 
 
 def _quantizer(storage: LanceFileReader) -> dict[str, Any]:
-    """The parameters of the quantizer."""
     parameters: dict[str, Any] = json.loads(json.loads(_text(storage, "storage_metadata"))[0])
     return parameters
 

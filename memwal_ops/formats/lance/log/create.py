@@ -209,7 +209,6 @@ def _is_there(spec: RegionSpec, encoded: memwal_pb2.RegionSpec, details: memwal_
 
 
 def _field_ids(table: Table) -> dict[str, int]:
-    """The ids of the table's columns by name."""
     return {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id == _TOP}
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 ATTEMPTS = 50
-_MAX_WAIT = 0.5
 
 
 def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, Claim]:
@@ -147,9 +146,9 @@ def refuse_migrated(table: Table, region_id: UUID) -> None:
         refuse_other_layout(table.newest(), region_id)
 
 
-def wait(attempt: int) -> None:
-    """Sleep with jitter and exponential backoff after a commit conflict."""
-    time.sleep(random.uniform(0, min(_MAX_WAIT, 0.005 * 2**attempt)))  # noqa: S311 - jitter
+def wait(attempt: int, *, first: float = 0.005, longest: float = 0.5) -> None:
+    """Sleep with jitter and exponential backoff after a commit conflict; times in seconds."""
+    time.sleep(random.uniform(0, min(longest, first * 2**attempt)))  # noqa: S311 - jitter
 
 
 def _first(region_id: UUID, values: RegionValues | None) -> RegionManifest:

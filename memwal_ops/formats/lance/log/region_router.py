@@ -208,6 +208,5 @@ class RegionRouter:
         self._regions[values] = manifest.region_id
 
     def _has_unmerged(self, manifest: RegionManifest) -> bool:
-        """Whether a region has unmerged rows."""
         merged = self._table.index.merged_generations.get(manifest.region_id, 0)
         return bool(manifest.unmerged(merged)) or has_unflushed_rows(self._table, manifest)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +9,7 @@ from memwal_ops.errors import CommitConflictError, MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
+from memwal_ops.formats.lance.log.region_claim import wait
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 _ATTEMPTS = 10
-_MAX_WAIT = 10.0
 
 
 def seal_region(table: Table, region_id: UUID) -> RegionManifest:
@@ -57,7 +55,7 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
             if flushed.writer_epoch == claimed and _publish_sealed(table, region, flushed):
                 return region.latest(checked=True)
         # Two processes that seal the region fence each other, and a claim is slow.
-        time.sleep(random.uniform(0, min(_MAX_WAIT, 0.1 * 2**attempt)))  # noqa: S311 - jitter
+        wait(attempt, first=0.1, longest=10)
     raise CommitConflictError(f"Region {region_id} is claimed by writers repeatedly; stop them first.")
 
 

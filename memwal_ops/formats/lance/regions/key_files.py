@@ -133,6 +133,5 @@ class GenerationKeys:
         }
 
     def _addresses(self) -> NDArray[np.uint64]:
-        """The row address of each key."""
         parts = [np.arange(size, dtype=np.uint64) + np.uint64(at << 32) for at, size in enumerate(self.sizes)]
         return np.concatenate(parts)

@@ -92,10 +92,7 @@ def sweep_leftovers(table: Table, *, abandoned_after: timedelta = _ABANDONED_AFT
         for path in (left.manifest.path, left.transaction)
         if path is not None
     ]
-    try:
-        return delete_proven(table.store, paths, [table_anchor(table)]).deleted if paths else 0
-    except TableReplacedError:
-        return 0
+    return _deleted(table, paths)
 
 
 def sweep_staged(table: Table) -> int:
@@ -108,6 +105,11 @@ def sweep_staged(table: Table) -> int:
     past = [meta for meta, name in names.items() if name is not None and name.version <= table.version]
     old = store_time(table.store) - _STAGED_AGE if past else None
     paths = [meta.path for meta in past if old is not None and meta.last_modified <= old]
+    return _deleted(table, paths)
+
+
+def _deleted(table: Table, paths: list[str]) -> int:
+    """Delete these files, unless the table may have been replaced since it was read."""
     try:
         return delete_proven(table.store, paths, [table_anchor(table)]).deleted if paths else 0
     except TableReplacedError:

@@ -399,11 +399,9 @@ class _Tree:
         return version in self._seen and self._seen[version].unreadable is None
 
     def written(self, version: int) -> datetime:
-        """When a version was published."""
         return datetime.fromtimestamp(self._seen[version].written, UTC)
 
     def size(self, version: int) -> int:
-        """The size of a version's manifest, in bytes."""
         return self._seen[version].size
 
     def refresh(self, store: Store, listed: Mapping[int, ObjectMeta]) -> None:

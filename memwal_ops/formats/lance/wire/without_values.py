@@ -123,7 +123,6 @@ class _Rules:
 
     @property
     def manifest(self) -> Mapping[int, Rule]:
-        """Of the manifest message."""
         numbers: Mapping[int, Rule] = dict.fromkeys((3, 6, 9, 10, 11, 14, 17, 21, 23), _NUMBER)
         return {
             **numbers,

@@ -121,7 +121,6 @@ class _Work:
 
     @property
     def merge(self) -> Callable[[Sequence[bytes], Count], bytes]:
-        """A task that merges segments."""
         return lambda entries, count: _merged(self, entries, count)
 
     def open(self) -> lance.LanceDataset:
