@@ -128,7 +128,7 @@ def _low(measured: deep.Recall, least: float, *, stale: bool) -> Iterator[Findin
         why += f", and {measured.itself.value:.0%} of these rows themselves"
     remedy = _BY_LONGER
     if stale:
-        why += "; the codebook was trained on rows that were unlike these"
+        why += "; the codebook was trained on other rows than these"
         remedy = "memwal-ops catchup URI builds the graph anew, with a codebook trained on the rows of now."
     elif lost:
         remedy = f"memwal-ops repair URI --deep --apply connects nodes that no path leads to. {_BY_BUILD}"

@@ -12,7 +12,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.registry import job_specs
 from memwal_ops.core.triggers import parse_trigger
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import build, healing
+from memwal_ops.formats.lm_diskann import build, healing, quality
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.folders import Killed, check_rows, check_sound, killer, nearest, recall
 
@@ -107,6 +107,54 @@ def test_rows_that_follow_the_same_distribution_do_not_build_anew(folder: str, v
         index.insert(np.arange(2000, 2500), vectors[2000:2500])
     report = run_job(folder, "catchup").to_json()
     assert (report["decision"], report["rebuilt"], report["stale"]) == ("caught_up", 0, False)
+
+
+@pytest.fixture(scope="module")
+def of_few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, NDArray[np.float32]]:
+    """An index whose codebook knows its 1,100 rows by heart; and 1,500 rows that are like them."""
+    noise = np.random.default_rng(6).normal(size=(1500, 384)).astype(np.float32)
+    template = str(tmp_path_factory.mktemp("of_few_rows") / "index.lmd")
+    lm_diskann.create(template, dimension=384, R=8, L=20).close()
+    with Index(template) as index:
+        index.insert(np.arange(1100), noise[:1100])
+    return template, noise
+
+
+@pytest.mark.parametrize("replaced", [80, 300])
+def test_a_codebook_of_few_rows_is_trained_anew_once_others_took_their_place(
+    of_few_rows: tuple[str, NDArray[np.float32]], folder: str, replaced: int
+) -> None:
+    template, noise = of_few_rows
+    shutil.copytree(template, folder)
+    with Index(folder) as index:
+        index.delete(np.arange(replaced))
+        index.insert(np.arange(1100, 1100 + replaced), noise[1100 : 1100 + replaced])
+        before = wear_of(index)
+    report = run_job(folder, "catchup").to_json()
+    assert (report["healed"], report["rebuilt"]) == (replaced, 1100 if replaced == 300 else 0)
+    with Index(folder) as index:
+        assert before > 0.02
+        assert wear_of(index) == (0 if replaced == 300 else pytest.approx(before, rel=0.5))
+    assert run_job(folder, "catchup").decision == "unchanged"
+    check_rows(folder, dict(enumerate(noise[replaced : 1100 + replaced], replaced)))
+    check_sound(folder)
+
+
+def wear_of(index: Index) -> float:
+    """The share by which codes are worse than those of the rows on which the codebook was trained."""
+    wear = quality.wear_of(index.view, index.writable(), np.random.default_rng(1))
+    return wear.more / wear.trained
+
+
+def test_rows_that_no_insert_changed_are_not_searched(
+    of_few_rows: tuple[str, NDArray[np.float32]], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(of_few_rows[0], folder)
+    with Index(folder) as index:
+        index.delete(np.arange(50))
+    monkeypatch.setattr(Index, "search", None)
+    monkeypatch.setattr(quality.codebook, "train", None)
+    assert run_job(folder, "catchup").to_json()["healed"] == 50
 
 
 def catchup_is_due(folder: str) -> bool:
