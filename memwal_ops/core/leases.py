@@ -30,9 +30,9 @@ from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.api import ObjectMeta, Store
 
 LEASES_FOLDER = "_mem_wal_ops/leases"
 BY_HAND = "by hand"
@@ -125,18 +125,23 @@ class Lease:
         }
 
 
-def read_lease(store: Store, job: str) -> Lease | None:
+def read_lease(store: Store, job: str, files: Iterable[ObjectMeta] | None = None) -> Lease | None:
     """The newest object of a job's lease; None if the lease was never taken.
+
+    Args:
+        store: the table's.
+        job: the name of the job.
+        files: those of its lease, by :func:`lease_files`; None: they are listed now.
 
     Raises:
         StorageError: the store failed, or the object is not a lease.
         UnsupportedFeatureError: a later release wrote it.
     """
     for _ in range(_ATTEMPTS):
-        newest = _newest(store, job)
+        newest = _newest(store, job, files)
         if newest is None:
             return None
-        number, written = newest
+        (number, written), files = newest, None
         try:
             return _decode(_records(store, job), job, number, written)
         except ObjectNotFoundError:
@@ -146,9 +151,18 @@ def read_lease(store: Store, job: str) -> Lease | None:
 
 def list_leases(store: Store) -> tuple[Lease, ...]:
     """The newest object of every job's lease, by job."""
-    names = sorted({meta.path.split("/")[2] for meta in store.list(LEASES_FOLDER) if meta.path.count("/") > 2})  # noqa: PLR2004 - folder, leases, job, file
-    leases = (read_lease(store, name) for name in names if _JOB.fullmatch(name))
+    leases = (read_lease(store, job, files) for job, files in lease_files(store).items())
     return tuple(lease for lease in leases if lease is not None)
+
+
+def lease_files(store: Store) -> dict[str, list[ObjectMeta]]:
+    """The files of each job's lease, by job in order; one listing."""
+    found: dict[str, list[ObjectMeta]] = {}
+    for meta in store.list(LEASES_FOLDER):
+        job, _, file = meta.path.removeprefix(f"{LEASES_FOLDER}/").partition("/")
+        if file and _JOB.fullmatch(job):
+            found.setdefault(job, []).append(meta)
+    return dict(sorted(found.items()))
 
 
 def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL) -> tuple[Lease | None, Lease | None]:
@@ -376,8 +390,8 @@ def _decode(records: NumberedRecords, job: str, number: int, written: datetime) 
         raise records.unreadable(number, error, remedy) from error
 
 
-def _newest(store: Store, job: str) -> tuple[int, datetime] | None:
-    return max(_records(store, job).written().items(), default=None)
+def _newest(store: Store, job: str, files: Iterable[ObjectMeta] | None = None) -> tuple[int, datetime] | None:
+    return max(_records(store, job).written(files).items(), default=None)
 
 
 def _prune(store: Store, job: str, newest: int) -> None:
@@ -393,12 +407,11 @@ def free_space(store: Store) -> int:
     They are only kept for operators to look at: the newest ones, which decide, always stay.
     """
     freed = 0
-    for job in {meta.path.split("/")[2] for meta in store.list(LEASES_FOLDER) if meta.path.count("/") > 2}:  # noqa: PLR2004 - as above
-        if _JOB.fullmatch(job):
-            records = _records(store, job)
-            old = sorted(records.written())[:-2]
-            records.delete_records(old)
-            freed += len(old)
+    for job, files in lease_files(store).items():
+        records = _records(store, job)
+        old = sorted(records.written(files))[:-2]
+        records.delete_records(old)
+        freed += len(old)
     return freed
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.api import ObjectMeta, Store
 
 _DIGITS = 20
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.([a-z]+)")
@@ -38,14 +38,18 @@ class NumberedRecords:
     folder: str
     called: str
 
-    def written(self) -> dict[int, datetime]:
-        """When each record was written, by the store's clock, ascending by number; one listing."""
-        return self.listed()[_RECORD]
+    def written(self, files: Iterable[ObjectMeta] | None = None) -> dict[int, datetime]:
+        """When each record was written, by the store's clock, ascending by number; see :meth:`listed`."""
+        return self.listed(files)[_RECORD]
 
-    def listed(self) -> dict[str, dict[int, datetime]]:
-        """As :meth:`written`, for the files of each suffix: ``json`` is always a key; one listing."""
+    def listed(self, files: Iterable[ObjectMeta] | None = None) -> dict[str, dict[int, datetime]]:
+        """As :meth:`written`, for the files of each suffix: ``json`` is always a key.
+
+        Args:
+            files: those of the folder, as just listed; None: they are listed now.
+        """
         found: dict[str, dict[int, datetime]] = {_RECORD: {}}
-        for meta in sorted(self.store.list(self.folder), key=lambda meta: meta.path):
+        for meta in sorted(self.store.list(self.folder) if files is None else files, key=lambda meta: meta.path):
             name = _NAME.fullmatch(meta.path.removeprefix(f"{self.folder}/"))
             if name is not None:
                 found.setdefault(name[2], {})[int(name[1])] = meta.last_modified

@@ -29,7 +29,7 @@ from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.core.leases import check, read_lease
+from memwal_ops.core.leases import check, lease_files, read_lease
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
@@ -303,9 +303,10 @@ def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     recorded: dict[str, dict[str, str]] = {}
     with suppress(MemwalOpsError):
         store = open_store(location_of(request["uri"], request["storage_options"]))
-        for job in request["failing"]:
+        files = lease_files(store)
+        for job in files.keys() & set(request["failing"]):
             with suppress(MemwalOpsError):
-                lease = read_lease(store, job)
+                lease = read_lease(store, job, files[job])
                 if lease is not None and lease.last is not None:
                     recorded[job] = lease.last.to_json()
     return recorded
