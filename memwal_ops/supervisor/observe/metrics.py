@@ -26,7 +26,7 @@ from memwal_ops.supervisor.state.tables import WATCH
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.job import MetricSpec
     from memwal_ops.supervisor.observe.status_document import EventsStatus, FleetStatus, StatusDocument
@@ -154,12 +154,14 @@ class Metrics:
             for outcome in _BOTH:
                 self.notifications.labels(target, outcome)
 
-    def forget_table(self, table: str) -> None:
-        """Remove all series of a table."""
+    def forget_tables(self, tables: Collection[str]) -> None:
+        """Remove all series of tables."""
+        if not tables:
+            return
         usage = (self.requests, self.read, self.written, self.cpu, self.cost)
         for counter in (self.runs, self.skipped, self.polls, *usage, *(counter for counter, _ in self._sums.values())):
             for labels in [*counter._metrics]:  # noqa: SLF001 - the library has no list of its children
-                if labels[0] == table:
+                if labels[0] in tables:
                     counter.remove(*labels)
 
     def _add_sum(self, name: str, metric: MetricSpec) -> None:

@@ -46,6 +46,8 @@ class BacklogPolling:
         self.due = DueJobs(shared)
         self.results = PollResults(shared, self.announced, self.due)
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
+        # The tables whose poll is due, the longest first.
+        self._waiting: dict[str, None] = {}
 
     @property
     def in_flight(self) -> list[tuple[WorkerProcess, float]]:
@@ -61,6 +63,7 @@ class BacklogPolling:
             state.poll_again = True
         elif state.poll_due is None:
             state.poll_due = self._shared.clock.now()
+            self._waiting[table] = None
 
     def may_skip(self, table: str) -> bool:
         """Whether a table may skip this poll: the next timer is still within ``idle_poll``.
@@ -103,13 +106,12 @@ class BacklogPolling:
         """Start as many polls as there are ``free`` workers in the pool, those that have waited longest first."""
         for table in self.announced.take_due():
             self.request(table)
-        while free(WATCH):
-            waiting = [
-                state for state in self._shared.tables.values() if state.poll_due is not None and not state.polling
-            ]
-            if not waiting:
-                return
-            self._begin(min(waiting, key=lambda state: (state.poll_due, state.table.name)))
+        while self._waiting and free(WATCH):
+            table = next(iter(self._waiting))
+            del self._waiting[table]
+            state = self._shared.tables.get(table)
+            if state is not None and state.poll_due is not None and not state.polling:
+                self._begin(state)
 
     def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
         """Process a result if ``request`` is a poll; return whether it is."""
@@ -127,6 +129,7 @@ class BacklogPolling:
         for name, last in recorded.items():
             if name in state.entries:
                 self.due.ran_elsewhere(state.entries[name], last)
+                self._shared.changed = True
         return True
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:
@@ -170,6 +173,8 @@ class BacklogPolling:
         No figures are reused after a run of this supervisor: not everything that it changes is in the fingerprint.
         """
         reading = state.reading
+        if state.polled is None:
+            return ""  # a table that was just taken: nothing else may happen to it until the next poll
         if reading is None or state.blocked or state.backlog.amount("blocked"):
             return None
         running = any(entry.run is not None or entry.ended > reading.began for entry in state.entries.values())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.shared_state import SharedState
     from memwal_ops.supervisor.scheduling.starting import Starter
 
-# While no worker of a pool is free, what its queued entries wait for, which the status shows, is evaluated this often.
+# What queued jobs wait for, which the status shows, depends on the time, too: it is evaluated this often.
 _EVALUATE_SECONDS = 1.0
 
 
@@ -27,23 +27,17 @@ class Dispatcher:
         self._shared, self._ranking, self._starter = shared, ranking, starter
         self._evaluate_at = float("-inf")
 
-    def evaluate_at_once(self) -> None:
-        """What an operator changed shows with the next dispatch."""
-        self._evaluate_at = float("-inf")
-
     def dispatch(self) -> None:
-        """Start as many jobs as there are free workers."""
+        """Start as many jobs as there are free workers; does nothing where no job can have become able to start."""
         shared = self._shared
         now, mono = shared.clock.now(), shared.clock.monotonic()
+        if not shared.changed and mono < self._evaluate_at:
+            return
+        shared.changed, self._evaluate_at = False, mono + _EVALUATE_SECONDS
         waiting = [entry for entry in shared.entries() if entry.state in {QUEUED, LEASING}]
-        evaluate = mono >= self._evaluate_at
-        if evaluate:
-            self._evaluate_at = mono + _EVALUATE_SECONDS
         for pool in POOLS:
             candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
             reserved = sum(entry.state == LEASING for entry in candidates)
-            if not candidates or not (evaluate or shared.pools.free(pool) > reserved):
-                continue
             while (entry := self._next(pool, candidates, now)) is not None and shared.pools.free(pool) > reserved:
                 self._starter.begin(entry)
                 reserved += entry.state == LEASING

@@ -110,7 +110,7 @@ class RunEnds:
         """Update a job after a run: its outcome, its failures, and when the next run may begin."""
         shared = self._shared
         entry.outcome, entry.finished, entry.ended = outcome, now, shared.clock.monotonic()
-        entry.state, entry.due, entry.waiting = IDLE, None, None
+        entry.state, entry.due, entry.waiting, shared.changed = IDLE, None, None, True
         entry.asked_by, entry.at_once = None, False
         if shared.once:
             shared.codes.append(code)

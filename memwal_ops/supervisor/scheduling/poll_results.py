@@ -9,6 +9,7 @@ from memwal_ops.core.figures import Figures
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import S3, scheme_of
 from memwal_ops.supervisor.scheduling.due import own_backlog
+from memwal_ops.supervisor.state.tables import QUEUED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,15 +49,17 @@ class PollResults:
         idle = good and not state.blocked
         if good or result.get("figures"):
             # One job's figures may be missing; the poll counts if it has the backlog itself.
+            first = state.polled is None
             same = self._take_figures(state, result)
             if not unchanged:
-                state.reading = reading if good and same else None
+                state.reading = reading if good and (same or first) else None
             idle = idle and same and _is_idle(state)
             self._due.queue_triggered(state, reading.began)
             self._due.queue_asking(state)
         else:
             state.reading = None
         self._due.decide_scheduled(state, reading.began)
+        self._shared.changed |= any(entry.state == QUEUED for entry in state.entries.values())
         state.unchanged = state.unchanged + 1 if idle else 0
 
     def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:

@@ -18,7 +18,7 @@ def reconcile(
     tables: dict[str, TableState],
     found: Iterable[FoundTable],
     new_entry: Callable[[FoundTable, JobSettings], TableJob],
-) -> list[str]:
+) -> set[str]:
     """Update ``tables`` in place, and return the names of those that were removed.
 
     Entries that are kept keep their state; those that are removed are marked, because their run may be in flight.
@@ -29,7 +29,7 @@ def reconcile(
         new_entry: makes the entry of a job that is new on its table.
     """
     wanted = {table.name: table for table in found}
-    removed = [name for name in tables if name not in wanted]
+    removed = tables.keys() - wanted.keys()
     for name in removed:
         _mark_removed(tables.pop(name))
     for name, table in wanted.items():

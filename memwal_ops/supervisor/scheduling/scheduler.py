@@ -72,7 +72,7 @@ class Scheduler(SharedState):
         """Return what ``question`` returns on the scheduler's thread, see :meth:`EventLoop.ask`; it shows at once."""
 
         def asked() -> _Answer:
-            self._dispatcher.evaluate_at_once()
+            self.changed = True
             return question()
 
         return self._loop.ask(asked, **limits)
@@ -98,6 +98,7 @@ class Scheduler(SharedState):
         """Apply a new configuration; :meth:`set_tables` applies its tables."""
         self.settings = settings
         self.ranking.configure(settings, self.clock.now())
+        self.changed = True
         self.pools.configure(dict(settings.config.pools))
         self.pools.log_level = settings.config.log_level.upper()
         if self.leases is not None:
@@ -108,9 +109,9 @@ class Scheduler(SharedState):
         """Make ``found`` the tables to maintain. Running jobs on tables that are removed finish."""
         now = self.clock.now()
         removed = reconcile(self.tables, found, lambda table, settings: self._new_entry(table, settings, now))
-        for name in removed:
-            self.metrics.forget_table(name)
+        self.metrics.forget_tables(removed)
         self.announced.retain(self.tables)
+        self.changed = True
         for name, state in self.tables.items():
             self.metrics.init_table(name, state.entries)
 
@@ -214,14 +215,16 @@ class Scheduler(SharedState):
                     entry.run.began, entry.run.working = entry.run.progress, True
         elif message["type"] == "done":
             self.pools.release(worker)
-            if self._polling.on_result(message["id"], message) or self.errands.on_result(message["id"], message):
+            if self._polling.on_result(message["id"], message):
                 return
-            if message["id"] in self.runs:
+            self.changed = True  # a worker of its pool is free
+            if not self.errands.on_result(message["id"], message) and message["id"] in self.runs:
                 entry = self.runs[message["id"]]
                 self._ends.finish(entry, *classify_result(entry, message), remaining=message["remaining"])
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
+        self.changed = True
         self.metrics.worker_deaths.labels(worker.pool).inc()
         status = worker.exit_status
         if self._polling.on_worker_exit(request, status) or self.errands.on_worker_exit(request, status):

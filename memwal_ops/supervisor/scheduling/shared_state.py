@@ -34,6 +34,7 @@ class SharedState:
         leases: the lease client; None if leases are disabled.
         pauses: what is paused.
         once: run what is due once: no retries, no repeated polls.
+        changed: a job may have become able to start since the last dispatch.
         runs: the jobs that run, by the number of their request.
         skews: this clock minus the store's, by table.
         codes: with ``once``, the exit codes of the runs.
@@ -51,6 +52,7 @@ class SharedState:
     pauses: Pauses = field(default_factory=Pauses)
     once: bool = False
     stopping: bool = False
+    changed: bool = True
     tables: dict[str, TableState] = field(default_factory=dict)
     runs: dict[int, TableJob] = field(default_factory=dict)
     skews: dict[str, float] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class SharedState:
         entry = self.find(table, job)
         if entry is not None and not self.stopping and entry.state == IDLE:
             entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
+            self.changed = True
 
     def begun(self) -> list[TableJob]:
         """Return the jobs that run, and those that wait for their lease."""

@@ -51,6 +51,7 @@ class Starter:
         ``result``: the lease that this supervisor acquired, if any, and the newest one before it.
         """
         shared = self._shared
+        shared.changed = True
         lease, before = (None, None) if result is None else result
         gone = entry.removed or shared.stopping
         if gone or shared.is_paused(entry):

@@ -184,7 +184,7 @@ class TableState:
     ``blocked``: how many parts of the table blocked the last run; a poll finds only some of the causes.
     ``poll_began``: when its last poll was sent to a worker, monotonic; ``result_at``: when its result arrived.
     ``unchanged``: how many consecutive polls found it idle; ``failed_polls``: how many failed.
-    ``reading``: the last poll that read everything, if the one before it found the same; else None.
+    ``reading``: the last poll that read everything, if it was the first, or the one before found the same; else None.
     ``scheduled``: jobs due by their schedules, and since when (monotonic); the next poll decides whether they run.
     ``history``: its recent history; ``history_read``: when that was requested, monotonic; ``history_wanted``: the next
     poll reads it. ``recorded``: the last runs of its jobs by their leases, where a poll asked for them; None: none did.

@@ -124,7 +124,7 @@ def test_someone_who_asks_is_not_delayed(tmp_path: Path) -> None:
     stage.due("a")
     stage.turn()
     stage.scheduler.tables["a"].entries["merge"].at_once = True
-    stage.turn()
+    stage.turn(1)
     assert stage.in_flight == [("a", "merge")]
 
 

@@ -441,3 +441,20 @@ def test_figures_from_before_a_run_ended_do_not_start_the_next(tmp_path: Path, o
     if not once:
         stage.see("a", generations=9.0)
         assert stage.in_flight == [("a", "merge")]
+
+
+def test_a_poll_that_makes_nothing_due_looks_at_no_other_table(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 tables, each of the thousands of polls would go through all jobs of all of them."""
+    stage.see("a", generations=1)
+    seen: list[int] = []
+    entries = stage.scheduler.entries
+    monkeypatch.setattr(stage.scheduler, "entries", lambda: seen.append(1) or entries())
+    stage.see("a", generations=1)
+    assert not seen
+    stage.see("a", generations=8)
+    assert seen
+    assert stage.in_flight == [("a", "merge")]
+    stage.see("b", generations=1)
+    seen.clear()
+    stage.turn(1.5)
+    assert seen, "a window may have begun"

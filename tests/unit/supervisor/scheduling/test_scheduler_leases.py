@@ -98,7 +98,7 @@ def test_what_is_paused_while_its_lease_is_requested_does_not_begin(
     assert (stage.in_flight, stage.job("a", "gc")["waiting_for"]) == ([], "paused")
     assert stage.leases.released == ([] if refusal else [("a", "gc", None)])
     stage.scheduler.pauses.remove([("a",)])
-    stage.turn()
+    stage.turn(1)
     assert stage.in_flight == [("a", "gc")]
 
 
