@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """An object that is unchanged for as long as the plan that was made with it is valid.
+    """An object by which a plan is valid: for as long as it is unchanged.
 
     Attributes:
         what: a description of the object, for messages.

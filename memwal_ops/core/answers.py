@@ -24,7 +24,7 @@ _FEW = 10
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A share of 0 to 1 that was measured by a sample, with its confidence interval (99 %)."""
+    """A share with its confidence interval. It was measured by a sample, from 0 to 1, at 99 %."""
 
     value: float
     low: float

@@ -29,7 +29,10 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition of a deletion: whether it is met, and a sentence with the reason; by time, also when it will be."""
+    """One condition of a deletion.
+
+    It is met or not, by a sentence with the reason; one by time says also when it will be.
+    """
 
     met: bool
     text: str

@@ -53,7 +53,7 @@ class CollectOptions(Options):
 
 
 class PartReplacedError(Exception):
-    """A part of the table may have been replaced since the plan was made; the table itself is the same."""
+    """A part of the table may have been replaced since the plan. The table itself is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ class Stage(Generic[CandidateT]):
 
 
 class Collector(abc.ABC, Generic[CandidateT]):
-    """The candidates of one part of a table, or of one family of its objects, with the proof that each is deletable.
+    """Finds the candidates of one part of a table.
+
+    Or of one family of its objects, with the proof that each is deletable.
 
     A format's gc is a lazy sequence of collectors; each is completed before the next one starts. A plan calls only
     :meth:`stages`; the other methods are for deleting.
@@ -231,7 +233,7 @@ def _keep_if_unreadable(
 
 @dataclass(slots=True)
 class _Deleted:
-    """The outcome of a deletion: the paths that are gone, whether any failed, whether ``all`` are gone."""
+    """The outcome of a deletion. The paths that are gone, whether any failed, whether ``all`` are gone."""
 
     paths: set[str] = field(default_factory=set)
     failed: bool = False

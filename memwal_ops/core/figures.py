@@ -44,7 +44,7 @@ class Figures:
     def noun_of(self, role: Role) -> str:
         """What the metric of a role counts, in the plural: ``generations``, ``regions`` of ``blocked_regions``.
 
-        ``parts`` if the metric's name is no noun, or there is none.
+        ``parts`` if the metric's name is not a noun, or there is none.
         """
         noun = (self.name_of(role) or "").removeprefix(f"{role}_").replace("_", " ")
         return noun if noun.endswith("s") else "parts"

@@ -64,7 +64,7 @@ def read_followers(store: Store) -> Iterator[Follower]:
             continue  # deleted meanwhile
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidFormatError(
-                f"{meta.path} is no readable record of an index that follows the table: {error}",
+                f"{meta.path} is not a readable record of an index that follows the table: {error}",
                 remedy="Delete it: the next catchup of the index writes it again.",
             ) from error
         yield one

@@ -51,7 +51,10 @@ class KindText:
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A reason that keeps ``count`` candidates of one kind, ``bytes`` in all; ``first`` is one of them."""
+    """A reason that keeps candidates.
+
+    It is that of ``count`` of one kind, ``bytes`` in all; ``first`` is one of them.
+    """
 
     first: Candidate
     kind: KindText
@@ -69,7 +72,7 @@ class _Reason:
 
 
 class Reasons:
-    """The distinct reasons per kind, each with the number of candidates that it keeps and one example."""
+    """The distinct reasons per kind. Each has the number of candidates that it keeps, and one example."""
 
     def __init__(self) -> None:
         """Start empty."""

@@ -104,7 +104,9 @@ class MetricSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebtSpec:
-    """How to tell whether a job is due, and what its next run costs: by its backlog metrics, before it runs.
+    """How backlog metrics show a debt.
+
+    Whether a job is due, and what its next run costs, is known by them before it runs.
 
     These are polled for the options of the job's runs (:func:`memwal_ops.core.polling.polled_options`).
 
@@ -137,7 +139,9 @@ class DebtSpec:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What a run saves: the debt that a backlog metric shows, and what readers or the store pay for it until then.
+    """What a run saves.
+
+    It is the debt that a backlog metric shows, and what readers or the store pay for it until then.
 
     Attributes:
         metric: the backlog metric.

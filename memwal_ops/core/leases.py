@@ -53,7 +53,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The job's last run: its outcome, its end by the store's clock, and the instance that ran it."""
+    """The last run of a job. Its outcome, its end by the store's clock, and the instance that ran it."""
 
     outcome: str
     finished: datetime

@@ -190,7 +190,7 @@ class OptionError(InvalidUsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all options classes: every field has a default, and every value is checked at construction.
+    """Base of all options classes. Every field has a default, and every value is checked at construction.
 
     A subclass checks conditions on several options in :meth:`validate`.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """A run that succeeded: its seconds, its document of ``--json``, and what it used and achieved, if known."""
+    """A run that succeeded. Its seconds, its document of ``--json``, and what it used and achieved, if known."""
 
     seconds: float
     report: Mapping[str, Any]

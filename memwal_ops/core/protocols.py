@@ -82,7 +82,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class TableSummary:
-    """The state of a table at one poll, as ``inspect``, ``status`` and the status page show it.
+    """The state of a table at one poll. ``inspect``, ``status`` and the status page show it.
 
     Attributes:
         revision: the revision that was read.
@@ -155,7 +155,7 @@ class LocatesByCatalog(TableFormat, Protocol):
 
 @runtime_checkable
 class InspectsRefused(Protocol):
-    """A format that can show a table which it refuses to open for any other job; optional."""
+    """A format that shows refused tables; optional. No other job can open them."""
 
     def open_to_inspect(self, location: Location, store: Store) -> Table:
         """As ``open``, for the job ``inspect`` alone, which reports the reason."""
@@ -196,14 +196,17 @@ class HasBranches(Protocol):
 
 @runtime_checkable
 class FindsStubs(Protocol):
-    """A format whose tables leave folders that are none, when a drop or a creation is interrupted; optional."""
+    """A format whose tables leave stubs; optional.
+
+    A drop or a creation that is interrupted leaves a folder that is no table.
+    """
 
     def find_stub(self, location: Location, store: Store) -> Stub | None:
         """What is at a location without any revision; None: nothing, or a table."""
 
 
 class Stub(Protocol):
-    """A folder that is listed as a table and has no revision: a :class:`Table` to which ``repair`` alone applies."""
+    """A folder that is listed as a table and has no revision. ``repair`` alone applies to this :class:`Table`."""
 
     @property
     def evidence(self) -> str:
@@ -232,7 +235,7 @@ class RecordsRevisions(Protocol):
 
 @runtime_checkable
 class DetectsChanges(Protocol):
-    """A format that can detect by a few requests that nothing was written to a table; optional.
+    """A format that detects changes; optional. A few requests show that nothing was written to a table.
 
     A supervisor does not read an idle table again while nothing was written to it. The backlog metrics of the format's
     jobs must depend on nothing else, except those in seconds, which are ages and grow by themselves.
@@ -258,7 +261,7 @@ class AnnouncesCommits(Protocol):
 
 @runtime_checkable
 class RemembersCommit(Protocol):
-    """A table that keeps the revision that its own commit published, so that it is not read again; optional."""
+    """A table that keeps its commit's revision; optional. What it published itself is not read again."""
 
     def committed(self) -> Self | None:
         """The revision that was published on this one; None: it has to be read."""

@@ -34,7 +34,7 @@ _RECORD = re.compile(rf"{QUARANTINE_FOLDER}/([0-9a-f]{{16}})/record\.json")
 
 
 class Place(Protocol):
-    """A part of a table that a repair replaces: an object, or an entry of a manifest."""
+    """What a repair replaces. It is an object of the table, or an entry of a manifest."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """A whole object that readers do not depend on: a hint, or an object whose content is known.
+    """A whole object, on which no reader depends. It is a hint, or its content is known.
 
     On a store without compare-and-swap, the object is read again right before it is replaced: another writer's value
     may be lost. So either of the two values must be harmless.

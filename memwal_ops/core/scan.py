@@ -73,7 +73,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What a LanceDB folder has beside its tables: its URI, why it is none, and what to do."""
+    """What a LanceDB folder has beside its tables. Its URI, why it is no table, and what to do."""
 
     uri: str
     why: str

@@ -22,7 +22,7 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 def failure_text(error: Exception, url: str = "") -> str:
     """Return why a request failed, without its URL; that of an invalid URL would quote its path."""
     if isinstance(error, InvalidURL):
-        return "its URL is invalid: it has a space, a control character, or a port that is no number"
+        return "its URL is invalid: it has a space, a control character, or a port that is not a number"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     text = f"{type(error).__name__}: {reason}"
     return printable(redact(text.replace(url, "URL") if url else text))

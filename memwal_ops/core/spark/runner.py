@@ -39,7 +39,7 @@ _FIGURES = ("tasks", "lost_attempts", "executor_seconds")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a job: its name in reports, what it does for Spark's pages, and the activity for the progress bar."""
+    """A stage of a job. Its name in reports, what it does for Spark's pages, and the activity for the progress bar."""
 
     name: str
     doing: str

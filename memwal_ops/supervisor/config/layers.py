@@ -21,7 +21,7 @@ def option_names(options: type[Options]) -> list[str]:
 
 
 class Layers:
-    """The values of one job on one table in the file: the table's own entry before the defaults.
+    """The values of one job on one table in the file. The table's own entry comes before the defaults.
 
     An option or trigger that only the job of that name in another format has is ignored here, if it is in the
     defaults or in an entry of unknown format: it is meant for tables of the other format.

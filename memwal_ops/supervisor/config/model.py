@@ -124,7 +124,10 @@ Money = Annotated[str, BeforeValidator(_money)]
 
 
 class FleetBudgetConfig(Model):
-    """What all runs of the service may use within any ``per``; ``shadow``: it only records what it would have done."""
+    """What all runs of the service may use within any ``per``.
+
+    With ``shadow`` it only records what it would have done.
+    """
 
     cpu: Positive | None = None
     bytes_written: Size | None = None
@@ -166,14 +169,20 @@ class JobConfig(Model):
 
 
 class EraseConfig(Model):
-    """Rows that were deleted are gone from all files ``within`` a time: the job ``erase`` with that option."""
+    """When deleted rows are erased.
+
+    They are gone from all files ``within`` a time: the job ``erase`` with that option.
+    """
 
     within: Positive = timedelta(days=30)
     apply: bool | None = None
 
 
 class TtlConfig(Model):
-    """Rows whose time in ``column`` is older than ``keep`` are deleted, and erased: an option of the job ``erase``."""
+    """When old rows are deleted.
+
+    Those whose time in ``column`` is older than ``keep`` are erased, too: an option of ``erase``.
+    """
 
     column: Annotated[str, Field(min_length=1)]
     keep: Positive
@@ -249,7 +258,10 @@ class ObjectivesConfig(Model):
 
 
 class TableConfig(Erasing):
-    """One table (``uri``), or all that match a pattern, or those of a LanceDB folder (``database``) or a catalog."""
+    """One entry of ``tables``.
+
+    A table (``uri``), all that match a pattern, those of a LanceDB folder (``database``) or a catalog.
+    """
 
     uri: str | None = None
     pattern: str | None = None
@@ -309,7 +321,7 @@ class HttpConfig(Model):
 
 
 class StorePrices(Model):
-    """The prices of one store: of 1,000 requests by kind, of a GiB read, written, stored a month; of a core's hour."""
+    """The prices of one store. Of 1,000 requests by kind, of a GiB read, written, stored a month; of a core's hour."""
 
     get: Price = 0.0
     put: Price = 0.0
@@ -379,7 +391,10 @@ class FleetConfig(Model):
 
 
 class EventsConfig(Model):
-    """The queue of SQS to which S3 sends the events of the tables' buckets: a commit polls its table at once."""
+    """The queue of the tables' events.
+
+    S3 sends those of their buckets to SQS, so that a commit polls its table at once.
+    """
 
     queue: Annotated[str, Field(min_length=1)]
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None

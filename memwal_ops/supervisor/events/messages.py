@@ -18,7 +18,7 @@ _MAX_DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """An object that was written, or copied, to a bucket; ``keys``: its key, as it may have been encoded."""
+    """An object that was written, or copied, to a bucket. ``keys``: its key, as it may have been encoded."""
 
     bucket: str
     keys: tuple[str, ...]

@@ -34,7 +34,7 @@ _CHALLENGE = ("WWW-Authenticate", 'Bearer realm="memwal-ops"')
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who acts: the name and the role of the token, and whether by the session of a browser."""
+    """Who acts. The name and the role of the token, and whether by the session of a browser."""
 
     name: str
     role: Role

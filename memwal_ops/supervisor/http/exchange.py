@@ -19,7 +19,7 @@ _MAX_FIELDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: its path and query string as sent, its body, and the address of the client."""
+    """One request. Its path and query string as sent, its body, and the address of the client."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class Request:
         """Return the fields of the body, a JSON object or a form; a null counts as not given.
 
         Raises:
-            HttpError: it is neither, or a field is given twice or is no text or number.
+            HttpError: it is neither, or a field is given twice or is neither text nor a number.
         """
         if not self.body:
             return {}

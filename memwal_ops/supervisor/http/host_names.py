@@ -15,7 +15,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class HostNames:
-    """The names of a service bound to ``host``; ``allowed``: more of them, as of a proxy before it."""
+    """The names of a service bound to ``host``. ``allowed``: more of them, as of a proxy before it."""
 
     def __init__(self, host: str, allowed: Iterable[str]) -> None:
         own = socket.gethostname() if host in EVERYWHERE else host

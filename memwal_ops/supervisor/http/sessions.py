@@ -23,7 +23,7 @@ _MAX_SESSIONS = 100
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session: the digest of its token, which must still be in the file, its CSRF value, and its end."""
+    """A session of a browser. The digest of its token, which must still be in the file, its CSRF value, and its end."""
 
     token: bytes
     csrf: str

@@ -43,7 +43,7 @@ class Token:
 
 
 class TokenFile:
-    """The tokens of a file; ``managed``: the service manager made it, and its mode is not checked."""
+    """The tokens of a file. ``managed``: the service manager made it, and its mode is not checked."""
 
     def __init__(self, path: str, *, managed: bool = False) -> None:
         """Read nothing yet."""

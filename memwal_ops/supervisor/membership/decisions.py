@@ -25,7 +25,7 @@ _MAX_GAP = 2.5 / BEATS
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A member as last read: the number of its newest record, and when that was first read, in monotonic seconds.
+    """A member as last read. The number of its newest record, and when that was first read, in monotonic seconds.
 
     ``proven``: a record of it was written since this member began to read. It is taken for living before, too.
     """

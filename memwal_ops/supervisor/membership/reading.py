@@ -24,7 +24,7 @@ _READ_EVERY = BEATS - 1
 
 
 class Read(NamedTuple):
-    """What was read of another member: the number of the record, what it says, and what it uses."""
+    """What was read of another member. The number of the record, what it says, and what it uses."""
 
     number: int
     document: Document | None = None

@@ -131,7 +131,7 @@ def _amounts(numbers: Iterable[object]) -> Amounts:
 def _number(found: object) -> float:
     number = float(found)  # type: ignore[arg-type]  # raises what use_of expects
     if not 0 <= number <= _MOST:
-        raise ValueError(f"{number} is no amount")
+        raise ValueError(f"{number} is below 0, or more than any run uses")
     return number
 
 

@@ -46,7 +46,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A finding that is new, changed or resolved; ``before``: of a changed one, how it was told."""
+    """A finding that is new, changed or resolved. ``before``: of a changed one, how it was reported."""
 
     kind: Kind
     found: Found

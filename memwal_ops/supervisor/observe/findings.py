@@ -44,7 +44,7 @@ _JOB_LATE, _JOB_FAILING = "runbooks/alerts/MemwalOpsJobLate.md", "runbooks/alert
 
 
 class Finding(TypedDict):
-    """One finding: ``level`` is ok, warning or critical; ``do`` ends with a period, or with ``: `` and a command.
+    """One finding. ``level`` is ok, warning or critical; ``do`` ends with a period, or with ``: `` and a command.
 
     ``jobs``: those of the service's jobs of which a run now would remedy it, or show that it is remedied.
     """
@@ -68,7 +68,7 @@ class RunErrors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The alert thresholds of a backlog: its size and age in seconds, each for warning and critical."""
+    """The alert thresholds of a backlog. Its size and age in seconds, each for warning and critical."""
 
     waiting: tuple[int, int]
     age: tuple[float, float]

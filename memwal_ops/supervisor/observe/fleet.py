@@ -67,7 +67,10 @@ class ErrorDocument(TypedDict):
 
 
 class FleetTable(TableStatus):
-    """A table as in the service's status, with the error of reading it, and the ``blocked`` entries of reports."""
+    """A table as in the service's status.
+
+    It has the error of reading it, too, and the ``blocked`` entries of reports.
+    """
 
     error: ErrorDocument | None
     blocked: list[Mapping[str, Any]]

@@ -85,7 +85,7 @@ class Sums:
 
 @dataclass(slots=True)
 class Shadow:
-    """What a budget that is a shadow would have done: runs held back, with their money, and others begun first."""
+    """What a shadow budget would have done. Runs held back, with their money, and others begun first."""
 
     held: int = 0
     money: float = 0.0

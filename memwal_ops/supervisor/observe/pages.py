@@ -76,7 +76,7 @@ _RANGE = "24h"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The response to a request: its type, body, the Content-Security-Policy that it needs, and its status code."""
+    """The response to a request. Its type, body, the Content-Security-Policy that it needs, and its status code."""
 
     kind: str
     body: bytes
@@ -323,7 +323,7 @@ def _read_error(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """What surrounds each page of the service: ``at`` is the part of it, ``here`` the address of the page."""
+    """What surrounds each page. ``at`` is the part of the service, ``here`` the address of the page."""
 
     at: str
     here: str

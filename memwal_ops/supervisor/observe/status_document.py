@@ -73,7 +73,7 @@ class JobStatus(TypedDict):
 
 
 class TableStatus(TypedDict):
-    """A table: ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
+    """The status of a table. ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
     ``asked_at`` and ``asked_version``. ``expect_writes_seconds`` and ``labels``: of the configuration.
@@ -127,7 +127,7 @@ class OwnBudgetStatus(TypedDict):
 
 
 class BudgetStatus(TypedDict):
-    """The budget of the fleet: limits, what was used within ``per_seconds``, and what runs are expected to use.
+    """The budget of the fleet. Its limits, what was used within ``per_seconds``, and what runs are expected to use.
 
     ``members``: how many of them live. ``members_unread``: how many of them are taken to use as much as this one, as
     the store of the fleet cannot be read.
@@ -168,7 +168,7 @@ class MemberStatus(TypedDict):
 
 
 class FleetStatus(TypedDict):
-    """The fleet as this member sees it: ``state`` is joining, joined or unreachable; ``error``: why the last."""
+    """The fleet as this member sees it. ``state`` is joining, joined or unreachable; ``error``: why the last."""
 
     uri: str
     name: str

@@ -40,7 +40,7 @@ class FoundTable:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a pattern could not be expanded, or only in part; with the exit code of ``run --once``."""
+    """Why a pattern could not be expanded. Or only in part; with the exit code of ``run --once``."""
 
     pattern: str
     why: str

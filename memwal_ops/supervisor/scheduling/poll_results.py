@@ -80,7 +80,7 @@ class PollResults:
         state.figures, state.version = dict(result["figures"]), result["version"]
         waiting = state.backlog.amount("backlog")
         if self._announced.alive and scheme_of(state.table.uri) in S3:
-            # What a writer flushes waits for a merge, and is no version: a region's manifest announces it.
+            # What a writer flushes waits for a merge, and is not a version: a region's manifest announces it.
             flushed = None not in {waited, waiting} and (waiting or 0) > (waited or 0)
             committed = version is not None and (version != state.version or flushed)
             self._announced.polled(state.table.name, state.poll_began, committed=committed)

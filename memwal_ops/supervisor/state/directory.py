@@ -50,7 +50,7 @@ def members_of(path: str) -> int:
 
 
 class StateDir:
-    """The state folder, locked by one process at a time; the kernel releases the lock however the process ends.
+    """The state folder, locked by one process. The kernel releases the lock however the process ends.
 
     Attributes:
         instance: an id that survives restarts: a service that was killed still owns its leases.

@@ -70,7 +70,10 @@ class PollRequest:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequest:
-    """End the hold with the number ``release``, else take one on the newest version or on ``version``."""
+    """Take or end a hold.
+
+    End the one with the number ``release``, else take one on the newest version or on ``version``.
+    """
 
     id: int
     uri: str

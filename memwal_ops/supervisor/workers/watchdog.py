@@ -34,7 +34,7 @@ _RENEW_AGAIN_SECONDS = 1.0
 
 
 class Watchdog:
-    """Checks all runs and polls in flight; it writes this clock minus the store's into ``skews``, by table."""
+    """Checks all runs and polls in flight. It writes this clock minus the store's into ``skews``, by table."""
 
     def __init__(self, pools: Pools, leases: LeaseClient | None, clock: Clock, skews: dict[str, float]) -> None:
         """Check nothing yet."""

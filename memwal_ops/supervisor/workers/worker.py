@@ -218,7 +218,7 @@ class Worker:
 
 
 class _Listener:
-    """Reports the progress of a run to the service, and stops the run at a checkpoint if the service asked for it."""
+    """Reports the progress of a run to the service. And stops the run at a checkpoint, if the service asked for it."""
 
     def __init__(self, heartbeat: Callable[[], None], checkpoint: Callable[[], None]) -> None:
         self._heartbeat = heartbeat
