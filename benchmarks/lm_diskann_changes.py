@@ -2,12 +2,14 @@
 
 Inserts in batches, deletes, and the jobs after them: CPU time, bytes written to all files (a row's block has 4 KiB at
 128 dimensions), and blocks that were read from the graph. Each line begins with a copy of the same index, of which
-the lists are full, as after a build; ``settled`` begins with one to which a tenth was added since. Prints Markdown.
+each list has room for a few links, as after a build; ``settled`` begins with one to which a tenth was added since.
+Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 import time
@@ -56,6 +58,12 @@ class Cost:
         row(what, f"{took / rows * 1000:.2f}", f"{size / rows / 1024:.0f}", blocks)
 
 
+def copied(made: str, copy: str) -> None:
+    """Copy an index, and sync it: otherwise the first commit that syncs the graph writes all of the copy."""
+    shutil.copytree(made, copy)
+    os.sync()
+
+
 def inserts(
     folder: str, fresh: NDArray[np.float32], first: int, batch: int, times: int, what: str, **options: Any
 ) -> None:
@@ -88,23 +96,24 @@ def main() -> None:
     random = np.random.default_rng(3)
     vectors, fresh = clustered(random, rows), clustered(random, max(rows // 10, BATCHES[-1][0]))
     with tempfile.TemporaryDirectory() as base:
-        full, settled, copy = f"{base}/full.lmd", f"{base}/settled.lmd", f"{base}/copy.lmd"
-        with lm_diskann.create(full, dimension=128) as index:
+        built, settled, copy = f"{base}/built.lmd", f"{base}/settled.lmd", f"{base}/copy.lmd"
+        with lm_diskann.create(built, dimension=128) as index:
             index.insert(np.arange(rows), vectors)
-        shutil.copytree(full, settled)
+        shutil.copytree(built, settled)
         with lm_diskann.open(settled) as index:
             index.insert(np.arange(rows, rows + len(fresh)), fresh)
             index.delete(np.arange(rows, rows + 1))  # compiled, not measured
         for job in JOBS:
             run_job(settled, job, apply=True)
+        os.sync()
         print(f"\n## Changes: {rows:,} x 128")
         head("what", "CPU ms per row", "KiB written per row", "blocks read per row")
-        for name, made, first in (("full", full, rows), ("settled", settled, 2 * rows)):
+        for name, made, first in (("built", built, rows), ("settled", settled, 2 * rows)):
             for batch, times in BATCHES:
-                shutil.copytree(made, copy)
+                copied(made, copy)
                 inserts(copy, fresh[::-1], first, batch, times, f", {name}")
                 shutil.rmtree(copy)
-        shutil.copytree(settled, copy)
+        copied(settled, copy)
         inserts(copy, fresh[::-1], 2 * rows, 10, 30, ", settled, delta_bytes 1 MiB", delta_bytes=1 << 20)
         deletes(settled, rows)
 

@@ -16,6 +16,7 @@ from memwal_ops.formats.lm_diskann.kernels.building import finish, link_all, spr
 from memwal_ops.formats.lm_diskann.kernels.checksum import seal
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many
 from memwal_ops.formats.lm_diskann.kernels.memory import pool
+from memwal_ops.formats.lm_diskann.kernels.pruning import of_built
 from memwal_ops.formats.lm_diskann.kernels.reading import gather
 
 if TYPE_CHECKING:
@@ -119,5 +120,5 @@ def _graph(
     for first in range(0, count, 10_000):  # signals are handled between chunks
         last = min(count, first + 10_000)
         link_all(vectors, order, starts, first, last, most, parameters.search_list, alpha, links, degrees, stamps)
-    finish(vectors, int(order[0]), most, alpha, links, degrees)
+    finish(vectors, int(order[0]), of_built(most), alpha, links, degrees)
     return links, degrees

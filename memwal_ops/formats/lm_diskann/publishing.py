@@ -350,8 +350,8 @@ def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str
 def _history(graph: Sequence[NDArray[Any]], delta: NDArray[Any]) -> NDArray[np.uint64]:
     """The versions in the graph of nodes that have several, one of them perhaps in the delta table: [n, 3]."""
     nodes, slots, epochs = graph
-    found, counts = np.unique(nodes, return_counts=True)
-    several = np.isin(nodes, np.union1d(found[counts > 1], delta))
+    versions = np.bincount(nodes.astype(np.int64))
+    several = (versions[nodes.astype(np.int64)] > 1) | np.isin(nodes, delta)
     history = np.stack([nodes, epochs, slots], axis=1).astype(U8)[several]
     return history[np.lexsort((history[:, 1], history[:, 0]))]
 

@@ -372,7 +372,7 @@ class Transaction:
 
     def _changes(self, blocks: NDArray[np.uint8]) -> Changes:
         nodes = headers(blocks)["node_id"].astype(U8) if len(blocks) else np.zeros(0, U8)
-        moved = np.array([*self._moved.items()], np.int64).reshape(-1, 2).astype(U8)
+        moved = np.stack([np.fromiter(part, U8, len(self._moved)) for part in (self._moved, self._moved.values())], 1)
         moved = moved[np.argsort(moved[:, 0])]
         added = np.array([*self._added.items()], np.int64).reshape(-1, 2)
         # Including nodes that were added and removed in this transaction: their blocks must be reclaimed.

@@ -25,7 +25,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     VECTOR,
     VERSION,
 )
-from memwal_ops.formats.lm_diskann.kernels.pruning import prune, with_room
+from memwal_ops.formats.lm_diskann.kernels.pruning import of_new, prune, with_room
 from memwal_ops.formats.lm_diskann.kernels.reading import new_row, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
@@ -298,7 +298,7 @@ def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, co
             distances[count] = room.v_distance[at]
             count += 1
     chosen = np.empty(lay.links, np.int64)
-    kept = prune(vectors, distances, count, alpha, lay.links, chosen)
+    kept = prune(vectors, distances, count, alpha, of_new(lay.links), chosen)
     row = write_node(src, lay, node, row_id, vector, epoch, origin, codebook)
     codes = np.empty((kept, lay.code_bytes), np.uint8)
     for one in range(kept):

@@ -19,6 +19,21 @@ def with_room(links):
 
 
 @numba.njit(cache=True, nogil=True)
+def of_new(links):
+    """The number of links that an insert gives a node, at most: each is a backlink in another block to be written.
+
+    Links from later nodes fill the list. Recall is that of full lists, unless lists are short.
+    """
+    return max(links // 2, min(links, 32))
+
+
+@numba.njit(cache=True, nogil=True)
+def of_built(links):
+    """The number of links that a build leaves: the first links to a node do not prune its list; as in ``of_new``."""
+    return max(with_room(links), min(links, 48))
+
+
+@numba.njit(cache=True, nogil=True)
 def prune(vectors, distances, count, alpha, most, chosen):
     """Select neighbours.
 
