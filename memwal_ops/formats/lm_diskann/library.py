@@ -23,7 +23,7 @@ from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
-from memwal_ops.formats.lm_diskann.vectors import ascending, integers, real, row_ids_of, stored, whole
+from memwal_ops.formats.lm_diskann.vectors import ascending, integers, real, row_ids_of, stored, whole, writable
 from memwal_ops.formats.lm_diskann.view import View
 
 if TYPE_CHECKING:
@@ -500,7 +500,7 @@ class Index:
         if allowed is None:  # tombstones take up entries of the list
             limit = int(limit * min(_WIDEST, (wanted + len(view.dead)) / max(1, wanted)))
         reach = min(wanted, ids.shape[1])
-        left, some, part, far = None, queries, ids, distances
+        left, some, part, far = None, writable(queries), ids, distances
         while True:
             room = self._scratch(limit + around)
             if allowed is None:

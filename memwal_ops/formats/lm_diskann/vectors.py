@@ -67,6 +67,11 @@ def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> ND
     return (vectors / far[:, None]).astype(np.float32) if parameters.metric == "cosine" else vectors
 
 
+def writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, or a copy of one that is read-only: for which compiled code would be compiled again."""
+    return array if array.flags.carray else array.copy()
+
+
 def whole(name: str, given: Any) -> int:
     """A whole number. Raises ``InvalidUsageError``."""
     try:

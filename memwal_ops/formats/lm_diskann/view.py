@@ -34,6 +34,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
 )
 from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, codebook_of, gather, place_of
+from memwal_ops.formats.lm_diskann.vectors import writable
 from memwal_ops.formats.lm_diskann.wire import frames
 
 if TYPE_CHECKING:
@@ -123,7 +124,6 @@ class View:
         self._refreshed = b""
         """The content of ``CURRENT`` before the last refresh."""
         self._chosen: tuple[int, NDArray[Any], NDArray[np.int64]] | None = None
-        self._allowed: tuple[tuple[int, int, int, bytes], NDArray[np.bool_]] | None = None
         self._books: dict[int, Codebook] = {}
         self._open()
 
@@ -193,6 +193,7 @@ class View:
             frame.array("deadat", U8).astype(np.int64),
         )
         self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
+        self._allowed: tuple[tuple[int, int, bytes], NDArray[np.bool_]] | None = None
         self._starts: tuple[NDArray[np.int64], Starts] | None = None
         self.book = codebook.empty(self.parameters)
         self._take_codebook(frame, self.state.codebook_id)
@@ -292,10 +293,10 @@ class View:
             os.close(file)
 
     def _log_now(self) -> int | None:
-        """The size of the log; None if the folder was replaced by an older copy, which may have the same number."""
+        """The size of the log; None without one, or if the folder was replaced by an older copy of that number."""
         try:
             now = os.stat(self._log)
-        except FileNotFoundError:
+        except OSError:
             return None
         return now.st_size if now.st_size >= self.end and os.path.samestat(now, self._log_stat) else None
 
@@ -437,10 +438,10 @@ class View:
 
         The last result is kept: a filter is often used for one query after the other.
         """
-        key = (epoch, self.epoch, self.number, xxhash.xxh3_128_digest(row_ids.data))
+        key = (epoch, self.epoch, xxhash.xxh3_128_digest(row_ids.data))
         if self._allowed is None or self._allowed[0] != key:
             found = np.zeros(self.state.next_node_id, np.bool_)
-            mark(self.rows, self.row_nodes, row_ids, found)
+            mark(self.rows, self.row_nodes, writable(row_ids), found)
             for rows, nodes in self._more:
                 found[nodes[np.searchsorted(row_ids, rows, "right") > np.searchsorted(row_ids, rows)]] = True
             found[self.dead[self.dead_epochs <= epoch]] = False

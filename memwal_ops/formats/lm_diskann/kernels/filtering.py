@@ -34,23 +34,25 @@ def mark(rows, nodes, wanted, allowed):
 
 @numba.njit(cache=True, nogil=True)
 def _begin(room, aside, limit, around, query, starts, allowed, seen):
-    """Push the entry points nearest to the query, and the nearest of those that are allowed. Returns the lengths of both lists."""
+    """Push the entry points nearest to the query, and the nearest of those that are allowed. Returns the lengths of both lists, and the number of nodes seen."""
     most = min(starts.most, starts.nodes.shape[0])
     near, far = np.empty((2, most), np.int64), np.empty((2, most), np.float32)
     held = np.zeros(2, np.int64)
     for one in range(starts.nodes.shape[0]):
         which = np.int64(allowed[starts.nodes[one]])
         held[which] = keep(near[which], far[which], held[which], one, squared(starts.vectors[one], query))
-    inside, outside = 0, 0
-    for which in range(2):
+    inside, outside, known = 0, 0, 0
+    for which in (1, 0):
         for one in range(held[which]):
+            if 2 * known >= seen.shape[0]:
+                break
             node = starts.nodes[near[which, one]]
-            first_sight(seen, seen.shape[0], node)
+            known += first_sight(seen, seen.shape[0], node)
             if which:
                 inside = push(room, inside, limit, node, far[which, one], UNKNOWN)
             else:
                 outside = push(aside, outside, around, node, far[which, one], UNKNOWN)
-    return inside, outside
+    return inside, outside, known
 
 
 @numba.njit(cache=True, nogil=True)
@@ -68,8 +70,7 @@ def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, start
     size, visited = seen.shape[0], 0
     seen[:] = 0
     fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
-    inside, outside = _begin(room, aside, limit, around, query, starts, allowed, seen)
-    known = inside + outside
+    inside, outside, known = _begin(room, aside, limit, around, query, starts, allowed, seen)
     while visited < room.v_node.shape[0]:
         at, beside = _undone(room, 0, inside), _undone(aside, 0, outside)
         if at == inside and beside == outside:
