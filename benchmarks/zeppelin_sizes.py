@@ -169,7 +169,7 @@ def sizes(folder: str, cases: list[tuple[int, int]], only: str) -> None:
             if name == "merge of 1 % more":
                 write(uri, source, rows, rows // 100, 4)
             if only not in name:
-                if name.startswith("merge"):
+                if name.startswith(("merge", "gc")):
                     WORK[name][0](uri)
                 continue
             taken = {}
@@ -243,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a few thousand rows")
     parser.add_argument("--case", action="append", metavar="ROWSxDIMENSIONS", help="instead of the three sizes")
-    parser.add_argument("--only", default="", help="only work with this in its name; merges run anyway")
+    parser.add_argument("--only", default="", help="only work with this in its name; merges and gc run anyway")
     parser.add_argument("--requests", action="store_true", help="only the table of requests")
     parser.add_argument("--work", choices=[*WORK])
     parser.add_argument("--floor", action="store_true")
