@@ -61,7 +61,7 @@ defaults:                           # for all tables; an entry below may have ke
     # merge, catchup, compact and snapshot run when there is work: nothing needs to be given.
     expire:
       apply: true                   # without this, expire and gc only plan, and no space is freed
-      options: {{older_than: 7d}}     # versions that are older, and that nobody holds
+      options: {{older_than: 7d}}     # versions that are older, and that no hold keeps
     gc:
       apply: true
     # compact:

@@ -39,7 +39,7 @@ _EXAMPLE = Found(
 def notify(file: str, names: tuple[str, ...], *, test: bool, as_json: bool) -> int:
     """List the targets of notify in the configuration, or send each a test message with --test.
 
-    The service itself is not asked, and nothing that it has told or will tell changes. docs/monitoring.md has what a
+    The service itself is not asked, and what it has sent or will send does not change. docs/monitoring.md has what a
     message looks like, and how a webhook verifies its signature.
 
     \b

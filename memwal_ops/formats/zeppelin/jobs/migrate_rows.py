@@ -87,7 +87,7 @@ class LocalEngine:
             if dimensions is None:
                 return None
             columns = Columns.of(kinds, dimensions)
-            return Found(columns, count, count, [], self.upserts(lambda: _all(table, columns)))
+            return Found(columns, count, count, [], StreamedUpserts(lambda: _all(table, columns), self.context))
         columns = Columns(self.sink.schema).with_added(kinds)
         existing = Digests.of(self.sink.rows(), self.context)
         upserts, hashes = 0, []
@@ -101,7 +101,8 @@ class LocalEngine:
             for batch in self.sink.rows([ID]):
                 ids = batch.column(ID).to_pylist()
                 deletes += [name for name, kept in zip(ids, every.places(id_hashes(ids))[1], strict=True) if not kept]
-        return Found(columns, count, upserts, deletes, self.upserts(lambda: _differing(table, columns, existing)))
+        written = StreamedUpserts(lambda: _differing(table, columns, existing), self.context)
+        return Found(columns, count, upserts, deletes, written)
 
     def compare(self, table: Namespace, columns: Columns) -> Comparison:
         """See the protocol."""
@@ -117,11 +118,7 @@ class LocalEngine:
             places = np.array([at for at, name in enumerate(rows.ids) if name in ids], np.intp)
             yield from batches(columns, rows.take(places))
 
-        return self.upserts(chosen)
-
-    def upserts(self, read: Callable[[], Iterator[pa.RecordBatch]]) -> Upserts:
-        """Rows that are read in this process."""
-        return StreamedUpserts(read, self.context)
+        return StreamedUpserts(chosen, self.context)
 
 
 def batches(columns: Columns, rows: Rows) -> Iterator[pa.RecordBatch]:
