@@ -14,6 +14,7 @@ from lance.query import FullTextOperator, MatchQuery, MinHashQuery, PhraseQuery
 
 from memwal_ops.formats.lance.answers.spatial import spatial_conditions
 from memwal_ops.formats.lance.files.sql_literals import literal, plain
+from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +27,6 @@ SAMPLES = 64
 MAX_BYTES = 256 << 20
 _ORDERED = frozenset({"BTree", "Bitmap", "ZoneMap"})
 _EQUAL = frozenset({"BloomFilter"})
-_FIRST_FORMAT = frozenset({"0.1", "legacy"})
 _SAMPLED_FRAGMENTS = 256
 _CUTS = 24
 _IN_LIST = 16
@@ -100,7 +100,7 @@ def sample_queries(
     """
     if any("`" in one.name for one in index.fields) or not index.fields:
         return Queries(skipped="its column has a name that no condition can have, or is within lists")
-    if pinned.dataset.data_storage_version in _FIRST_FORMAT:  # it fails, panics, or does not name the index
+    if pinned.dataset.data_storage_version == FIRST_FORMAT:  # it fails, panics, or does not name the index
         return Queries(skipped="pylance has no row addresses for answers from data files of Lance's first format")
     random = np.random.default_rng([seed, _hash(index.name)])
     covered = [one for one in pinned.fragments if one in index.covered and pinned.live[one]]

@@ -53,7 +53,8 @@ _SAMPLED_FRAGMENTS = 32
 _ROWS_OF_EACH = 2
 _ROWS_OF_ALL = 64
 _SHOWN = 5
-_PANICS = "0.1"  # the storage version "legacy"
+FIRST_FORMAT = "0.1"
+"""The version of data files of Lance's first format ("legacy")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,25 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     )
 
 
+def outdated_zones(table: Table, index: BaseIndex) -> str | None:
+    """Why a zone map or bloom filter must not be updated but built anew; None: it may be updated.
+
+    Where a column was changed in place, the index claims the fragment no more, and its file keeps the fragment's zones,
+    with the rows that were NULL. pylance's update adds the new zones beside them, and claims the fragment again. What
+    cannot be read may be updated: the update fails by itself.
+    """
+    if index.type not in FRAGMENTS_IN or exported_store(table) is not None:
+        return None
+    live = {one.id for one in table.manifest.manifest.fragments}
+    try:
+        outdated = frozenset[int]().union(
+            *(fragments_in(table, index, entry) & live - covered_by([entry]) for entry in index.segments)
+        )
+    except MemwalOpsError:
+        return None
+    return f"its files have outdated zones of {_listed(sorted(outdated))}" if outdated else None
+
+
 def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
     """The fragments of which a segment of a zone map or bloom filter has zones. One file is read."""
     path = f"{index_folder(table, entry)}/{FRAGMENTS_IN[index.type]}"
@@ -201,7 +221,7 @@ def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
 
 def can_find_addresses(table: Table, column: str) -> bool:
     """Whether a condition can name a column, and pylance does not panic where it selects addresses by an index."""
-    return "`" not in column and table.manifest.manifest.data_format.version != _PANICS
+    return "`" not in column and table.manifest.manifest.data_format.version != FIRST_FORMAT
 
 
 def sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:

@@ -36,6 +36,7 @@ from memwal_ops.formats.lance.generations.backlog import Blocked, backlog_of, wi
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
@@ -405,7 +406,11 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         return method, None
     if _may_retrain(table, index, options) and (why := why_retrain(table, index, context)):
         return "rebuild", why
-    found = misfit(table, index, context) if _need(table, index, options) == "update" else None
+    if _need(table, index, options) != "update":
+        return method, None
+    if outdated := outdated_zones(table, index):
+        return "rebuild", outdated
+    found = misfit(table, index, context)
     if found is None:
         return method, None
     return "rebuild" if found.anew else method, found.why
