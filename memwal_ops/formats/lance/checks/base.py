@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.referenced_files import list_manifests, version_of_main
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.damage import damages
+from memwal_ops.formats.lance.retention.live_versions import tags_of
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from memwal_ops.formats.lance.table import Table
 
@@ -87,11 +87,8 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
 def check_references(table: Table) -> Iterator[Finding]:
     """Tags on the table's branch name versions that are listed."""
     own = table.branch.name
-    with lance_errors("list the tags of", table.location.uri):
-        tags: Mapping[str, Mapping[str, object]] = table.dataset.tags.list()
-    for name, tag in sorted(tags.items()):
-        version = int(str(tag["version"]))
-        if tag.get("branch") == own and not table.has_revision(version):
+    for name, (branch, version) in sorted(tags_of(table).items()):
+        if branch == own and not table.has_revision(version):
             yield Finding(
                 Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
                 "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",

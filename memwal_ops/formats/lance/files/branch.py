@@ -20,6 +20,8 @@ from memwal_ops.storage.locations import BRANCHES_FOLDER, LOCAL, split_query
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -67,6 +69,28 @@ def list_branches(root: Store) -> tuple[TableBranch, ...]:
         except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
             raise TableCorruptError(f"{meta.path}, the record of a branch, cannot be read: {error!r}.") from error
     return tuple(sorted(found, key=lambda one: one.name))
+
+
+def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
+    """By the name of each tag of a table its branch and version. A listing, and one request for each.
+
+    Raises:
+        TableCorruptError: the record of one does not decode.
+        StorageError: the store failed.
+    """
+    found: dict[str, tuple[str | None, int]] = {}
+    for meta in root.list(f"{REFS_FOLDER}/tags"):
+        try:
+            record = json.loads(root.get(meta.path))
+            found[unquote(meta.path.rpartition("/")[2].removesuffix(".json"))] = (
+                record["branch"],
+                int(record["version"]),
+            )
+        except ObjectNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableCorruptError(f"{meta.path}, the record of a tag, cannot be read: {error!r}.") from error
+    return found
 
 
 def branch_location(location: Location, own: str | None, name: str | None) -> Location:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal_ops.core.holds import Hold, holds, holds_in_force
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_folder
+from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_folder, list_tags
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.retention.version_progress import read_version_progress
@@ -131,10 +131,9 @@ class LiveVersions:
                 return
         if self._refs is not None and table.location.expires:
             table = table.newest()  # pylance keeps the credentials with which it opened
-        with lance_errors("list the tags and branches of", table.location.uri):
-            tags = table.dataset.tags.list()
+        self.tags = tags_of(table)
+        with lance_errors("list the branches of", table.location.uri):
             self._branches = table.dataset.branches.list()
-        self.tags = {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
         self._refs = files
 
     @property
@@ -282,16 +281,31 @@ class LiveVersions:
                 yield f"hold {hold.number} of {hold.by} on version {version} until {hold.until:%Y-%m-%d %H:%M} UTC"
 
 
+def tags_of(table: Table) -> Mapping[str, tuple[str | None, int]]:
+    """By the name of each tag its branch and version.
+
+    pylance lists none of them if the name of one is not ASCII: it escapes the file's name again. Then we read them.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    try:
+        with lance_errors("list the tags of", table.location.uri):
+            tags = table.dataset.tags.list()
+    except ObjectNotFoundError:
+        return list_tags(table.branch.root)
+    return {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
+
+
 def named_versions(table: Table) -> frozenset[int]:
     """The versions of the table's branch to which a tag, a branch or a hold refers, also detached ones and ended holds.
 
     For deleting a version by another proof than its expiry; no clock is read.
     """
-    with lance_errors("list the tags and branches of", table.location.uri):
-        tags = table.dataset.tags.list().values()
+    with lance_errors("list the branches of", table.location.uri):
         branches = table.dataset.branches.list().values()
     own = table.branch_name
-    named = {int(tag["version"]) for tag in tags if tag["branch"] == own}
+    named = {version for branch, version in tags_of(table).values() if branch == own}
     named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] == own}
     return frozenset(named | {held for hold in holds(table) if not hold.released for held in hold.versions})
 

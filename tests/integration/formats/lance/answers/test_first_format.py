@@ -25,15 +25,13 @@ def _rows(first: int, count: int) -> pa.Table:
             "word": [f"word{one % 7}" for one in ids],
             "text": [f"some text of word{one % 7}" for one in ids],
             "labels": [[f"a{one % 3}"] for one in ids],
-            "vector": pa.array([[float(one % 50), float(one % 70), 1.0, 2.0] for one in ids], pa.list_(pa.float32(), 4)),
+            "vector": pa.array([[float(one % 50), one % 70, 1.0, 2.0] for one in ids], pa.list_(pa.float32(), 4)),
         }
     )
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_indexes_on_data_files_of_the_first_format_are_caught_up_and_not_reported(
-    tmp_path: Path, stable: bool
-) -> None:
+def test_indexes_on_data_files_of_the_first_format_are_caught_up_and_not_reported(tmp_path: Path, stable: bool) -> None:
     uri = str(tmp_path / "t.lance")
     dataset = lance.write_dataset(
         _rows(0, 300), uri, data_storage_version="legacy", enable_stable_row_ids=stable, max_rows_per_file=100

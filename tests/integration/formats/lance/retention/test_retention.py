@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import lance
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
@@ -238,6 +239,26 @@ def test_who_needs_a_generation_is_named(tmp_path: Path) -> None:
     without = retention.without({old})
     assert without.needs(region, 1) is None
     assert retention.needs(UUID(int=5), 1) is not None, "a region that no version knows"
+
+
+def test_a_tag_whose_name_is_not_ascii_protects_its_version(tmp_path: Path) -> None:
+    """pylance writes it, opens it and deletes it, but lists no tag of such a table."""
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"id": range(3)}), uri)
+    for _ in range(3):
+        dataset = lance.write_dataset(pa.table({"id": range(4)}), uri, mode="overwrite")
+    dataset.tags.create("täglich", 1)
+    dataset.tags.create("daily", 2)
+    with pytest.raises(ValueError, match="Not found"):
+        dataset.tags.list()
+    every = {"older_than": "0s", "allow_unsafe": True, "apply": True}
+    assert run_job(uri, "expire", **every).decision == "expired"
+    assert [one["version"] for one in lance.dataset(uri).versions()] == [1, 2, 4]
+    assert dataset.checkout_version("täglich").count_rows() == 3
+    assert run_job(uri, "verify").decision == "healthy"
+    dataset.tags.delete("täglich")
+    run_job(uri, "expire", **every)
+    assert [one["version"] for one in lance.dataset(uri).versions()] == [2, 4]
 
 
 def test_what_protects_a_version(tmp_path: Path) -> None:
