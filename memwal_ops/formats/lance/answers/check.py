@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.core.verification import Finding, Severity, with_findings
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers.ask import ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned
-from memwal_ops.formats.lance.answers.coverage import coverage_of
+from memwal_ops.formats.lance.answers.coverage import Coverage, coverage_of
 from memwal_ops.formats.lance.answers.dot_codes import recall_of_codes
 from memwal_ops.formats.lance.answers.lost_rows import ask_for_rows
 from memwal_ops.formats.lance.answers.sample import sample_queries
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.verification import AnswersOptions
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex
-    from memwal_ops.formats.lance.answers.coverage import Coverage
     from memwal_ops.formats.lance.answers.reading import Reader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.table import Table
@@ -112,6 +111,8 @@ def _check(
     base = base_indexes(table)[index.name]
     try:
         held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
+    except UnsupportedFeatureError as error:
+        held = Coverage(unread=str(error))
     except MemwalOpsError as error:
         return IndexAnswers(**index.identified, queries=1, wrong=1, error=str(error)), None
     drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletion_path
-from memwal_ops.formats.lance.wire.lance_file import check_lance_file
+from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
@@ -87,7 +87,8 @@ class NamedFile:
             return None
         try:
             tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
-            check_lance_file(tail, size)
+            if not is_first_format(tail, size):
+                check_lance_file(tail, size)
         except InvalidFormatError as error:
             return str(error).rstrip(".")
         except NotExportedError:

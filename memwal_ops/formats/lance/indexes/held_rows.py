@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.wire.bitmaps import fragments_of
@@ -43,13 +43,18 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
     if index.is_vector:
         names, column = ["auxiliary.idx"], _ROW_ID
     elif index.type == "Inverted":
-        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder) or ()], _ROW_ID
+        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder, index)], _ROW_ID
     else:
         name, column = _IDS[index.type]
         names = [name]
     for name in names:
         path = f"{folder}/{name}"
-        reader = open_index_file(table.location, path, [column])
+        try:
+            reader = open_index_file(table.location, path, [column])
+        except ObjectNotFoundError:
+            if index.is_vector:  # raises if it is of the first format, which has no other file
+                open_index_file(table.location, f"{folder}/index.idx")
+            raise
         with lance_errors("read index", path):
             for batch in reader.read_all(batch_size=65536).to_batches():
                 yield batch.column(column).to_numpy()
@@ -65,16 +70,21 @@ def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadat
     """
     if index.type in MAPPED:
         return _fragments_of_maps(table, index, entry)
-    if index.type == "Inverted" and _partitions(table, index_folder(table, entry)) is None:
-        raise UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
     found = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
     return frozenset[int]().union(*found)
 
 
-def _partitions(table: Table, folder: str) -> list[int] | None:
-    """The partitions of a segment of a text index; None: an older release made it."""
-    described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}
-    return json.loads(described[b"partitions"]) if b"partitions" in described else None
+def _partitions(table: Table, folder: str, index: BaseIndex) -> list[int]:
+    """The partitions of a segment of a text index."""
+    described: dict[bytes, bytes] = {}
+    try:
+        described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}
+    except ObjectNotFoundError:  # releases up to 0.20 have only this one; it may be gone, too
+        open_index_file(table.location, f"{folder}/invert.lance")
+    if b"partitions" not in described:
+        raise UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
+    partitions: list[int] = json.loads(described[b"partitions"])
+    return partitions
 
 
 def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:

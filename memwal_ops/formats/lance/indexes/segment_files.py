@@ -7,7 +7,7 @@ from uuid import UUID
 
 from lance.file import LanceFileReader
 
-from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.named_files import absolute_base
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.locations import Location
+
+# In pylance's error.
+_FIRST_FORMAT = "read v1 metadata"
+_CREATE = (
+    "Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a log, under "
+    "another name: then memwal-ops catchup URI --migrate-codebook OLD NEW."
+)
 
 
 def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
@@ -37,6 +44,17 @@ def open_index_file(location: Location, path: str, columns: list[str] | None = N
     Args:
         path: its URI.
         columns: those that are read; None: all.
+
+    Raises:
+        UnsupportedFeatureError: it is of Lance's first format, which pylance reads in queries alone.
+        StorageError: it cannot be read.
     """
-    with lance_errors("read index", path):
-        return LanceFileReader(path, storage_options=lance_options(location), columns=columns)
+    try:
+        with lance_errors("read index", path):
+            return LanceFileReader(path, storage_options=lance_options(location), columns=columns)
+    except StorageError as error:
+        if _FIRST_FORMAT not in str(error):
+            raise
+        raise UnsupportedFeatureError(
+            f"{path} is of Lance's first format, as releases up to 0.20 wrote indexes.", remedy=_CREATE
+        ) from error

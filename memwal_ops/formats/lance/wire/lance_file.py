@@ -17,6 +17,9 @@ from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 # Positions of the column metadata, of its offset table and of the table of global buffers; number of global
 # buffers; number of columns; format version; magic.
 _FOOTER = struct.Struct("<QQQIIHH4s")
+# Of the first format: position of the metadata, format version, magic.
+_FIRST_FOOTER = struct.Struct("<QHH4s")
+_FOOTER_SINCE = (0, 3)
 _BUFFER = struct.Struct("<QQ")
 _MAGIC = b"LANC"
 
@@ -24,6 +27,17 @@ _MAGIC = b"LANC"
 def is_cut_short(data: bytes) -> bool:
     """Whether a whole file lacks the end of a Lance file: its writer was stopped, or its end was lost."""
     return len(data) < _FOOTER.size or not data.endswith(_MAGIC)
+
+
+def is_first_format(tail: bytes, size: int) -> bool:
+    """Whether a file that ends so is of Lance's first format: index files of releases up to 0.20 are.
+
+    The position must be in the file: of a later format, the number of columns would be its upper half.
+    """
+    if len(tail) < _FIRST_FOOTER.size:
+        return False
+    position, major, minor, magic = _FIRST_FOOTER.unpack(tail[-_FIRST_FOOTER.size :])
+    return magic == _MAGIC and (major, minor) < _FOOTER_SINCE and position < size
 
 
 def check_lance_file(tail: bytes, size: int) -> pb.FileSchema | None:

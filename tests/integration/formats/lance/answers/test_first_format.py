@@ -1,4 +1,7 @@
-"""Tables whose data files are of Lance's first format ("legacy"): pylance returns no row addresses by indexes."""
+"""Files of Lance's first format ("legacy"): pylance returns no row addresses by indexes of such data files.
+
+Releases up to 0.20 wrote files of indexes so, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
+from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.formats.lance.indexes.segment_files import open_index_file
+from memwal_ops.formats.lance.wire.lance_file import is_first_format
+from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,3 +56,21 @@ def test_indexes_on_data_files_of_the_first_format_are_caught_up_and_not_reporte
     }
     assert run_job(uri, "compact", tier_factor=1).decision == "compacted"
     assert run_job(uri, "verify", answers=True).decision == "healthy"
+
+
+def test_a_file_of_the_first_format_is_recognized(tmp_path: Path) -> None:
+    for version, is_first in (("legacy", True), ("2.0", False), ("2.2", False)):
+        uri = str(tmp_path / version)
+        lance.write_dataset(_rows(0, 3), uri, data_storage_version=version)
+        [file] = (tmp_path / version / "data").iterdir()
+        data = file.read_bytes()
+        assert is_first_format(data[-64:], len(data)) is is_first
+        assert not is_first_format(data[-64:-1], len(data) - 1)
+        if is_first:
+            with pytest.raises(UnsupportedFeatureError, match="first format") as raised:
+                open_index_file(resolve(uri), str(file))
+            assert "Create it again" in raised.value.remedy
+        else:
+            assert open_index_file(resolve(uri), str(file)).num_rows() == 3
+            older = data[:-8] + bytes(2) + data[-6:]
+            assert not is_first_format(older[-64:], len(older)), "a wrong byte in the version does not make it one"
