@@ -107,7 +107,7 @@ def test_a_reader_and_a_hold_read_on(made: str, vectors: np.ndarray, expected: d
             index.merge()
         assert (reader.search(vectors[:300], k=5, L=200, as_of=epoch)[0] == was).all()
     with lm_diskann.open(made, read_only=True, cache_bytes=0) as later:
-        assert (later.search(vectors[:300], k=5, as_of=epoch)[0] == was).all()
+        assert (later.search(vectors[:300], k=5, L=200, as_of=epoch)[0] == was).all()
     check_rows(made, expected, epoch)
     check_sound(made)
 
@@ -115,15 +115,15 @@ def test_a_reader_and_a_hold_read_on(made: str, vectors: np.ndarray, expected: d
 def test_a_reader_keeps_the_old_slots_until_it_refreshes(made: str, vectors: np.ndarray) -> None:
     """Then its view leads to the new ones, and gc cuts the old ones off."""
     with lm_diskann.open(made, read_only=True, cache_bytes=0) as reader:
-        was = reader.search(vectors[:300], k=5)[0]
+        was = reader.search(vectors[:300], k=5, L=200)[0]
         run_job(made, "compact")
         length = bytes_of(made)
         run_job(made, "gc", apply=True)
         assert bytes_of(made) == length
-        assert (reader.search(vectors[:300], k=5)[0] == was).all(), "refreshed by the search"
+        assert (reader.search(vectors[:300], k=5, L=200)[0] == was).all(), "refreshed by the search"
         run_job(made, "gc", apply=True)
         assert bytes_of(made) < length
-        assert (reader.search(vectors[:300], k=5)[0] == was).all()
+        assert (reader.search(vectors[:300], k=5, L=200)[0] == was).all()
 
 
 def test_a_damaged_block_is_not_moved(made: str, capfd: pytest.CaptureFixture[str]) -> None:
