@@ -35,20 +35,23 @@ CACHE = 32 << 20
 OVERLAY = 256 << 20
 DELTA = 16 << 20
 WAIT = 30.0
-_WORTH = 4
-"""Allowed rows per candidate up to which comparing all of them is worth it: it is exact."""
+_FEW = 4096
+"""Allowed rows up to which comparing all of them is worth it: it is exact."""
 _ATTEMPTS = 20
 _WIDEST = 16
 _TENTH = 0.1
+_FACTOR = 8
 _COSINE_HALF = 0.5
 
 
-def _around(limit: int, share: float) -> int:
-    """The number of candidates, of those that a filter does not allow, through which a search passes.
+def _lists(limit: int, share: float) -> tuple[int, int]:
+    """The numbers of candidates that a filter allows, and of others, through which a search passes.
 
-    As many as allowed ones; more if it allows fewer than a tenth of the rows, as few links then lead to allowed ones.
+    The fewer rows a filter allows, the farther apart they are: more of them are visited. Of others, as many as without
+    a filter; more if it allows fewer than a tenth of the rows, as few links then lead to allowed ones.
     """
-    return int(limit * min(_WIDEST, max(1.0, _TENTH / max(share, _TENTH / _WIDEST))))
+    allowed = min(_FACTOR, 1 / max(share, 1 / _FACTOR))
+    return int(limit * allowed), int(limit * min(_WIDEST, max(1.0, _TENTH / max(share, _TENTH / _WIDEST))))
 
 
 class Index:
@@ -480,7 +483,7 @@ class Index:
         view, layout = self.view, self.parameters.layout
         allowed = None if allow is None else view.allowed(allow, epoch)
         wanted = view.state.live if allowed is None else int(np.count_nonzero(allowed))
-        around = 0 if allowed is None else _around(limit, wanted / max(1, view.state.live))
+        limit, around = (limit, 0) if allowed is None else _lists(limit, wanted / max(1, view.state.live))
 
         def compare(which: NDArray[np.int64]) -> int:
             nodes = np.arange(view.state.next_node_id) if allowed is None else np.flatnonzero(allowed)
@@ -489,7 +492,7 @@ class Index:
             ids[which], distances[which] = part, far
             return int(found)
 
-        if allowed is not None and wanted <= _WORTH * (limit + around):
+        if allowed is not None and wanted <= max(_FEW, limit + around):
             return compare(np.arange(len(queries)))
         starts = view.starts(epoch)
         if starts is None:

@@ -8,7 +8,7 @@ import numpy as np
 from memwal_ops.formats.lm_diskann.kernels.distances import estimate, fill_table, squared
 from memwal_ops.formats.lm_diskann.kernels.memory import FLAGS, INVISIBLE, LINKS, ROW, VECTOR
 from memwal_ops.formats.lm_diskann.kernels.reading import load
-from memwal_ops.formats.lm_diskann.kernels.searching import UNKNOWN, first_sight, keep, push
+from memwal_ops.formats.lm_diskann.kernels.searching import UNKNOWN, add_starts, first_sight, keep, push
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED
 
 
@@ -33,10 +33,12 @@ def mark(rows, nodes, wanted, allowed):
 
 
 @numba.njit(cache=True, nogil=True)
-def _begin(room, aside, limit, around, query, starts, allowed, seen):
-    """Push the entry points nearest to the query, and the nearest of those that are allowed. Returns the lengths of both lists, and the number of nodes seen."""
-    most = min(starts.most, starts.nodes.shape[0])
-    near, far = np.empty((2, most), np.int64), np.empty((2, most), np.float32)
+def _begin(room, aside, limit, around, query, starts, allowed, seen, near):
+    """Push the entry points nearest to the query, and the nearest of those that are allowed; their indexes are in ``near[1]``.
+
+    Returns the lengths of both lists, the number of nodes seen, and that of entry points in ``near[1]``.
+    """
+    far = np.empty(near.shape, np.float32)
     held = np.zeros(2, np.int64)
     for one in range(starts.nodes.shape[0]):
         which = np.int64(allowed[starts.nodes[one]])
@@ -52,7 +54,7 @@ def _begin(room, aside, limit, around, query, starts, allowed, seen):
                 inside = push(room, inside, limit, node, far[which, one], UNKNOWN)
             else:
                 outside = push(aside, outside, around, node, far[which, one], UNKNOWN)
-    return inside, outside, known
+    return inside, outside, known, held[1]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -64,13 +66,16 @@ def _undone(room, first, held):
 
 
 @numba.njit(cache=True, nogil=True)
-def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, starts, allowed):
-    """Like ``beam``, with up to ``limit`` allowed candidates, which are visited, and ``around`` others, which lead to them."""
+def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, starts, allowed, near):
+    """Like ``beam``, with up to ``limit`` allowed candidates, which are visited, and ``around`` others, which lead to them.
+
+    Returns the number of visited nodes, or STALE or DAMAGED; and that of entry points in ``near[1]``.
+    """
     seen = room.seen
     size, visited = seen.shape[0], 0
     seen[:] = 0
     fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
-    inside, outside, known = _begin(room, aside, limit, around, query, starts, allowed, seen)
+    inside, outside, known, begun = _begin(room, aside, limit, around, query, starts, allowed, seen, near)
     while visited < room.v_node.shape[0]:
         at, beside = _undone(room, 0, inside), _undone(aside, 0, outside)
         if at == inside and beside == outside:
@@ -86,8 +91,9 @@ def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, start
         if row == INVISIBLE:
             continue
         if row < 0:
-            return row
+            return row, begun
         if chosen:
+            room.v_node[visited] = node
             room.v_row[visited] = src.pool.i64[row, ROW]
             room.v_distance[visited] = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], query)
             room.v_dead[visited] = src.pool.u8[row, FLAGS] & TOMBSTONED
@@ -111,7 +117,7 @@ def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, start
                 inside = push(room, inside, limit, other, distances[one], UNKNOWN)
             else:
                 outside = push(aside, outside, around, other, distances[one], UNKNOWN)
-    return visited
+    return visited, begun
 
 
 @numba.njit(cache=True, nogil=True)
@@ -125,16 +131,28 @@ def search_allowed(src, lay, room, aside, book, queries, limit, around, epoch, s
         around: number of others.
         allowed: bool, by node.
     """
-    table = np.empty((lay.code_bytes, 256), np.float32)
+    table, no_nodes = (
+        np.empty((lay.code_bytes, 256), np.float32),
+        np.empty(0, np.int64),
+    )  # none that is allowed is deleted
+    near = np.empty((2, min(starts.most, starts.nodes.shape[0])), np.int64)
     for one in range(queries.shape[0]):
         ids[one, :] = -1
         distances[one, :] = np.inf
         rest = fill_table(book, queries[one], table)
-        visited = _beam(src, lay, room, aside, table, rest, queries[one], limit, around, epoch, starts, allowed)
+        visited, begun = _beam(
+            src, lay, room, aside, table, rest, queries[one], limit, around, epoch, starts, allowed, near
+        )
         if visited < 0:
             return visited
         held = 0
         for at in range(visited):
             if not room.v_dead[at]:
                 held = keep(ids[one], distances[one], held, room.v_row[at], room.v_distance[at])
+        held = add_starts(
+            src, lay, room, visited, queries[one], epoch, starts, near[1, :begun], no_nodes, no_nodes, ids[one],
+            distances[one], held,
+        )  # fmt: skip
+        if held < 0:
+            return held
     return 0

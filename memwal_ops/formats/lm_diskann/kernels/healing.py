@@ -30,7 +30,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
 )
 from memwal_ops.formats.lm_diskann.kernels.pruning import extend, with_room
 from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
-from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains
+from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains, nearest_starts
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
 
 _MAX_DEAD = 16
@@ -409,7 +409,7 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
         own_vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
         encode(book, own_vector, own)
         rest = fill_table(book, own_vector, table)
-        visited = beam(src, lay, room, table, rest, own_vector, limit, 1, epoch, starts)
+        visited = beam(src, lay, room, table, rest, own_vector, limit, 1, epoch, starts, nearest_starts(starts))
         if visited < 0:
             return visited
         row = touch(src, lay.block_size, node, epoch, origin)

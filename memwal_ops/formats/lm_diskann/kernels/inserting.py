@@ -27,7 +27,7 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
 )
 from memwal_ops.formats.lm_diskann.kernels.pruning import of_new, prune, with_room
 from memwal_ops.formats.lm_diskann.kernels.reading import new_row, touch
-from memwal_ops.formats.lm_diskann.kernels.searching import beam
+from memwal_ops.formats.lm_diskann.kernels.searching import beam, nearest_starts
 from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
 
 _FEW = 8
@@ -279,7 +279,7 @@ def link_back(src, lay, book, row, own, fresh, code, alpha, must, epoch, origin,
 @numba.njit(cache=True, nogil=True)
 def _insert(src, lay, room, book, table, node, row_id, vector, epoch, origin, codebook, alpha, limit, starts, events, counts):  # fmt: skip
     rest = fill_table(book, vector, table)
-    visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts)
+    visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts, nearest_starts(starts))
     if visited < 0:
         return visited
     own = np.empty(lay.code_bytes, np.uint8)

@@ -9,7 +9,7 @@ from memwal_ops.formats.lm_diskann.kernels.distances import encode, fill_table
 from memwal_ops.formats.lm_diskann.kernels.inserting import add_backlink, drop_backlink, remove_backlink, set_link
 from memwal_ops.formats.lm_diskann.kernels.memory import FLAGS, INVISIBLE, LINKS, NODE, VECTOR
 from memwal_ops.formats.lm_diskann.kernels.reading import load, touch
-from memwal_ops.formats.lm_diskann.kernels.searching import beam
+from memwal_ops.formats.lm_diskann.kernels.searching import beam, nearest_starts
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED
 
 _UNREACHED, ROOT = -2, -1
@@ -138,7 +138,7 @@ def attach(src, lay, room, book, nodes, parents, queue, epoch, origin, limit, st
         vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
         encode(book, vector, own)
         rest = fill_table(book, vector, table)
-        visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts)
+        visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts, nearest_starts(starts))
         if visited < 0:
             return visited
         near = np.argsort(room.v_distance[:visited])

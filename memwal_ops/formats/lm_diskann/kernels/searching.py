@@ -58,15 +58,17 @@ def push(room, held, limit, node, distance, code):
 
 
 @numba.njit(cache=True, nogil=True)
-def beam(src, lay, room, table, rest, query, limit, width, epoch, starts):
-    """Search from the entry points nearest to the query; visited nodes are in ``room.v_*``. Returns their number, or STALE or DAMAGED."""
+def beam(src, lay, room, table, rest, query, limit, width, epoch, starts, near):
+    """Search from the entry points nearest to the query, which ``near`` has space for; visited nodes are in ``room.v_*``.
+
+    Returns their number, or STALE or DAMAGED.
+    """
     seen = room.seen
     size, known = min(_SEEN, seen.shape[0]), 0
     seen[:size] = 0
     held, arena, visited = 0, 0, 0
     collect = room.v_vector.shape[0] > 0
     fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
-    near = np.empty(min(starts.most, starts.nodes.shape[0]), np.int64)
     for one in range(nearest(starts.vectors, starts.nodes.shape[0], query, near)):
         size = for_more(seen, size, known + 1)
         if 4 * known < 3 * size and first_sight(seen, size, starts.nodes[near[one]]):
@@ -163,14 +165,43 @@ def keep(ids, distances, held, row, distance):
 
 
 @numba.njit(cache=True, nogil=True)
+def nearest_starts(starts):
+    """Space for the indexes of the entry points at which a search begins."""
+    return np.empty(min(starts.most, starts.nodes.shape[0]), np.int64)
+
+
+@numba.njit(cache=True, nogil=True)
+def add_starts(src, lay, room, visited, query, epoch, starts, near, dead, dead_epochs, ids, distances, held):
+    """Add entry points that are results, though estimated distances displaced them from the candidates.
+
+    Those are lower than exact ones, by the error of the codes. Returns the number of results, or STALE or DAMAGED.
+    """
+    for one in near:
+        distance = squared(starts.vectors[one], query)
+        if held == ids.shape[0] and distance >= distances[held - 1]:
+            break
+        node = starts.nodes[one]
+        if (room.v_node[:visited] == node).any():
+            continue
+        row = load(src, lay.block_size, node, epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        if not (src.pool.u8[row, FLAGS] & TOMBSTONED or is_tombstone(dead, dead_epochs, node, epoch)):
+            held = keep(ids, distances, held, src.pool.i64[row, ROW], distance)
+    return held
+
+
+@numba.njit(cache=True, nogil=True)
 def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dead_epochs, ids, distances):
     """The nearest live rows of each query, into ``ids`` and ``distances`` [m, k]. Returns 0, or STALE or DAMAGED."""
-    table = np.empty((lay.code_bytes, 256), np.float32)
+    table, near = np.empty((lay.code_bytes, 256), np.float32), nearest_starts(starts)
     for one in range(queries.shape[0]):
         ids[one, :] = -1
         distances[one, :] = np.inf
         rest = fill_table(book, queries[one], table)
-        visited = beam(src, lay, room, table, rest, queries[one], limit, width, epoch, starts)
+        visited = beam(src, lay, room, table, rest, queries[one], limit, width, epoch, starts, near)
         if visited < 0:
             return visited
         held = 0
@@ -178,6 +209,23 @@ def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dea
             if room.v_dead[at] or is_tombstone(dead, dead_epochs, room.v_node[at], epoch):
                 continue
             held = keep(ids[one], distances[one], held, room.v_row[at], room.v_distance[at])
+        held = add_starts(
+            src,
+            lay,
+            room,
+            visited,
+            queries[one],
+            epoch,
+            starts,
+            near,
+            dead,
+            dead_epochs,
+            ids[one],
+            distances[one],
+            held,
+        )
+        if held < 0:
+            return held
     return 0
 
 

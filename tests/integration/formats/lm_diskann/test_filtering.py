@@ -63,7 +63,7 @@ def test_recall_by_selectivity(
     queries = vectors[:40] + np.float32(0.01)
     with lm_diskann.open(followed, read_only=True) as index:
         for graph in (False, True):  # few rows are compared, many are searched for in the graph
-            monkeypatch.setattr(library, "_WORTH", 0 if graph else ROWS)
+            monkeypatch.setattr(library, "_FEW", 0 if graph else ROWS)
             for share in (0.5, 0.1, 0.02):
                 found, distances = index.search(queries, k=10, where=f"share < {share}")
                 assert (shares[found - 7] < share).all(), (graph, share)

@@ -130,9 +130,9 @@ def test_allow(made: str, vectors: np.ndarray, share: float) -> None:
     random = np.random.default_rng(3)
     allowed = np.sort(random.choice(3000, int(3000 * share), replace=False))
     with lm_diskann.open(made, read_only=True) as index:
-        for worth in (3000, 0):
+        for few in (3000, 0):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("memwal_ops.formats.lm_diskann.library._WORTH", worth)
+                patch.setattr("memwal_ops.formats.lm_diskann.library._FEW", few)
                 found, _ = index.search(vectors[3000:3100], k=10, L=100, allow=random.permutation(allowed))
             assert np.isin(found, allowed).all()
             assert recall(found, nearest(allowed, vectors[allowed], vectors[3000:3100], 10)) >= 0.95
@@ -146,7 +146,7 @@ def test_a_filter_that_allows_only_rows_far_from_the_query(made: str, vectors: n
         lm_diskann.open(made, read_only=True) as index,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("memwal_ops.formats.lm_diskann.library._WORTH", 0)
+        patch.setattr("memwal_ops.formats.lm_diskann.library._FEW", 0)
         index.search(queries)  # reads the entry points
         for query in queries:
             allowed = np.sort(np.argsort(((vectors[:3000] - query) ** 2).sum(1))[-900:])
