@@ -146,6 +146,8 @@ def test_what_the_budget_leaves_counts_a_build_anew(tmp_path: Path, monkeypatch:
     uri = str(tmp_path / "t.lance")
     build(uri, "IVF_SQ", "l2")
     lance.dataset(uri).create_index("vector", "IVF_FLAT", metric="l2", num_partitions=2, name="a")
+    again = {"index_type": "IVF_SQ", "metric": "l2", "num_partitions": 2, "name": "one", "replace": True}
+    lance.dataset(uri).create_index("vector", **again)  # built last, so that its turn is last
     append(uri, FAR["l2"])
     asked: list[str] = []
 
