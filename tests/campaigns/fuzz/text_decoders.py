@@ -9,13 +9,14 @@ from datetime import timedelta
 import click
 
 from memwal_ops import errors
-from memwal_ops.cli.options import Duration, Size
+from memwal_ops.cli.options import Duration
 from memwal_ops.core import holds
 from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
-from memwal_ops.storage import locations, options
+from memwal_ops.storage import locations, options, redaction
 from memwal_ops.storage.resolve import resolve
+from memwal_ops.units import parse_size
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder
 from tests.campaigns.fuzz.places import WRITTEN, FewObjects
@@ -138,7 +139,7 @@ def storage_options(data: bytes) -> object:
         assert options.canonical(found, scheme) == found
         config, client = options.split_for_obstore(found)
         assert {*config, *client} == {key for key in found if not options.is_lance_only(key)}
-        assert repr(options.redact_options(found))
+        assert repr(redaction.redact_options(found))
     return given
 
 
@@ -149,7 +150,11 @@ def storage_options(data: bytes) -> object:
 def command_line(data: bytes) -> object:
     """Sizes, spans of time, region ids and targets as users write them."""
     text = data.decode("utf-8", "surrogateescape")
-    convert = (Size(), Duration())[zlib.crc32(data) % 2]
     _, is_meant = _wanted(text)
     is_meant(LanceCandidate(Kind.GENERATION, f"{text}/x", 0, 1, (), region_id=REGION, generation=3))
-    return convert.convert(text, None, None)
+    if zlib.crc32(data) % 2:
+        return Duration().convert(text, None, None)
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error

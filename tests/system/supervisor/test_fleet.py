@@ -37,7 +37,8 @@ def configure(tmp_path: Path, fleet: str, name: str, number: int = 1, *, state: 
     path.write_text(
         f"state_dir: {tmp_path}/state-{state or path.stem}\nhttp: {{port: 0}}\nleases: {{ttl: 3s}}\n"
         f"fleet: {{name: {name}, {fleet}}}\n"
-        f"defaults: {{poll: 1s, jobs: {{merge: {{when: generations >= 1}}, {OFF}}}}}\ntables: [{tables}]\n"
+        f"defaults: {{poll: 1s, jobs: {{merge: {{when: generations >= 1, schedule: null}}, {OFF}}}}}\n"
+        f"tables: [{tables}]\n"
     )
     return path
 
