@@ -17,7 +17,7 @@ from tests.support.lm_diskann.folders import check_rows, check_sound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwal_ops.core.protocols import Report
+    from memwal_ops.core.report import Report
 
 
 class Killed(BaseException):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from memwal_ops.formats.lance.commit.index_build import IndexBuild
+    from memwal_ops.formats.lance.commit.publication import CommitNote
     from memwal_ops.formats.lance.table import Table
 
 
@@ -67,7 +69,7 @@ def test_every_kind_of_index(tmp_path: Path, vector: str, monkeypatch: pytest.Mo
     built = []
     commit = index_publishing.commit_segments
 
-    def spy(table: Table, build: rebased_commit.IndexBuild, note: rebased_commit.CommitNote) -> None:
+    def spy(table: Table, build: IndexBuild, note: CommitNote) -> None:
         built.extend(build.added)
         commit(table, build, note)
 
