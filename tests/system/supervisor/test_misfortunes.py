@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, TableNotFoundError
@@ -236,12 +237,15 @@ def test_a_history_that_cannot_be_read_hides_no_table(
 
 # -- the rest
 
+# libyaml refuses the escape, PyYAML's own parser reads it, and the configuration refuses the character.
+ESCAPE = "invalid Unicode character escape code" if yaml.__with_libyaml__ else "invisible character"
+
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ('tables: [{uri: "/a\\0b"}]\n', "invisible character"),
-        ('tables: [{uri: "/a\\ud800"}]\n', " character"),  # an invalid one for libyaml, else an invisible one
+        ('tables: [{uri: "/a\\ud800"}]\n', ESCAPE),
         ("defaults: {jobs: {merge: {schedule: 999999999d}}}\n" + TABLES, "at most 100 years"),
         ("history: {keep: 99999999d}\n" + TABLES, "at most 100 years"),
         ("defaults: {jobs: {merge: {schedule: {every: 1m, jitter: 1d}}}}\n" + TABLES, "longer than every"),
