@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class MemwalOpsError(Exception):
@@ -518,6 +518,33 @@ class CertificateError(MemwalOpsError):
     exit_code = 64
     reason = "certificate"
     remedy = "Run memwal-ops erase again with the same rows: it reads the table and writes a new certificate."
+
+
+_DAMAGE = (
+    RegionManifestCorruptError,
+    RegionManifestGapError,
+    GenerationMissingError,
+    GenerationCorruptError,
+    InvalidFormatError,
+    WalCorruptError,
+    FragmentMissingError,
+    FragmentCorruptError,
+    SegmentCorruptError,
+)
+_RANKS = {
+    TableCorruptError.exit_code: 0,
+    **{damage.exit_code: 1 for damage in _DAMAGE},
+    IndexesBehindError.exit_code: 3,
+    RegionsBlockedError.exit_code: 4,
+}
+
+
+def worst_exit_code(codes: Iterable[int]) -> int:
+    """Return the exit code of what ended with several: damage, then failures, then what is behind, then blocked parts.
+
+    Among equals the first decides. 0: all succeeded.
+    """
+    return min((code for code in codes if code), key=lambda code: _RANKS.get(code, 2), default=0)
 
 
 _RUNBOOKS: dict[int | str, str] = {

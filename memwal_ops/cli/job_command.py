@@ -17,7 +17,7 @@ from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage
 from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, worst_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -167,7 +167,7 @@ def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -
 
 
 def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
-    """Run a job on main and on each branch; an error on one does not stop the others. Returns the first exit code."""
+    """Run a job on main and on each branch; an error on one does not stop the others. Returns the worst exit code."""
     from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
     from memwal_ops.storage.resolve import branch_uri  # noqa: PLC0415 - as above
 
@@ -187,7 +187,7 @@ def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping
             echo(f"{'' if name == MAIN else chr(10)}{name}\n{output}")
     if as_json:
         echo_json({"branches": documents})
-    return next((code for code in codes if code), 0)
+    return worst_exit_code(codes)
 
 
 def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> int:

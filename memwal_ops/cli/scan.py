@@ -18,7 +18,13 @@ from memwal_ops.core.bad_answers import PAGE
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, NotALanceTableError, TableNotFoundError
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    NotALanceTableError,
+    TableNotFoundError,
+    worst_exit_code,
+)
 from memwal_ops.storage.catalogs import Catalog, is_catalog
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.resolve import branch_uri
@@ -91,7 +97,7 @@ def scan(
         "configuration": configuration,
     }
     echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
-    return next((error.exit_code for one in scanned for _, error in one.errors), 0)
+    return worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
 
 
 def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | Skipped]:

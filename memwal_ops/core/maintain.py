@@ -19,7 +19,7 @@ from memwal_ops.core.outlook import Outlook, describe_outlooks, outlook_on
 from memwal_ops.core.registry import job_specs
 from memwal_ops.core.report import PlanReport
 from memwal_ops.core.run import perform
-from memwal_ops.errors import LeaseLostError, MemwalOpsError
+from memwal_ops.errors import LeaseLostError, MemwalOpsError, RegionsBlockedError, worst_exit_code
 from memwal_ops.text import paragraph
 from memwal_ops.units import duration_text
 
@@ -87,6 +87,16 @@ class StepReport:
             return self.error.exit_code
         return 0 if self.report is None else self.report.exit_code
 
+    @property
+    def blocked(self) -> bool:
+        """Whether it did its work, but for a part of the table that is blocked."""
+        return self.exit_code == RegionsBlockedError.exit_code
+
+    @property
+    def failed(self) -> bool:
+        """Whether nothing may be deleted after it. Of a blocked part gc keeps what it needs, so that one is none."""
+        return self.exit_code != 0 and not self.blocked
+
     def to_json(self) -> dict[str, Any]:
         """The step as an entry of ``steps``."""
         error = self.error
@@ -123,8 +133,8 @@ class MaintainReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the first step that did not succeed; 0 if all did."""
-        return next((step.exit_code for step in self.steps if step.exit_code), 0)
+        """The exit code of the step with the worst outcome; 0 if all succeeded."""
+        return worst_exit_code(step.exit_code for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``maintain --json``."""
@@ -168,9 +178,9 @@ class Maintain:
     def apply(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
         """Run every step, each on the newest revision. A step that fails does not stop the steps that build.
 
-        Nothing is deleted after an error, so that an operator finds the table as it was when the error occurred. While
-        a part is blocked, old revisions are not expired, since a restore may need them. Neither a blocked part nor an
-        index that is behind is an error for gc: gc keeps what they need.
+        Nothing is deleted after a step that failed, by an error or by the exit code of its report, so that an operator
+        finds the table as it was. While a part is blocked, old revisions are not expired, since a restore may need
+        them; gc still runs, and keeps what that part needs.
 
         Raises:
             LeaseLostError: another supervisor holds the lease now.
@@ -239,11 +249,16 @@ def _outlook(table: Table, steps: Sequence[StepReport], options: MaintainOptions
 def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintainOptions, seconds: float) -> str | None:
     if options.budget is not None and seconds >= options.budget.total_seconds():
         return f"the budget of {duration_text(options.budget)} was used up"
-    if spec.skip_if_blocked and options.apply and any(step.decision == "blocked" for step in before):
+    if (
+        spec.skip_if_blocked
+        and options.apply
+        and any(step.exit_code == RegionsBlockedError.exit_code for step in before)
+    ):
         return "a part of the table is blocked, and a restore may need old versions"
-    failed = next((step.step for step in before if step.error is not None), None)
+    failed = next((step for step in before if step.failed), None)
     if failed is not None and spec.deletes and options.apply:
-        return f"{failed} failed, and nothing is deleted after a failure"
+        how = f"{failed.decision}, exit code {failed.exit_code}"
+        return f"{failed.step} failed ({how}), and nothing is deleted after a failure"
     return None
 
 

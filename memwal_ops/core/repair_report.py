@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.verification import Finding, Severity
-from memwal_ops.errors import MemwalOpsError, TableCorruptError
+from memwal_ops.errors import MemwalOpsError, TableCorruptError, worst_exit_code
 from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
@@ -137,12 +137,10 @@ class RepairReport:
 
     @property
     def exit_code(self) -> int:
-        """That of the first fix that failed; else 9 if an error needs an operator's decision; else 0."""
-        failed = next((one.error.exit_code for one in self.fixes if one.error is not None), None)
-        if failed is not None:
-            return failed
+        """9 if an error needs an operator's decision; else the worst of the fixes that failed."""
         errors = any(one.finding.severity is Severity.ERROR for one in self.decisions)
-        return TableCorruptError.exit_code if errors else 0
+        failed = (one.error.exit_code for one in self.fixes if one.error is not None)
+        return worst_exit_code([TableCorruptError.exit_code if errors else 0, *failed])
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``repair --json``."""

@@ -6,9 +6,11 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+import pytest
+
 import memwal_ops
 from memwal_ops import errors
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, worst_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,3 +50,11 @@ def test_what_is_told_apart_elsewhere_has_the_code_of_its_base() -> None:
     for one in others:
         assert issubclass(one, codes[one.exit_code]), one
         assert "report it" not in one.remedy, f"{one}: what happens to a user is no bug of ours"
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [([], 0), ([0, 0], 0), ([10, 18], 18), ([18, 24, 20], 24), ([24, 33], 33), ([18, 13, 9], 9), ([10, 0], 10)],
+)
+def test_the_worst_outcome_decides_and_damage_before_all(codes: list[int], worst: int) -> None:
+    assert worst_exit_code(codes) == worst

@@ -273,6 +273,17 @@ class TestUpgrade:
             assert "--allow-upgrade" in index["error"]["detail"]
             assert "index_upgrade_refused" in report.describe()
         assert lance.dataset(uri).version == version
+
+    def test_maintain_deletes_nothing_after_it(self, uri: str) -> None:
+        """The step ends with a report, not with an error; neither may be followed by a deletion."""
+        versions = lance.dataset(uri).versions()
+        now = {"older_than": "0s", "allow_unsafe": True}
+        report = run_job(uri, "maintain", apply=True, expire=now).to_json()
+        steps = {step["step"]: step for step in report["steps"]}
+        assert (report["decision"], steps["catchup"]["decision"]) == ("incomplete", "incomplete")
+        assert {steps[job]["decision"] for job in ("expire", "gc")} == {"skipped"}
+        assert "catchup failed (incomplete, exit code 18)" in steps["expire"]["because"]
+        assert lance.dataset(uri).versions()[: len(versions)] == versions
         [need] = [one.what for one in scan_table(open_table(uri)).needs if one.job == "catchup"]
         assert need == "refuse to update by_id: index_upgrade_refused"
 
