@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.indexes.held_rows import LISTED, MAPPED, fragments_held, row_ids_in
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
-_ROW_ID = "_rowid"
 _MAX_ROWS = 8 << 20
 _LOOKED_AT = 256
 _TEXTS = 1 << 14
@@ -110,7 +109,7 @@ def coverage_of(
             use_scalar_index=False,
         ).to_table()
     addresses = live[ROW_ADDRESS].to_numpy()
-    ids = addresses if by_address else live[_ROW_ID].to_numpy()
+    ids = addresses if by_address else live[ROW_ID].to_numpy()
     lacking = np.sort(addresses[_lacking(table, base, addresses, ids, by_segment=not stable)])
     if not lacking.size:
         return Coverage(bytes_at_most=cost)

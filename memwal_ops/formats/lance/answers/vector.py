@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
 from memwal_ops.errors import MemwalOpsError, StorageError
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.bitmaps import encode_row_addresses, fragments_of
+from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -289,7 +289,7 @@ def of_index(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
 
 
 def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
-    """The argument that restricts a search to the rows of fragments, by their addresses or stable row ids.
+    """The argument that restricts a search to the rows of fragments.
 
     It could also say that fragments are allowed whole. Lance then subtracts deleted rows from 2 ** 32 bits, in half a
     gigabyte for each fragment.
@@ -299,8 +299,8 @@ def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
     with lance_errors("read row ids of", pinned.uri):
         rows = pinned.dataset.scanner(
             columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
-        ).to_table()["_rowid"]
-    return {"row_addr_allowlist": encode_row_addresses(rows.to_numpy())}
+        ).to_table()[ROW_ID]
+    return {"row_addr_allowlist": encode_row_ids(rows.to_numpy())}
 
 
 def _trained_rows(pinned: Pinned, index: AskedIndex) -> int:

@@ -12,8 +12,12 @@ from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import GenerationCorruptError, InvalidFormatError, ObjectNotFoundError, runbook
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.encoded_rows import lance_rows
-from memwal_ops.formats.lance.regions.key_files import BLOOM_FILTER, KEY_INDEX_PAGES, GenerationKeys
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
+from memwal_ops.formats.lance.regions.key_files import (
+    BLOOM_FILTER,
+    KEY_INDEX_PAGES,
+    GenerationKeys,
+    read_bloom_filter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +41,10 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
         return
     path = f"{generation.ref.folder}/{BLOOM_FILTER}"
     try:
-        missed = int(np.count_nonzero(~BloomFilter.decode(store.get(path)).may_have(found.columns)))
+        bloom = read_bloom_filter(store, generation.ref.folder, [column.type for column in found.columns])
+        missed = 0 if bloom is None else int(np.count_nonzero(~bloom.may_have(found.columns)))
         if missed:
             yield _lacks("key_filter", path, missed)
-    except ObjectNotFoundError:
-        pass
     except InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"Look-ups of keys fail. {_REMEDY}")
     values = found.index_values

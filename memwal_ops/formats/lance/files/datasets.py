@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.locations import Location
 
-ROW_ADDRESS = "_rowaddr"
+ROW_ADDRESS, ROW_ID = "_rowaddr", "_rowid"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
 # but a job's memory must depend on its budget, not on the size of an index (docs/architecture.md, "Invariants").
 _CACHE_BYTES = 32 << 20

@@ -20,7 +20,7 @@ def has_sql_literals(keys: pa.ChunkedArray) -> bool:
     """Whether every key has an SQL literal."""
     if pa.types.is_integer(keys.type):
         # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
-        return bool(pc.min(keys).as_py() > _INT64_MIN)
+        return not len(keys) or bool(pc.min(keys).as_py() > _INT64_MIN)
     return bool(pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type))
 
 
@@ -30,12 +30,13 @@ def sql_literal(value: int | str) -> str:
 
 
 def is_one_of(column: str, values: Iterable[int | str]) -> str:
-    """The SQL condition that a column, whose name has no backtick, has one of these values.
+    """The SQL condition that a column, whose name has no backtick, has one of these values; of none it is ``false``.
 
     As SQL and not as an Arrow expression: pylance passes those through Substrait, which rejects a table that has any
     column of an unsupported type (half floats, for example).
     """
-    return f"`{column}` IN ({', '.join(map(sql_literal, values))})"
+    listed = ", ".join(map(sql_literal, values))
+    return f"`{column}` IN ({listed})" if listed else "false"
 
 
 def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one for each kind

@@ -37,7 +37,7 @@ from memwal_ops.formats.lance.generations.projection import (
     renumbered,
 )
 from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
-from memwal_ops.formats.lance.wire.bitmaps import encode_row_addresses
+from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class Generation:
             yield from self.dataset.scanner(
                 columns=self.projection.source_columns,
                 filter=condition,
-                row_addr_allowlist=None if addresses is None else encode_row_addresses(addresses),
+                # Those of a generation are its row ids: no writer gives it stable ones.
+                row_addr_allowlist=None if addresses is None else encode_row_ids(addresses),
                 batch_size=batch_rows,
                 scan_in_order=True,
                 io_buffer_size=read_ahead,

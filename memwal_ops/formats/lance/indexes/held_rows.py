@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.wire.bitmaps import fragments_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 LISTED = frozenset({"BTree", "Inverted"})
 MAPPED = frozenset({"Bitmap"})
-_ROW_ID = "_rowid"
 _IDS = {"BTree": ("page_data.lance", "ids")}
 _MAP_FILE = "bitmap_page_lookup.lance"
 
@@ -41,9 +41,9 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
     """
     folder = index_folder(table, entry)
     if index.is_vector:
-        names, column = ["auxiliary.idx"], _ROW_ID
+        names, column = ["auxiliary.idx"], ROW_ID
     elif index.type == "Inverted":
-        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder, index)], _ROW_ID
+        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder, index)], ROW_ID
     else:
         name, column = _IDS[index.type]
         names = [name]

@@ -15,20 +15,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.encoded_rows import lance_bytes
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
+from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_hashed_alike
 from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from memwal_ops.storage.api import Store
 
 BLOOM_FILTER = "bloom_filter.bin"
 _INDEX = "_pk_index"
 KEY_INDEX_PAGES = f"{_INDEX}/page_data.lance"
 _PAGE = 8192
 _ROW = "__memwal_ops_row"
+
+
+def read_bloom_filter(store: Store, folder: str, kinds: Iterable[pa.DataType]) -> BloomFilter | None:
+    """A generation's bloom filter; None: it has none, because of its writer's release, or one that must not be used.
+
+    Args:
+        kinds: the types of the key's columns.
+
+    Raises:
+        InvalidFormatError: it does not decode.
+    """
+    if not is_hashed_alike(kinds):
+        return None
+    try:
+        return BloomFilter.decode(store.get(f"{folder}/{BLOOM_FILTER}"))
+    except ObjectNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -91,12 +111,18 @@ class GenerationKeys:
         return values.take(order), order.to_numpy()
 
     def files(self, file_version: str) -> Mapping[str, bytes]:
-        """Contents of the bloom filter and the key index, by path relative to the generation's directory."""
+        """Contents of the bloom filter and the key index, by path relative to the generation's directory.
+
+        No filter for types that pylance hashes otherwise: its readers would miss all keys by it.
+        """
         if not self.sizes:
             return {}
-        bloom = BloomFilter.for_keys(len(self.columns[0]))
-        bloom.add(self.columns)
-        return {BLOOM_FILTER: bloom.encode(), **self._index(file_version)}
+        found = dict(self._index(file_version))
+        if is_hashed_alike(column.type for column in self.columns):
+            bloom = BloomFilter.for_keys(len(self.columns[0]))
+            bloom.add(self.columns)
+            found[BLOOM_FILTER] = bloom.encode()
+        return found
 
     def _index(self, file_version: str) -> Mapping[str, bytes]:
         """The BTREE of the key, superseded rows included; empty if Lance cannot index the key's type."""

@@ -1,13 +1,14 @@
-"""Encode and decode roaring bitmaps: of the fragments that an index segment covers, and of row addresses.
+"""Encode and decode roaring bitmaps: of the fragments that an index segment covers, and of row ids.
 
 Both have the portable 32-bit format. ``row_addr_allowlist`` and ``row_addr_blocklist`` of pylance's scanners take
-a number of fragments, then of each fragment its id, a length in bytes and a bitmap of row offsets.
+the number of different upper halves of ids, then of each its value, a length in bytes and a bitmap of the lower halves.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,13 +51,18 @@ def fragments_of(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
     return (addresses >> np.uint64(32)).astype(np.int64)
 
 
-def encode_row_addresses(addresses: NDArray[np.uint64]) -> bytes:
-    """The addresses, in any order, as one value."""
-    ascending = np.sort(addresses)
-    fragments, starts = np.unique(fragments_of(ascending), return_index=True)
-    parts = [struct.pack("<I", len(fragments))]
-    for fragment, rows in zip(fragments.tolist(), np.split(ascending, starts[1:]), strict=True):
+def encode_row_ids(ids: NDArray[np.uint64]) -> bytes:
+    """The ``_rowid`` of rows, in any order, as one value for a scanner's list of rows.
+
+    pylance names these lists by addresses and compares them with ``_rowid``: with stable row ids, an address would be
+    another row, or none.
+    """
+    ascending = np.sort(ids)
+    upper, starts = np.unique(ascending >> np.uint64(32), return_index=True)
+    parts = [struct.pack("<I", len(upper))]
+    for half, (start, end) in zip(upper.tolist(), pairwise([*starts, len(ids)]), strict=True):
         # Building it from an array needs a tenth of the time.
-        bitmap = BitMap(array("I", (rows & np.uint64(0xFFFFFFFF)).astype(np.uint32).tobytes())).serialize()
-        parts += [_PAIR.pack(fragment, len(bitmap)), bitmap]
+        lower = (ascending[start:end] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        bitmap = BitMap(array("I", lower.tobytes())).serialize()
+        parts += [_PAIR.pack(half, len(bitmap)), bitmap]
     return b"".join(parts)

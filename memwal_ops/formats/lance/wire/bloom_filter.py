@@ -4,6 +4,9 @@ The specification names the file only. Lance stores a split-block bloom filter o
 header: blocks of eight 32-bit words, least significant byte first. The hash is
 SipHash-1-3 with a zero key. Its input has for each key column a byte 0 (not NULL) and the value: integers as stored;
 strings, then a byte 255; binary after its length as a uint64.
+
+pylance's writer hashes the values of other types than :data:`_HASHED` as if they were empty, and its filters miss all
+their keys.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import pyarrow.compute as pc
 from memwal_ops.errors import InvalidFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +34,7 @@ _FALSE_POSITIVES = 0.00057
 _FEWEST_KEYS = 8192
 # Rows per batch: the working set fits a processor's cache.
 _CHUNK = 1 << 14
+_HASHED = frozenset({pa.int32(), pa.int64(), pa.string(), pa.binary()})
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
@@ -63,6 +67,11 @@ class BloomFilter:
             raise InvalidFormatError(f"A bloom filter cannot have {len(data)} bytes.")
         return cls(np.frombuffer(data, "<u4").reshape(-1, 8).astype(np.uint32))
 
+    @property
+    def nbytes(self) -> int:
+        """The size in memory, which is that of the stored form."""
+        return self._blocks.nbytes
+
     def encode(self) -> bytes:
         """The stored form."""
         return self._blocks.astype("<u4").tobytes()
@@ -92,6 +101,11 @@ class BloomFilter:
         high, low = hashes >> np.uint64(32), (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         at = (high * np.uint64(len(self._blocks))) >> np.uint64(32)
         return at, (low[:, None] * _SALT) >> np.uint32(27)
+
+
+def is_hashed_alike(kinds: Iterable[pa.DataType]) -> bool:
+    """Whether every writer hashes keys of these types in the same way, so that a stored filter may be used."""
+    return _HASHED.issuperset(kinds)
 
 
 def key_hashes(columns: Sequence[pa.Array]) -> NDArray[np.uint64]:

@@ -136,7 +136,10 @@ def _chosen(rows: pa.Table, keys: pa.Table, key: list[str], *, among: bool) -> p
     if not keys.num_rows or not rows.num_rows:
         return rows.slice(0, 0) if among else rows
     if len(key) == 1:
-        found = pc.is_in(rows.column(key[0]), value_set=keys.column(key[0]))
+        column, others = (table.column(key[0]) for table in (rows, keys))
+        if pa.types.is_float16(column.type):  # which Arrow cannot look up
+            column, others = column.cast(pa.float32()), others.cast(pa.float32())
+        found = pc.is_in(column, value_set=others)
         return rows.filter(found if among else pc.invert(found))
     numbered = rows.select(key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     left = numbered.join(keys.select(key), keys=key, join_type="left semi" if among else "left anti").column(_ROW)

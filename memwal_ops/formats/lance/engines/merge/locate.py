@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops.formats.lance.engines.merge.joins import chunks_with_keys, with_keys
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
 from memwal_ops.formats.lance.indexes.index_faults import can_find_addresses, known_faults, sampled_fault
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.table import Table
 
-ROW_ID = "_rowid"
 _ROW = "__memwal_ops_row"
 # Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
 # scanning this many keys of the base.

@@ -22,12 +22,12 @@ from memwal_ops.formats.lance.engines.read.bridges import bridges
 from memwal_ops.formats.lance.engines.read.plans import BASE, in_memory, pruned
 from memwal_ops.formats.lance.engines.read.staleness import Staleness
 from memwal_ops.formats.lance.engines.read.take_last import condition_of
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
-from memwal_ops.formats.lance.wire.bitmaps import encode_row_addresses
+from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ class _Source(Protocol):
     name: str
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
-        """The ``k`` nearest but those at these addresses, in the base's columns, ``_distance`` and ``_rowaddr``."""
+        """The ``k`` nearest but those with these row ids, in the base's columns, ``_distance`` and ``_rowid``."""
 
     def live(self, found: pa.Table) -> pa.Table:
         """Those of the rows that are live."""
@@ -148,7 +148,7 @@ def _live(source: _Source, k: int) -> pa.Table:
         live += parts[-1].num_rows
         if live >= k or found.num_rows < limit:
             return pa.concat_tables(parts)
-        seen = np.concatenate([seen, found.column(ROW_ADDRESS).to_numpy()])
+        seen = np.concatenate([seen, found.column(ROW_ID).to_numpy()])
         limit *= _LIMIT_GROWTH
 
 
@@ -167,6 +167,15 @@ class _Search:
         return given | {name: value for name, value in more.items() if value is not None}
 
 
+def _lists(*, without: NDArray[np.uint64] | None = None, only: NDArray[np.uint64] | None = None) -> dict[str, Any]:
+    """The arguments by which a scan leaves out rows, or has no others, by their ``_rowid``."""
+    lists = {
+        "row_addr_allowlist": only,
+        "row_addr_blocklist": without if without is not None and len(without) else None,
+    }
+    return {name: encode_row_ids(ids) for name, ids in lists.items() if ids is not None}
+
+
 class _Base:
     """The base table, by its index. Rows without coverage are scanned, or found by indexes of merged generations."""
 
@@ -179,18 +188,19 @@ class _Base:
         self.name = f"{BASE}, index={'flat' if index is None else index.name + behind}"
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
-        return self._nearest(k, without, fast_search=self._bridged)
+        return self._nearest(k, without=without, fast_search=self._bridged)
 
     def uncovered_rows(self, keys: pa.Table) -> pa.Table:
         """The rows of keys that are in fragments which the index does not cover, with their distances."""
         names = keys.column_names
         with lance_errors("look up keys in", self.table.location.uri):
             rows = base_scanner(
-                self.table, columns=names, filter=condition_of(keys, names), with_row_address=True
+                self.table, columns=names, filter=condition_of(keys, names), with_row_address=True, with_row_id=True
             ).to_table()
-        found = with_keys(rows, keys.cast(rows.select(names).schema), names).column(ROW_ADDRESS).to_numpy()
-        found = found[np.isin(found >> np.uint64(32), [*self.uncovered])]
-        return self._nearest(max(len(found), 1), None, found, use_index=False)
+        rows = with_keys(rows, keys.cast(rows.select(names).schema), names)
+        uncovered = np.isin(fragments_of(rows.column(ROW_ADDRESS).to_numpy()), [*self.uncovered])
+        ids = rows.column(ROW_ID).to_numpy()[uncovered]
+        return self._nearest(max(len(ids), 1), only=ids, use_index=False)
 
     def live(self, found: pa.Table) -> pa.Table:
         return found.filter(pa.array(~self._staleness.of_base(found)))
@@ -198,23 +208,21 @@ class _Base:
     def _nearest(
         self,
         k: int,
-        without: NDArray[np.uint64] | None,
-        only: NDArray[np.uint64] | None = None,
         *,
+        without: NDArray[np.uint64] | None = None,
+        only: NDArray[np.uint64] | None = None,
         fast_search: bool = False,
         use_index: bool = True,
     ) -> pa.Table:
-        condition = self._search.query.condition
         with lance_errors("search", self.table.location.uri):
             return base_scanner(
                 self.table,
                 nearest=self._search.of(self._search.query.column, k, use_index=use_index),
-                filter=condition,
+                filter=self._search.query.condition,
                 prefilter=True,
                 fast_search=fast_search,
-                with_row_address=True,
-                row_addr_blocklist=None if without is None or not len(without) else encode_row_addresses(without),
-                row_addr_allowlist=None if only is None else encode_row_addresses(only),
+                with_row_id=True,
+                **_lists(without=without, only=only),
                 blob_handling="all_binary",
             ).to_table()
 
@@ -253,7 +261,8 @@ class _Generation:
                 filter=self._search.query.condition,
                 prefilter=True,
                 with_row_address=True,
-                row_addr_blocklist=encode_row_addresses(without) if len(without) else None,
+                with_row_id=True,
+                **_lists(without=without),
             ).to_table()
         parts = [out.empty_table()]
         for batch in found.combine_chunks().to_batches():
@@ -261,7 +270,7 @@ class _Generation:
             for part in generation.projected(batch, max_bytes=_MAX_BYTES, references=False):
                 scanned = batch.slice(start, part.num_rows)
                 rows = pa.Table.from_batches([part])
-                for name in (DISTANCE, ROW_ADDRESS):
+                for name in (DISTANCE, ROW_ADDRESS, ROW_ID):
                     rows = rows.append_column(name, scanned.column(name))
                 parts.append(rows.cast(out))
                 start += part.num_rows
@@ -272,7 +281,8 @@ class _Generation:
 
     def _out(self) -> pa.Schema:
         schema = self.generation.projection.with_blobs_as_bytes().schema
-        return pa.schema([*schema, pa.field(DISTANCE, pa.float32()), pa.field(ROW_ADDRESS, pa.uint64())])
+        added = {DISTANCE: pa.float32(), ROW_ADDRESS: pa.uint64(), ROW_ID: pa.uint64()}
+        return pa.schema([*schema, *(pa.field(name, kind) for name, kind in added.items())])
 
 
 class _Bridge:
@@ -312,8 +322,8 @@ class _Memory:
                 nearest=self._search.of(query.column, k, use_index=False),
                 filter=query.condition,
                 prefilter=True,
-                with_row_address=True,
-                row_addr_blocklist=encode_row_addresses(without) if len(without) else None,
+                with_row_id=True,
+                **_lists(without=without),
             ).to_table()
 
     def live(self, found: pa.Table) -> pa.Table:

@@ -10,11 +10,9 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.generations.generation import open_generation
-from memwal_ops.formats.lance.regions.key_files import BLOOM_FILTER
+from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 
 _CONCURRENT_READS = 8
 _MAX_OPEN = 64
@@ -72,20 +71,14 @@ class Opened:
         return _each(opened, refs)
 
     def filters(self, table: Table, refs: Sequence[GenerationRef]) -> list[BloomFilter | None]:
-        """Their bloom filters; None: the generation has none, because of its writer's release or its key's type.
+        """Their bloom filters; see :func:`read_bloom_filter`."""
+        kinds = [table.dataset.schema.field(name).type for name in table.primary_key]
 
-        Raises:
-            InvalidFormatError: one does not decode.
-        """
-        return _each(lambda ref: self._filters.get(ref.folder, lambda: _read_filter(table, ref)), refs)
+        def opened(ref: GenerationRef) -> tuple[BloomFilter | None, int]:
+            bloom = read_bloom_filter(table.store, ref.folder, kinds)
+            return bloom, 0 if bloom is None else bloom.nbytes
 
-
-def _read_filter(table: Table, ref: GenerationRef) -> tuple[BloomFilter | None, int]:
-    try:
-        data = table.store.get(f"{ref.folder}/{BLOOM_FILTER}")
-    except ObjectNotFoundError:
-        return None, 0
-    return BloomFilter.decode(data), len(data)
+        return _each(lambda ref: self._filters.get(ref.folder, lambda: opened(ref)), refs)
 
 
 def _each(read: Callable[[GenerationRef], _Kept], refs: Sequence[GenerationRef]) -> list[_Kept]:

@@ -21,10 +21,10 @@ from memwal_ops.core.spark.faults import reported
 from memwal_ops.errors import GenerationCorruptError
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
-from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, ROW_ID, lookup_keys, scan_keys
+from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, lookup_keys, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
 from memwal_ops.formats.lance.engines.spark.locators import ordinals, pack, positions, tombstones
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 

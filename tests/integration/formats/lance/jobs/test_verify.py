@@ -175,9 +175,11 @@ def test_key_files_of_every_key_type(tmp_path: Path, kind: str) -> None:
     with RegionWriter(uri) as writer:
         writer.put(pa.table([*(values for _, _, values in KEYS_OF[kind]), ["1", "2", "3", "4"]], schema=schema))
     assert verified(uri, deep=True)["decision"] == "healthy"
-    (path,) = Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")
-    path.write_bytes(bytes(path.stat().st_size))
-    assert checks(uri, deep=True)["key_filter"] == "error"
+    paths = [*Path(uri).glob("_mem_wal/*/*_gen_1/bloom_filter.bin")]
+    assert len(paths) == (kind != "float"), "no writer of pylance hashes floats"
+    for path in paths:
+        path.write_bytes(bytes(path.stat().st_size))
+        assert checks(uri, deep=True)["key_filter"] == "error"
 
 
 @pytest.mark.parametrize("how", ["overlap", "above"])

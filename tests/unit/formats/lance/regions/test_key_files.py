@@ -15,9 +15,11 @@ import pytest
 from lance.file import LanceFileReader
 
 from memwal_ops.errors import InvalidFormatError
-from memwal_ops.formats.lance.regions.key_files import GenerationKeys
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, key_hashes
+from memwal_ops.formats.lance.regions.key_files import GenerationKeys, read_bloom_filter
+from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_hashed_alike, key_hashes
 from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
+from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.resolve import resolve
 from tests.support.tables.schemas import PRIMARY_KEY
 
 REGION = "5e0c1b0a-6a52-4b6e-9d3e-0f7d3a1b2c4d"
@@ -117,6 +119,29 @@ def test_the_files_of_a_generation_are_those_of_pylance(tmp_path: Path, columns:
         assert read.metadata().schema.metadata == expected.metadata().schema.metadata
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [getattr(pa, sign + "int" + bits)() for sign in ("", "u") for bits in ("8", "16", "32", "64")]
+    + [pa.string(), pa.binary(), pa.large_string(), pa.large_binary(), pa.bool_()],
+    ids=str,
+)
+def test_a_filter_is_used_only_where_pylance_hashes_alike(tmp_path: Path, kind: pa.DataType) -> None:
+    """The contract: pylance's filter has the key, or is not read; a wrong one hides newer rows from a look-up."""
+    binary = kind in {pa.binary(), pa.large_binary()}
+    keys = pa.array([b"1", b"0"], kind) if binary else pa.array([1, 0]).cast(kind)
+    for columns in ({"a": keys}, {"a": pa.array([1, 2]), "b": keys}):
+        theirs = flushed(tmp_path / str(len(columns)), columns)
+        there = BloomFilter.decode((theirs / "bloom_filter.bin").read_bytes()).may_have([*columns.values()])
+        alike = is_hashed_alike(column.type for column in columns.values())
+        assert there.all() if alike else not there.any()
+        found = read_bloom_filter(
+            open_store(resolve(theirs.parent)), theirs.name, [one.type for one in columns.values()]
+        )
+        assert (found is not None) == alike
+        rows = pa.table(columns)
+        assert ("bloom_filter.bin" in GenerationKeys.of([rows], [*columns]).files("2.0")) == alike
+
+
 @pytest.mark.req("S0-136")
 def test_a_filter_misses_no_key_and_few_others() -> None:
     there, others = pa.array(np.arange(100_000)), pa.array(np.arange(100_000, 200_000))
@@ -160,10 +185,10 @@ def test_tuples_have_the_order_of_their_values(kind: pa.DataType) -> None:
 
 
 def test_keys_that_have_no_index() -> None:
-    """Two columns, one of which has no place in a tuple: the filter is there, the index is not."""
+    """Two columns, one of which has no place in a tuple, and no hash that pylance has as well."""
     assert not is_encodable(pa.float64())
     rows = pa.table({"a": [1.5, 2.5], "b": [1, 2]})
-    assert [*GenerationKeys.of([rows], ["a", "b"]).files("2.0")] == ["bloom_filter.bin"]
+    assert not GenerationKeys.of([rows], ["a", "b"]).files("2.0")
 
 
 @pytest.mark.req("S0-192")

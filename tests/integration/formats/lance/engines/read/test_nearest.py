@@ -188,3 +188,38 @@ def test_the_timeline_of_the_fourth_appendix(tmp_path: Path) -> None:
     found = reader.nearest("v", one.live[9000]["v"], 1)  # type: ignore[arg-type]  # a list
     assert found["id"].to_pylist() == [9000]
     one.writer.close()
+
+
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
+@pytest.mark.parametrize("indexed", [False, True], ids=["no index", "index"])
+def test_each_live_row_is_found_once(tmp_path: Path, stable: bool, indexed: bool) -> None:
+    """Between merges and catch-ups, after merges that moved rows; with filters that some sources have no row for."""
+    uri, random = str(tmp_path / "t.lance"), np.random.default_rng(7)
+    kind = pa.schema([SCHEMA.field("id"), pa.field("v", pa.list_(pa.float32(), 2))])
+    live: dict[int, list[float]] = {}
+
+    def rows(ids: np.ndarray) -> pa.Table:
+        vectors = random.normal(size=(len(ids), 2)).astype(np.float32).tolist()
+        live.update(dict(zip(ids.tolist(), vectors, strict=True)))
+        return pa.table([pa.array(ids), pa.array(vectors, kind.field("v").type)], kind)
+
+    base = lance.write_dataset(rows(np.arange(40)), uri, enable_stable_row_ids=stable)
+    if indexed:
+        base.create_index("v", "IVF_FLAT", num_partitions=1, metric="l2")
+    create_mem_wal(uri, maintained_indexes=["v_idx"] if indexed else ())
+    with RegionWriter(uri, REGION) as writer:
+        for step in ("memory", "flush", "merge", "catchup", "memory", "merge", "deletes", "merge", "memory"):
+            if step == "memory":
+                writer.put(rows(random.choice(50, 25, replace=False)))
+            elif step == "deletes":
+                gone = random.choice(sorted(live), 5, replace=False)
+                writer.delete(pa.table({"id": gone}))
+                live = {key: vector for key, vector in live.items() if key not in gone}
+            else:
+                writer.flush()
+            if step in {"merge", "catchup"}:
+                run_job(uri, step)
+            for condition, wanted in ((None, {*live}), ("id < 9", {*range(9)} & {*live}), ("id > 99", set[int]())):
+                found = read(uri, writer=writer).nearest("v", [0.0, 0.0], 12, filter=condition)
+                expected = sorted(wanted, key=lambda one: float(np.square(live[one]).sum()))[:12]
+                assert found["id"].to_pylist() == expected, (step, condition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -100,6 +101,39 @@ def test_look_ups_equal_the_model(tmp_path: Path, kind: type[LsmTable], merge: b
     (key,) = table.model.keys
     assert_same({row[key]: row for row in again.to_pylist()}, {row[key]: row for row in found.to_pylist()})
     assert again.num_rows == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *product(("region", "shard"), (pa.uint32(), pa.large_string(), pa.int8(), pa.bool_())),
+        ("region", pa.float16()),  # which pylance's writer refuses
+    ],
+    ids=str,
+)
+def test_look_ups_of_key_types_that_pylance_does_not_hash(tmp_path: Path, layout: str, kind: pa.DataType) -> None:
+    uri, values = str(tmp_path / "t.lance"), pa.array([1, 0]).cast(kind)
+    key = pa.field("k", kind, nullable=False, metadata=SCHEMA.field("id").metadata)
+    schema = pa.schema([key, pa.field("n", pa.int64()), pa.field("v", pa.list_(pa.float32(), 2))])
+
+    def written(n: int) -> pa.Table:
+        return pa.table([values, [n, n], pa.array([[n, 0.0], [n, 0.0]], schema.field("v").type)], schema)
+
+    lance.write_dataset(written(0), uri)
+    if layout == "region":
+        create_mem_wal(uri)
+        with RegionWriter(uri) as writer:
+            writer.put(written(1))
+    else:
+        lance.dataset(uri).initialize_mem_wal()
+        with lance.dataset(uri).mem_wal_writer(str(REGION)) as shard:
+            shard.put(written(1))
+    reader = read(uri)
+    assert reader.get(values)["n"].to_pylist() == [1, 1]
+    assert reader.nearest("v", [0.0, 0.0], 2)["n"].to_pylist() == [1, 1]
+    assert reader.scan().to_table()["n"].to_pylist() == [1, 1]
+    run_job(uri, "merge")
+    assert lance.dataset(uri).to_table()["n"].to_pylist() == [1, 1]
 
 
 @pytest.mark.req("S0-215", "S0-216", "S0-218")
