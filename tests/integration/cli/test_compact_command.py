@@ -27,6 +27,7 @@ KEYS = {
         "bytes_read",
         "bytes_written",
         "debt",
+        "dropped_column_bytes",
         "settings",
         "snapshot_lost",
         "answers",
@@ -64,7 +65,7 @@ def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.document["version"] == open_table(made.uri).version
     again = run_here(capfd, "compact", made.uri, "--json")
     assert (again.code, again.document["decision"]) == (0, "unchanged")
-    assert again.document["why"].startswith("No fragment has more than 10% of its rows deleted")
+    assert again.document["why"].startswith("No fragment has more than 10% of it in deleted rows")
     assert again.document["version"] == ran.document["version"]
 
 

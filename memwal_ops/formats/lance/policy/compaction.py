@@ -11,6 +11,9 @@ binary counter). With T the factor and n the target over the size of an append:
 * **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
   fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
 
+A fragment alone is rewritten where too much of it is deleted rows and dropped columns, or where its columns are in many
+small files, as ``add_columns`` leaves them.
+
 pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run continues
 until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another run directly
 after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 FLOOR = 64 << 10
 # A run costs about as many requests as a query saves when that many such files are joined.
 _WORTH_A_RUN = 8
+# A reader opens each data file of a fragment: more than these are joined if they are small, or far too many.
+_COLUMN_FILES, _SMALL_COLUMN_FILE, _TOO_MANY_COLUMN_FILES = 8, 1 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,9 @@ class FragmentSize:
         deleted: its deleted rows, which its files still have.
         bytes: size of its data files; 0 if no writer recorded it.
         neighbors: fragments are joined only if this is equal: the segments of indexes that cover them.
+        dropped: bytes of its data files that are of columns which the table does not have any more.
+        files: the number of its data files.
+        demanded: whether it is rewritten in any case.
     """
 
     id: int
@@ -48,6 +56,9 @@ class FragmentSize:
     deleted: int
     bytes: int
     neighbors: Hashable = None
+    dropped: int = 0
+    files: int = 1
+    demanded: bool = False
 
     @property
     def deleted_fraction(self) -> float:
@@ -57,7 +68,18 @@ class FragmentSize:
     @property
     def live_bytes(self) -> float:
         """Size of its rows that are not deleted: about what a rewrite of it writes."""
-        return self.bytes * (1 - self.deleted_fraction)
+        return (self.bytes - self.dropped) * (1 - self.deleted_fraction)
+
+    @property
+    def dead_fraction(self) -> float:
+        """What a rewrite of it frees, from 0 to 1: deleted rows and dropped columns."""
+        return 1 - self.live_bytes / self.bytes if self.dropped else self.deleted_fraction
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its columns are in too many files."""
+        many = self.files > _COLUMN_FILES and 0 < self.bytes < self.files * _SMALL_COLUMN_FILE
+        return many or self.files > _TOO_MANY_COLUMN_FILES
 
 
 Group = tuple[FragmentSize, ...]
@@ -72,7 +94,7 @@ class Policy:
         target_bytes: neither is one of that size.
         tier_factor: how many times as large as the largest of them the result of joining fragments must be; 1 joins
             all fragments below the target size.
-        deleted_fraction: a fragment of which more is deleted is rewritten; 0: each one that has deleted rows.
+        deleted_fraction: a fragment of which more is deleted or dropped is rewritten; 0: each one that has any of that.
     """
 
     target_rows: int
@@ -96,16 +118,20 @@ class Policy:
         """The groups of adjacent fragments to rewrite, each into one fragment, in the order of the table.
 
         A group has at least two fragments, and less than twice the target size; or it is one fragment with too many
-        deleted rows.
+        deleted rows, dropped columns or files.
 
         Args:
             fragments: all of the table, in the order of its manifest.
         """
         found = [group for run in self._runs(fragments) for group in self._joined(run)]
         joined = {one.id for group in found for one in group}
-        found += [(one,) for one in fragments if one.id not in joined and one.deleted_fraction > self.deleted_fraction]
+        found += [(one,) for one in fragments if one.id not in joined and self._is_due(one)]
         order = {one.id: position for position, one in enumerate(fragments)}
         return sorted(found, key=lambda group: order[group[0].id])
+
+    def _is_due(self, fragment: FragmentSize) -> bool:
+        """Whether it is rewritten also alone."""
+        return fragment.demanded or fragment.is_scattered or fragment.dead_fraction > self.deleted_fraction
 
     def rounds(self, fragments: Sequence[FragmentSize]) -> Iterator[list[Group]]:
         """The groups that one run rewrites, round by round: those of a round are due once those before are rewritten.
@@ -138,8 +164,8 @@ class Policy:
         """Those of the groups that are worth a run at once, by the bytes that it writes against what it saves.
 
         * One that joins fragments: it is due only once it has grown by the tier's factor, however often that is asked.
-        * A fragment with deleted rows: once it has one for each ``tier_factor`` rows, so that less than that many bytes
-          are written for each that is dropped.
+        * A fragment with deleted rows or dropped columns: once they are one in ``tier_factor`` of its bytes, so that
+          less than that many bytes are written for each that is dropped.
         * Below :data:`FLOOR`: once there are 8 fragments in all, since each run costs requests, too.
 
         What else is due waits for a run that comes anyway.
@@ -150,7 +176,11 @@ class Policy:
         return [
             group
             for group in groups
-            if (enough if self._is_tiny(group) else len(group) > 1 or group[0].deleted_fraction >= share)
+            if (
+                enough
+                if self._is_tiny(group)
+                else len(group) > 1 or group[0].is_scattered or group[0].dead_fraction >= share
+            )
         ]
 
     def _is_tiny(self, group: Sequence[FragmentSize]) -> bool:
@@ -169,7 +199,7 @@ class Policy:
         run: list[FragmentSize] = []
         for one in fragments:
             # Also where rows of it are deleted: it is not written again before these are too many.
-            thinned = one.deleted_fraction > self.deleted_fraction
+            thinned = self._is_due(one)
             full = self._size([one]) >= 1 or (not thinned and self._share(one.rows + one.deleted, one.bytes) >= 1)
             if run and (full or one.neighbors != run[-1].neighbors):
                 yield run

@@ -128,6 +128,7 @@ class _Attempt:
     limit: Collection[int]
     options: CompactOptions
     guard: AnswersGuard
+    demanded: Collection[int] = ()
     tasks: list[CompactionTask] = field(default_factory=list)
     results: list[RewriteResult] = field(default_factory=list)
 
@@ -146,7 +147,8 @@ class _Attempt:
         table, uri = self.table, self.table.location.uri
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
-            self.tasks = Planner(table, self.options).tasks(dataset, self.limit, rows, max_bytes, first=first)
+            planner = Planner(table, self.options, self.demanded)
+            self.tasks = planner.tasks(dataset, self.limit, rows, max_bytes, first=first)
         if not self.tasks:
             return None
         _refuse_broken_indexes(table)
@@ -219,6 +221,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         bytes_read=run.bytes_read,
         bytes_written=run.bytes_written,
         debt=due.bytes_written,
+        dropped_column_bytes=run.dropped,
         settings=planner.settings,
         snapshot_lost=False,
         version=table.version,
@@ -242,7 +245,7 @@ def apply(
     Args:
         table: any version of the table; the newest is read after each commit and each conflict.
         context: can stop the run after each group of fragments that has been rewritten.
-        only: ids of the fragments that may be rewritten; None: all.
+        only: ids of the fragments that are rewritten, and no others; None: those that are due.
 
     Returns:
         The report. Its ``why`` is the reason if nothing was rewritten.
@@ -295,11 +298,11 @@ def _compact_all(
     retry, done = CommitRetry(), _Totals()
     guard, worse = AnswersGuard(options.answers, note, context), None
     if before:
-        _prepare(table, probes=_may_write(table, options))
+        _prepare(table, probes=bool(only) or _may_write(table, options))
     table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
     rows = executor.rows_per_commit
     while (left := _left(options, done)) is None or left > 0:
-        attempt = _Attempt(table, scope.limit - scope.busy, options, guard)
+        attempt = _Attempt(table, scope.limit - scope.busy, options, guard, only or ())
         try:
             version = attempt.run(executor, rows, left, context, first=not done.removed)
         except AnswersWorseError as error:
@@ -348,6 +351,7 @@ def _compact_all(
         bytes_read=done.bytes_read,
         bytes_written=done.bytes,
         debt=due.bytes_written,
+        dropped_column_bytes=due.dropped,
         settings=planner.settings,
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,

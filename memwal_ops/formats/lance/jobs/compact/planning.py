@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from lance.file import LanceFileReader
 from lance.optimize import Compaction
 
 from memwal_ops.core.polling import polled_options
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.files.datasets import lance_options as storage_options
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
@@ -33,22 +36,29 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.policy.compaction import Policy
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 COMMIT_OPTIONS: CompactionOptions = {"defer_index_remap": False}
 # Rows that are read at once have about this size, whatever their width, and what is read ahead this one.
 _BATCH_BYTES = 8 << 20
 _READ_AHEAD_BYTES = 64 << 20
 _MAX_BATCH_ROWS = 8192
+# Of files with the same columns, so many are opened; the others are taken to have the same share of dropped ones.
+_SAMPLED_FILES = 4
 
 
-def fragment_sizes(table: Table, limit: Collection[int] | None = None) -> list[FragmentSize]:
+def fragment_sizes(
+    table: Table, limit: Collection[int] | None = None, demanded: Collection[int] = ()
+) -> list[FragmentSize]:
     """All fragments of a version as the policy weighs them.
 
     Args:
         table: the version.
         limit: ids of those that may be rewritten; None: all. The others are boundaries, as are those that an index
             covers which pylance could not remap, or not correctly.
+        demanded: ids of those that are rewritten in any case.
     """
+    dropped = dropped_bytes(table)
     segments: dict[int, list[bytes]] = defaultdict(list)
     for index in base_indexes(table).values():
         for entry in index.segments:
@@ -64,8 +74,54 @@ def fragment_sizes(table: Table, limit: Collection[int] | None = None) -> list[F
         if one.id in kept or (limit is not None and one.id not in limit):
             sizes.append(FragmentSize(one.id, rows, 0, size, (one.id,)))
         else:
-            sizes.append(FragmentSize(one.id, rows, deleted, size, frozenset(segments[one.id])))
+            covered, unused = frozenset(segments[one.id]), min(size, dropped.get(one.id) or 0)
+            files, forced = len(one.files), one.id in demanded
+            sizes.append(FragmentSize(one.id, rows, deleted, size, covered, unused, files, forced))
     return sizes
+
+
+def dropped_bytes(table: Table) -> Mapping[int, int | None]:
+    """About how many bytes of fragments are of columns that were dropped or overwritten; None: that cannot be read.
+
+    Requests: two for each of 4 files that have the same columns, which are made once in a process.
+    """
+    fields = {one.id for one in table.manifest.manifest.fields}
+    shares: dict[tuple[int, ...], list[float | None]] = defaultdict(list)
+    found: dict[int, int | None] = {}
+    for fragment in table.manifest.manifest.fragments:
+        for file in fragment.files:
+            columns = zip(file.fields, file.column_indices, strict=False)
+            dead = tuple(column for field, column in columns if field not in fields)
+            if fields.issuperset(file.fields):
+                continue
+            known = shares[tuple(file.fields)]
+            if len(known) < _SAMPLED_FILES:
+                known.append(_share(table, file, dead))
+            read = [one for one in known if one is not None]
+            size = int(file.file_size_bytes * sum(read) / len(read)) if read and file.file_size_bytes else None
+            before = found.get(fragment.id, 0)
+            found[fragment.id] = None if size is None or before is None else before + size
+    return found
+
+
+def _share(table: Table, file: table_pb2.DataFile, columns: tuple[int, ...]) -> float | None:
+    """The share of a data file that is of these columns; None: it cannot be read, or is elsewhere."""
+    if file.HasField("base_id") or not columns:
+        return None
+    options = storage_options(table.location) or {}
+    uri = f"{table.location.files or table.location.uri}/{DATA_FOLDER}/{file.path}"
+    try:
+        return _share_of_file(uri, columns, tuple(sorted(options.items())))
+    except MemwalOpsError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _share_of_file(uri: str, columns: tuple[int, ...], options: tuple[tuple[str, str], ...]) -> float:
+    with lance_errors("read the columns of", uri):
+        found = LanceFileReader(uri, storage_options=dict(options) or None).file_statistics().columns
+    sizes = [int(one.size_bytes) for one in found]
+    return sum(size for at, size in enumerate(sizes) if at in columns) / max(1, sum(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +134,7 @@ class Debt:
         bytes_read: size of the files that would be rewritten.
         bytes_written: about what would be written: deleted rows are not written again.
         after: how many fragments would be written.
+        dropped: bytes of columns that the table does not have any more.
     """
 
     fragments: int
@@ -85,6 +142,7 @@ class Debt:
     bytes_read: int
     bytes_written: int
     after: int = 0
+    dropped: int = 0
 
 
 def debt(groups: Collection[Group], policy: Policy) -> Debt:
@@ -96,6 +154,7 @@ def debt(groups: Collection[Group], policy: Policy) -> Debt:
         bytes_read=_bytes(every),
         bytes_written=int(sum(one.live_bytes for one in every)),
         after=sum(map(policy.fragments_after, groups)),
+        dropped=sum(one.dropped for one in every),
     )
 
 
@@ -107,19 +166,22 @@ class Planner:
         policy: the policy by these settings.
     """
 
-    def __init__(self, table: Table, options: CompactOptions) -> None:
+    def __init__(self, table: Table, options: CompactOptions, demanded: Collection[int] = ()) -> None:
         """Read the settings.
+
+        Args:
+            demanded: see :func:`fragment_sizes`.
 
         Raises:
             InvalidUsageError: one in the table's config is not a valid number.
         """
-        self._table, self._options = table, options
+        self._table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
         self.policy = policy_of(self.settings)
 
     @cached_property
     def _sizes(self) -> list[FragmentSize]:
-        return fragment_sizes(self._table)
+        return fragment_sizes(self._table, demanded=self._demanded)
 
     def debt(self) -> Debt:
         """All that is due, whatever a run may rewrite."""
@@ -142,7 +204,7 @@ class Planner:
         Args:
             limit: see :func:`fragment_sizes`.
         """
-        due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit))
+        due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit, self._demanded))
         if self._options.max_bytes is None:
             return due
         return self._divided(due, self._options.max_bytes)
@@ -209,6 +271,8 @@ class Planner:
             self._options,
             target_rows_per_fragment=max(1, -(-rows // max(1, after))),
             excluded_fragment_ids=sorted(self._table.fragment_ids - chosen),
+            # pylance chooses a fragment alone by its deleted rows, which it need not have.
+            **({} if joins else {"materialize_deletions_threshold": -1.0}),
             **self._memory(group),
         )
 
@@ -228,7 +292,8 @@ class Planner:
         if not fragments:
             return "The base table has no fragments."
         reason = (
-            f"No fragment has more than {policy.deleted_fraction:.0%} of its rows deleted, and no neighbours below "
+            f"No fragment has more than {policy.deleted_fraction:.0%} of it in deleted rows and dropped columns, or "
+            "its columns in many small files, and no neighbours below "
             f"{policy.target_rows:,} rows and {size_text(policy.target_bytes)} that are covered by the same segments "
             "of the same indexes "
         )

@@ -42,6 +42,7 @@ class CompactReport:
         bytes_read: size of the data files that were read.
         bytes_written: size of the new data files.
         debt: bytes that a run would write next, after this one.
+        dropped_column_bytes: about how many bytes of dropped columns the next run would leave out.
         settings: what was obeyed, and where it was set.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
         answers: names of indexes, and their answers before and after a commit of the run, compared.
@@ -61,6 +62,7 @@ class CompactReport:
     bytes_read: int
     bytes_written: int
     debt: int
+    dropped_column_bytes: int
     settings: Mapping[str, Setting]
     snapshot_lost: bool
     version: int
@@ -86,6 +88,8 @@ class CompactReport:
         """What a run would rewrite."""
         if self.fragments_removed:
             what = f"rewrite {counted(self.fragments_removed, 'fragment')} into {self.fragments_added:,}"
+            if self.dropped_column_bytes:
+                what += f" without {size_text(self.dropped_column_bytes)} of dropped columns"
             yield Need("compact", what, rows=self.rows_rewritten)
 
     def describe(self) -> str:

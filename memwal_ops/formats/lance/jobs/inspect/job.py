@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.next_run import NextRun, next_run, rates_of
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
@@ -18,13 +20,22 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.writers import last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
-from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt
+from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
 from memwal_ops.formats.lance.jobs.inspect.branches import read_branches
-from memwal_ops.formats.lance.jobs.inspect.report import STATES, GenerationState, IndexState, Inspection, RegionState
+from memwal_ops.formats.lance.jobs.inspect.report import (
+    STATES,
+    DroppedIndexes,
+    GenerationState,
+    IndexState,
+    Inspection,
+    RegionState,
+)
+from memwal_ops.formats.lance.legacy.emptied import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
+from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_REGIONS = 16
+_EARLIER_VERSIONS = 16
 
 
 @names_damage
@@ -45,7 +57,13 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
     branches = read_branches(table, datetime.now(UTC) - options.stale)
-    return replace(found, branches=branches, next_runs=_next_runs(table, context.past_runs))
+    return replace(
+        found,
+        branches=branches,
+        next_runs=_next_runs(table, context.past_runs),
+        dropped=dropped_bytes(table),
+        dropped_indexes=_dropped_indexes(table),
+    )
 
 
 apply = plan
@@ -92,6 +110,24 @@ def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[RegionState, ...]
 
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
         return tuple(pool.map(read, sorted(table.regions.region_ids)))
+
+
+def _dropped_indexes(table: Table) -> DroppedIndexes | None:
+    """The indexes that an overwrite dropped, if the table has none since; up to 16 earlier versions are read."""
+    later = table.manifest
+    for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER_VERSIONS), -1):
+        if any(one.name != MEMWAL_INDEX_NAME for one in later.index_entries):
+            return None
+        try:
+            earlier = read_version_manifest(table.store, version, table.naming)
+        except (ObjectNotFoundError, InvalidFormatError):
+            return None
+        transaction = transaction_of(table.store, later)
+        if transaction is not None and operation_of(transaction) == "overwrite":
+            names = {one.name for one in earlier.index_entries} - {MEMWAL_INDEX_NAME}
+            return DroppedIndexes(version + 1, tuple(sorted(names))) if names else None
+        later = earlier
+    return None
 
 
 def _rows(table: Table) -> int:

@@ -119,8 +119,19 @@ class IndexState:
 
 
 @dataclass(frozen=True, slots=True)
+class DroppedIndexes:
+    """Indexes that an overwrite dropped. The ``version`` that it made, and their names."""
+
+    version: int
+    indexes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
-    """The report of ``inspect`` for one version."""
+    """The report of ``inspect`` for one version.
+
+    ``dropped``: by fragment the bytes of dropped columns, where it has any; None: that cannot be read.
+    """
 
     table: Table
     rows: int
@@ -133,6 +144,8 @@ class Inspection:
     last_writer: str | None
     branches: tuple[BranchState, ...] = ()
     next_runs: Mapping[str, NextRun] = field(default_factory=dict)
+    dropped: Mapping[int, int | None] = field(default_factory=dict)
+    dropped_indexes: DroppedIndexes | None = None
 
     decision = "inspected"
     exit_code = 0
@@ -141,6 +154,17 @@ class Inspection:
     def faults(self) -> tuple[Blocked, ...]:
         """The faults of the regions that have one."""
         return tuple(region.fault for region in self.regions if region.fault is not None)
+
+    @property
+    def dropped_column_bytes(self) -> int | None:
+        """About the size of dropped columns in data files; None: it is not known."""
+        known = [size for size in self.dropped.values() if size is not None]
+        return sum(known) if len(known) == len(self.dropped) else None
+
+    @property
+    def most_data_files(self) -> int:
+        """The number of data files of the fragment that has the most."""
+        return max((len(one.files) for one in self.table.manifest.manifest.fragments), default=0)
 
     def to_json(self) -> dict[str, object]:
         """The document of ``inspect --json``."""
@@ -156,6 +180,9 @@ class Inspection:
             "version": self.table.version,
             "rows": self.rows,
             "fragments": self.fragments,
+            "dropped_column_bytes": self.dropped_column_bytes,
+            "most_data_files": self.most_data_files,
+            "indexes_dropped": None if self.dropped_indexes is None else document(self.dropped_indexes),
             "primary_key": list(self.table.primary_key),
             "last_writer": self.last_writer,
             "regions": [region.to_json() for region in self.regions],
@@ -197,10 +224,14 @@ class Inspection:
             lines += ["", _regions(self)]
         if self.indexes:
             lines += ["", _indexes(self)]
-        lines += _next_runs(self)
+        lines += [*_columns(self), *_next_runs(self)]
         for index in self.indexes:
             if index.fault is not None:
                 lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
+        if (lost := self.dropped_indexes) is not None:
+            names = ", ".join(lost.indexes)
+            text = f"PROBLEM: version {lost.version} overwrote the table and dropped its indexes: {names}."
+            lines += ["", paragraph(f"{text} Queries read all rows since: create them again.")]
         lines += [*_problems(self), *describe_branches(self.branches, table.version)]
         if unreadable := self.versions.unreadable:
             lines += ["", paragraph(_unreadable(unreadable))]
@@ -215,6 +246,18 @@ def _next_runs(inspection: Inspection) -> list[str]:
     described = [(name, describe_next_run(run.to_json())) for name, run in inspection.next_runs.items()]
     lines = [paragraph(f"The next {name}: {text}.", indent="  ", hanging="  ") for name, text in described]
     return ["", *lines] if lines else []
+
+
+def _columns(inspection: Inspection) -> list[str]:
+    """What data files have of columns that are gone, and in how many files the columns of a fragment are."""
+    lines = []
+    if inspection.dropped:
+        gone = inspection.dropped_column_bytes
+        size = "An unknown part" if gone is None else f"About {size_text(gone)}"
+        lines.append(f"{size} of its data files is of dropped columns (memwal-ops compact leaves them out).")
+    if inspection.most_data_files > 1:
+        lines.append(f"A fragment has up to {inspection.most_data_files:,} data files: columns that were added later.")
+    return ["", *(paragraph(line, indent="  ", hanging="  ") for line in lines)] if lines else []
 
 
 def _problems(inspection: Inspection) -> list[str]:

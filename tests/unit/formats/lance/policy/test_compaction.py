@@ -197,6 +197,12 @@ def work(policy: Policy, fragments: list[FragmentSize]) -> int:
         pytest.param(lambda: [FragmentSize(0, 75, 25, 1 << 30)], [0], id="as many as a tier"),
         pytest.param(lambda: [FragmentSize(0, 0, 9, 1 << 30)], [0], id="all are deleted"),
         pytest.param(lambda: [FragmentSize(0, 1, 99, 1000)], [], id="of a tiny one"),
+        pytest.param(lambda: [FragmentSize(0, 90, 10, 1 << 30, dropped=1 << 27)], [], id="and columns are dropped"),
+        pytest.param(lambda: [FragmentSize(0, 90, 10, 1 << 30, dropped=1 << 28)], [0], id="more of them"),
+        pytest.param(lambda: [FragmentSize(0, 9, 0, 8 << 20, files=8)], [], id="some files of columns"),
+        pytest.param(lambda: [FragmentSize(0, 9, 0, 8 << 20, files=9)], [0], id="many small ones"),
+        pytest.param(lambda: [FragmentSize(0, 9, 0, 8 << 30, files=64)], [], id="many large ones"),
+        pytest.param(lambda: [FragmentSize(0, 9, 0, 8 << 30, files=65)], [0], id="far too many"),
         pytest.param(lambda: [FragmentSize(one, 10, 0, 0) for one in range(4)], [0, 1, 2, 3], id="no size is recorded"),
     ],
 )

@@ -336,3 +336,42 @@ def test_an_error_after_a_commit_names_the_version(tmp_path: Path) -> None:
         run_job(made.uri, "compact")
     assert lance.dataset(made.uri).version == version + 2
     assert failed.value.remedy.startswith(f"What this run published before stays: revision {version + 2}.")
+
+
+def test_bytes_of_dropped_columns_are_known_and_left_out(tmp_path: Path) -> None:
+    """Columns of an old and a new data file are dropped; another fragment has none of them."""
+    uri, width = str(tmp_path / "t.lance"), 64
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(range(1000 * width), pa.float32()), width)
+    lance.write_dataset(pa.table({"id": range(1000), "old": vectors}), uri)
+    dataset = lance.dataset(uri)
+    dataset.add_columns({"kept": "id + 1", "gone": "id * 2"})
+    dataset.drop_columns(["old", "gone"])
+    dataset.create_scalar_index("id", "BTREE")
+    rows = dataset.to_table()
+    size = sum(one.file_size_bytes or 0 for part in dataset.get_fragments() for one in part.data_files())
+    found = run_job(uri, "inspect").to_json()
+    assert 1000 * width * 4 < found["dropped_column_bytes"] < size
+    plan = run_job(uri, "compact", apply=False)
+    [need] = plan.needs()
+    assert (plan.fragments_removed, plan.dropped_column_bytes) == (1, found["dropped_column_bytes"])
+    assert "of dropped columns" in need.what
+    assert run_job(uri, "compact").bytes_written < size - plan.dropped_column_bytes + 4096
+    assert lance.dataset(uri).to_table() == rows
+    assert lance.dataset(uri).scanner(filter="id = 7").to_table().num_rows == 1
+    after = run_job(uri, "inspect")
+    assert (after.dropped_column_bytes, after.most_data_files) == (0, 1)
+    assert run_job(uri, "compact").decision == "unchanged"
+
+
+def test_many_small_files_of_columns_are_joined(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(100)}), uri)
+    for number in range(9):
+        assert run_job(uri, "compact", apply=False).fragments_removed == (number == 8)
+        lance.dataset(uri).add_columns({f"c{number}": f"id * {number}"})
+    rows = lance.dataset(uri).to_table()
+    assert "up to 10 data files" in run_job(uri, "inspect").describe()
+    assert run_job(uri, "compact").decision == "compacted"
+    [part] = lance.dataset(uri).get_fragments()
+    assert len(part.data_files()) == 1
+    assert lance.dataset(uri).to_table() == rows

@@ -201,3 +201,18 @@ def test_a_blocked_region_leaves_open_what_is_merged(table: Workload) -> None:
     merged = run_job(table.uri, "merge")
     assert merged.decision == "blocked"
     assert "All generations are merged" not in merged.describe()
+
+
+def test_an_overwrite_that_dropped_all_indexes_is_named(tmp_path: Path) -> None:
+    uri, rows = str(tmp_path / "t.lance"), pa.table({"id": range(10), "v": range(10)})
+    lance.write_dataset(rows, uri)
+    for name in ("id", "v"):
+        lance.dataset(uri).create_scalar_index(name, "BTREE")
+    assert run_job(uri, "inspect").to_json()["indexes_dropped"] is None
+    lance.write_dataset(rows, uri, mode="overwrite")
+    lance.write_dataset(rows, uri, mode="append")
+    report = run_job(uri, "inspect")
+    assert report.to_json()["indexes_dropped"] == {"version": 4, "indexes": ["id_idx", "v_idx"]}
+    assert "version 4 overwrote the table and dropped its indexes: id_idx, v_idx" in " ".join(report.describe().split())
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+    assert run_job(uri, "inspect").to_json()["indexes_dropped"] is None
