@@ -62,7 +62,6 @@ class CompactReport:
     bytes_read: int
     bytes_written: int
     debt: int
-    dropped_column_bytes: int
     settings: Mapping[str, Setting]
     snapshot_lost: bool
     version: int
@@ -72,6 +71,7 @@ class CompactReport:
     error: AnswersWorseError | None = None
     expected_seconds: float | None = None
     engine_reason: str = ""
+    dropped_column_bytes: int = 0
 
     @property
     def exit_code(self) -> int:
