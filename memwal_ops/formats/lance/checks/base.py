@@ -11,7 +11,7 @@ from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSION
 from memwal_ops.formats.lance.retention.damage import damages
 from memwal_ops.formats.lance.retention.live_versions import tags_of
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, decode_version_manifest, lost_dictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,12 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
                 Severity.ERROR, "version_manifest", path, f"Its content is that of version {found.manifest.version}.",
                 "Readers of that version read another one, and gc and expire delete nothing.",
                 "Restore the manifest from a backup.", _PAGE,
+            )  # fmt: skip
+        why = lost_dictionary(found) if version != table.version else None  # of the newest, with its files
+        if why is not None:
+            yield Finding(
+                Severity.WARNING, "version_unreadable", path, f"It {why}.",
+                "Readers of that version read other values, or fail.", LOST_VALUES, _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
         if rows_before and not found.manifest.fragments and version == table.version:

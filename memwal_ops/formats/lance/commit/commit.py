@@ -78,6 +78,7 @@ __all__ = [
     "IndexChange",
     "check_committable",
     "check_rewritable",
+    "check_takes_rows",
     "commit_built",
     "commit_details",
     "commit_indexes",
@@ -120,6 +121,7 @@ def check_rewritable(table: Table) -> None:
     """Refuse, before any work is done, a table with a manifest that must not be rewritten.
 
     Raises:
+        TableCorruptError: the values of a dictionary column are lost.
         UnsupportedFeatureError: unknown writer feature flags or manifest fields (S3-013).
     """
     check_writable(table.manifest.manifest)
@@ -143,6 +145,22 @@ def check_committable(table: Table) -> None:
         raise UnsupportedFeatureError(
             f"{table.location.uri} names its manifests by the V1 scheme, with which Lance makes no detached version.",
             remedy="Run lance.dataset(uri).migrate_manifest_paths_v2() once, with no writer running.",
+        )
+
+
+def check_takes_rows(table: Table) -> None:
+    """Refuse, before any work is done, a table into which no rows of a log can be written.
+
+    Raises:
+        UnsupportedFeatureError: it has dictionaries inside its manifests, which are fixed when a table is created.
+    """
+    columns = [column.name for column in table.manifest.manifest.fields if column.dictionary.length]
+    if columns:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has files of Lance's first format, and the dictionary columns {', '.join(columns)}: "
+            "their values are fixed since the table was created, so that rows of a log cannot be merged into it.",
+            remedy="Write the rows that lance.dataset(URI) reads, or memwal_ops.memwal.read(URI) where there is a log, "
+            'into a new table with data_storage_version="2.1".',
         )
 
 

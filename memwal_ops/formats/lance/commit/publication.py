@@ -20,6 +20,7 @@ from memwal_ops.errors import (
     CommitConflictError,
     CommitStateUnknownError,
     InvalidFormatError,
+    InvariantViolatedError,
     LeaseLostError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -40,7 +41,11 @@ from memwal_ops.formats.lance.files.versions import (
 from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import (
+    decode_version_manifest,
+    dictionary_values,
+    encode_version_manifest,
+)
 from memwal_ops.log import get_logger
 from memwal_ops.version import __version__
 
@@ -217,7 +222,9 @@ def publish(table: Table, data: bytes, version: int) -> None:
     Raises:
         CommitLostError: another writer published that version.
         CommitStateUnknownError: the put failed, and reading back does not show whether it succeeded.
+        InvariantViolatedError: it has not all values of the table's dictionary columns; nothing was published.
     """
+    _refuse_lost_values(table, data)
     path = version_path(version, table.naming)
     failure: StorageError | None = None
     try:
@@ -239,6 +246,22 @@ def publish(table: Table, data: bytes, version: int) -> None:
         if stored != data:
             raise commit_lost(table, version)
     record(version)
+
+
+def _refuse_lost_values(table: Table, data: bytes) -> None:
+    """Refuse a manifest that has not the values of the dictionary columns that are inside of ``table``'s.
+
+    Lance reads other bytes as the values then, or none; no row tells that they are wrong.
+    """
+    before = dictionary_values(table.manifest.manifest, table.manifest.dictionaries)
+    if not before:
+        return
+    manifest = decode_version_manifest(data).manifest
+    after = dictionary_values(manifest, data)
+    if any(before[column] != after.get(column) for column in before.keys() & {field.id for field in manifest.fields}):
+        raise InvariantViolatedError(
+            f"The new version of {table.location.uri} would lose values of a dictionary column."
+        )
 
 
 def _read_back(table: Table, path: str, cause: StorageError | None) -> bytes | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit.commit import check_rewritable, commit_built, next_entry
+from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
 from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.feature_flags import DELETION_FILES, STABLE_ROW_IDS
@@ -47,9 +47,11 @@ def check_mergeable(table: Table) -> None:
     """Refuse, before any work, a table to which :func:`merge_draft` cannot add rows.
 
     Raises:
-        UnsupportedFeatureError: as :func:`check_rewritable`; stable row ids, whose versions Lance keeps beside rows.
+        UnsupportedFeatureError: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
+            versions Lance keeps beside rows.
     """
     check_rewritable(table)
+    check_takes_rows(table)
     if table.manifest.manifest.writer_feature_flags & STABLE_ROW_IDS:
         raise UnsupportedFeatureError(
             f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",

@@ -13,6 +13,7 @@ from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
     IndexChange,
+    check_takes_rows,
     commit_built,
     commit_indexes,
     next_entry,
@@ -65,7 +66,8 @@ def create_mem_wal(
             another table, a base index does not exist, or a spec is invalid.
         CommitConflictError: every attempt conflicted with another commit.
         NoPrimaryKeyError: no column is marked as its primary key (S0-002).
-        UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
+        UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed; or no rows of a log could be
+            merged into the table.
     """
     refuse_log_beside_dynamodb(location, logged=True)
     table = read_table(location, store)
@@ -219,6 +221,7 @@ def plan_mem_wal(
     location = table.location
     if not table.primary_key:
         raise NoPrimaryKeyError(f"{location.uri} has no column that is marked as its primary key.")
+    check_takes_rows(table)
     known = base_indexes(table)
     unknown = sorted({*maintained_indexes} - known.keys())
     if unknown:

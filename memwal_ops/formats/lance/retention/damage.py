@@ -17,9 +17,10 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundE
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.named_files import NamedFile, Place, Places
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, lost_dictionary
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 
@@ -43,6 +44,7 @@ _REMEDIES = {
     "delete nothing.",
     DATA_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
     DELETIONS_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
+    VERSIONS_FOLDER: LOST_VALUES,
     INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
 }
 
@@ -123,6 +125,8 @@ def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
         MemwalOpsError: a store failed, or that of a base path cannot be opened.
     """
     yield from _damaged_references(table)
+    if (why := lost_dictionary(table.manifest)) is not None:
+        yield Damage(version_path(table.version, table.naming), VERSIONS_FOLDER, why)
     places = _places(table)
     checks = chain(
         (partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), limit)),

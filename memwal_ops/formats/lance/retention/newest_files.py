@@ -22,6 +22,7 @@ from memwal_ops.formats.lance.files.referenced_files import (
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.retention.damage import Damage, missing_at_base_paths
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.version_manifest import lost_dictionary
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class NewestFiles:
         }
         self._unseen = set(references(table.manifest).own)
         self._wrong: dict[str, str] = {}
+        if (why := lost_dictionary(table.manifest)) is not None:
+            self._wrong[version_path(table.version, table.naming)] = why
 
     @property
     def folders(self) -> frozenset[str]:

@@ -1,28 +1,33 @@
 """Decode and encode the manifest file of a table version: index section, transaction, manifest and trailer.
 
-``[u32 n][index section] [u32 n][transaction] [u32 n][manifest] [u64 position][u16 major][u16 minor]LANC``
+``[dictionaries] [u32 n][index section] [u32 n][transaction] [u32 n][manifest] [u64 position][u16][u16]LANC``
 
 All numbers are little-endian; the position is that of the manifest's length prefix, from the start of the file. The
 manifest has the positions of the other two sections. A rewrite moves them, so every field that contains a position must
 be known: a manifest with an unknown field can be read, but not rewritten (S3-013).
+
+Tables with files of Lance's first format (0.1) have the values of their dictionary columns at the start of the file, in
+front of the sections; positions from the start of the file are also among these bytes, so a rewrite leaves them there.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidFormatError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAGIC = b"LANC"
 _TRAILER = struct.Struct("<QHH4s")
@@ -33,6 +38,16 @@ _WRITER_TAG, _WRITER = 13 << 3 | 2, b"\n\x05lance\x12"
 
 # The fields with the positions of the other sections.
 POSITIONS = ("index_section", "transaction_section", "transaction_section_old")
+# Per type of the values of a dictionary inside a manifest their width; 0: any, with the positions of their ends.
+_WIDTHS = {f"{sign}int{8 * width}": width for width in (1, 2, 4, 8) for sign in ("", "u")} | {
+    "string": 0, "binary": 0, "large_string": 0, "large_binary": 0, "halffloat": 2, "float": 4, "double": 8,
+}  # fmt: skip
+_POSITION = struct.Struct("<q")
+
+LOST_VALUES = (
+    "Keep all versions: memwal-ops verify URI --deep names those that have lost the values. Write what "
+    "lance.dataset(URI, version=N) reads of the newest one that has them into a new table; pylance does not restore it."
+)
 
 _Section = TypeVar("_Section", bound=Message)
 
@@ -47,6 +62,8 @@ class VersionManifest:
         transaction: the transaction that made the version; None if it is in a file of its own.
         major: format version of the envelope.
         minor: format version of the envelope.
+        dictionaries: what precedes the sections: the values of dictionary columns, to which positions in ``manifest``
+            lead; empty for most tables.
     """
 
     manifest: pb.Manifest
@@ -54,6 +71,7 @@ class VersionManifest:
     transaction: pb.Transaction | None
     major: int
     minor: int
+    dictionaries: bytes = b""
 
     @property
     def index_entries(self) -> Sequence[pb.IndexMetadata]:
@@ -85,7 +103,8 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
         transaction = _section(data, manifest.transaction_section, pb.Transaction, "transaction")
     elif manifest.HasField("transaction_section_old"):
         transaction = _section(data, manifest.transaction_section_old, pb.Transaction, "transaction")
-    return VersionManifest(manifest, indexes, transaction, major, minor)
+    first = min([position, *(getattr(manifest, field) for field in POSITIONS if manifest.HasField(field))])
+    return VersionManifest(manifest, indexes, transaction, major, minor, data[:first])
 
 
 def index_section_by_ends(head: bytes, tail: bytes) -> tuple[bool, pb.IndexSection | None]:
@@ -154,14 +173,21 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
     The argument is not changed. The same value always gives the same bytes.
 
     Raises:
+        TableCorruptError: a dictionary column has no values in the file that was decoded.
         UnsupportedFeatureError: an unknown manifest field, which may contain a position.
     """
     check_positions_known(version.manifest)
+    try:
+        dictionary_values(version.manifest, version.dictionaries)
+    except InvalidFormatError as error:
+        raise TableCorruptError(
+            f"Version {version.manifest.version} cannot be rewritten: {error}", remedy=LOST_VALUES
+        ) from error
     manifest = deepcopy(version.manifest)
     old_position = manifest.HasField("transaction_section_old") and not manifest.HasField("transaction_section")
     for field in POSITIONS:
         manifest.ClearField(field)
-    out = bytearray()
+    out = bytearray(version.dictionaries)
     if version.indexes is not None:
         manifest.index_section = _append(out, version.indexes)
     if version.transaction is not None:
@@ -173,6 +199,53 @@ def encode_version_manifest(version: VersionManifest) -> bytes:
     manifest_at = _append(out, manifest)
     out += _TRAILER.pack(manifest_at, version.major, version.minor, MAGIC)
     return bytes(out)
+
+
+def lost_dictionary(version: VersionManifest) -> str | None:
+    """Why the values of a dictionary column are lost, as the end of a sentence on the manifest; None: none are.
+
+    Early releases of memwal-ops left them out of the manifests that they wrote.
+    """
+    try:
+        dictionary_values(version.manifest, version.dictionaries)
+    except InvalidFormatError as error:
+        return f"is damaged: {str(error).rstrip('.')}"
+    except UnsupportedFeatureError:
+        pass
+    return None
+
+
+def dictionary_values(manifest: pb.Manifest, data: bytes) -> Mapping[int, tuple[bytes, ...]]:
+    """The encoded values of the dictionary columns inside a manifest's file, by the ids of their fields.
+
+    Args:
+        manifest: decoded from the file.
+        data: the file, or its beginning up to the first section.
+
+    Raises:
+        InvalidFormatError: they are not where the manifest says.
+        UnsupportedFeatureError: values of a type that Lance does not store there.
+    """
+    return {field.id: _values_of(field, data) for field in manifest.fields if field.dictionary.length}
+
+
+def _values_of(field: pb.Field, data: bytes) -> tuple[bytes, ...]:
+    kind = field.logical_type.partition(":")[2].partition(":")[0]
+    if kind not in _WIDTHS:
+        raise UnsupportedFeatureError(
+            f"Column {field.name} has a dictionary of {kind or 'an unknown type'} inside the manifest, which this "
+            "release of memwal-ops does not support."
+        )
+    at, length, width = field.dictionary.offset, field.dictionary.length, _WIDTHS[kind]
+    end = at + (length * width or (length + 1) * _POSITION.size)
+    ends: Sequence[int] = ()
+    if 0 <= at < end <= len(data):
+        ends = range(at, end + 1, width) if width else [one for (one,) in _POSITION.iter_unpack(data[at:end])]
+    if not ends or ends[0] < 0 or ends[-1] > end or any(map(operator.gt, ends, ends[1:])):
+        raise InvalidFormatError(
+            f"The {length:,} values of the dictionary column {field.name} are not in the manifest, at position {at:,}."
+        )
+    return tuple(data[start:stop] for start, stop in pairwise(ends))
 
 
 def check_positions_known(manifest: pb.Manifest) -> None:

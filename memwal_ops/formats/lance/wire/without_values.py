@@ -52,7 +52,9 @@ def manifest_without_values(
     if found.transaction is not None:
         kept = allowed_fields(found.transaction.SerializeToString(), _TRANSACTION)
         transaction = table_pb2.Transaction.FromString(kept)
-    return encode_version_manifest(replace(found, manifest=manifest, indexes=indexes, transaction=transaction))
+    return encode_version_manifest(
+        replace(found, manifest=manifest, indexes=indexes, transaction=transaction, dictionaries=b"")
+    )
 
 
 def region_manifest_without_values(data: bytes, mark: Callable[[bytes], bytes]) -> bytes:

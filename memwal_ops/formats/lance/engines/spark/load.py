@@ -16,7 +16,7 @@ from memwal_ops.core.spark.faults import between_stages, reported
 from memwal_ops.core.spark.session import check_executors, quiet
 from memwal_ops.core.spark.stages import Stages, release
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
-from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable
+from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable, check_takes_rows
 from memwal_ops.formats.lance.engines.merge.api import MergePass
 from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
 from memwal_ops.formats.lance.engines.merge.passes import commit_files, open_generations
@@ -70,6 +70,7 @@ def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | N
     """
     table = open_lance_table(uri, storage_options)
     check_committable(table)
+    check_takes_rows(table)
     probe_conditional_writes(table.store)
     with quiet(), between_stages():
         check_executors(df.sparkSession)

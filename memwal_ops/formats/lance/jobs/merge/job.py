@@ -26,6 +26,7 @@ from memwal_ops.formats.lance.commit.commit import (
     CommitNote,
     IndexChange,
     check_committable,
+    check_takes_rows,
     commit_indexes,
 )
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
@@ -102,6 +103,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
     waiting = list(backlog.pending)
     if waiting:
         check_committable(table)
+        check_takes_rows(table)
     else:
         refuse_missing_base_files(table)
     passes = []
@@ -171,6 +173,7 @@ def apply(
     choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, backlog)
     if backlog.pending:
         check_committable(table)
+        check_takes_rows(table)
         probe_conditional_writes(table.store)
     else:
         refuse_missing_base_files(table)

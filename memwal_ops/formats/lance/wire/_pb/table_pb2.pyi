@@ -97,7 +97,7 @@ class DataStorageFormat(_message.Message):
     def __init__(self, file_format: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Field(_message.Message):
-    __slots__ = ("name", "id", "parent_id", "logical_type", "nullable", "metadata", "unenforced_primary_key", "unenforced_primary_key_position")
+    __slots__ = ("name", "id", "parent_id", "logical_type", "nullable", "dictionary", "metadata", "unenforced_primary_key", "unenforced_primary_key_position")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class Field(_message.Message):
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     LOGICAL_TYPE_FIELD_NUMBER: _ClassVar[int]
     NULLABLE_FIELD_NUMBER: _ClassVar[int]
+    DICTIONARY_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     UNENFORCED_PRIMARY_KEY_FIELD_NUMBER: _ClassVar[int]
     UNENFORCED_PRIMARY_KEY_POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -118,10 +119,19 @@ class Field(_message.Message):
     parent_id: int
     logical_type: str
     nullable: bool
+    dictionary: Dictionary
     metadata: _containers.ScalarMap[str, bytes]
     unenforced_primary_key: bool
     unenforced_primary_key_position: int
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., parent_id: _Optional[int] = ..., logical_type: _Optional[str] = ..., nullable: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., unenforced_primary_key: _Optional[bool] = ..., unenforced_primary_key_position: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., parent_id: _Optional[int] = ..., logical_type: _Optional[str] = ..., nullable: _Optional[bool] = ..., dictionary: _Optional[_Union[Dictionary, _Mapping]] = ..., metadata: _Optional[_Mapping[str, bytes]] = ..., unenforced_primary_key: _Optional[bool] = ..., unenforced_primary_key_position: _Optional[int] = ...) -> None: ...
+
+class Dictionary(_message.Message):
+    __slots__ = ("offset", "length")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class DataFragment(_message.Message):
     __slots__ = ("id", "files", "deletion_file", "physical_rows", "inline_row_ids")

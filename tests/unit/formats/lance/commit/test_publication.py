@@ -101,6 +101,7 @@ def table(store: MemoryStore | None = None, version: int = 4, **fields: Any) -> 
     known: dict[str, Any] = {
         "remember": lambda *_: None,
         "file": None,
+        "manifest": VersionManifest(pb.Manifest(), None, None, 0, 2),
         "listed": VersionPage((), complete=False, versions={}, newest=None),
     }
     location = SimpleNamespace(uri="memory://t")
