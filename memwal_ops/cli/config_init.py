@@ -157,7 +157,9 @@ def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, o
         catalog = Catalog.from_uri(namespace, dict(options))
         names = [*catalog.tables()]
         if not names:
-            raise TableNotFoundError(f"No table found in {catalog.uri()}: its list is empty.")
+            below = next((one.uri() for one in catalog.nested()), None)
+            remedy = None if below is None else f"Give one of its namespaces: --namespace {shlex.quote(below)}"
+            raise TableNotFoundError(f"No table found in {catalog.uri()}: its list is empty.", remedy=remedy)
         secrets = (variable_name(key) for key, value in catalog.properties.items() if is_secret_property(key, value))
         return _Found((namespace_entry(catalog) + _limit(names),), tuple(names), tuple(secrets))
     for place, wild in ((database, _PATTERN), *((uri, _WILDCARD) for uri in uris)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
@@ -46,7 +47,9 @@ _MAX_SKIPPED = 10
     "--database", type=TABLE, metavar="DIR", help="All tables of this LanceDB folder, those of its namespaces, too."
 )
 @click.option(
-    "--namespace", metavar="URI", help="All tables of this catalog: lance+namespace://IMPL/PATH?PROPERTY=VALUE."
+    "--namespace",
+    metavar="URI",
+    help="All tables of this catalog and the namespaces in it: lance+namespace://IMPL/PATH?PROPERTY=VALUE.",
 )
 @storage_options
 @json_output
@@ -70,9 +73,19 @@ def scan(
     if sum((bool(uris), database is not None, namespace is not None)) != 1:
         raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
-        catalog = Catalog.from_uri(namespace, storage_options)
-        tables, entries = [catalog.uri(name) for name in catalog.tables()], [namespace_entry(catalog)]
-        nothing = f"No table found in {catalog.uri()}: its list is empty."
+        top = Catalog.from_uri(namespace, storage_options)
+        catalogs, unlisted = _with_nested(top)
+        skipped += [] if unlisted is None else [unlisted]
+        listed = [(catalog, [catalog.uri(name) for name in catalog.tables()]) for catalog in catalogs]
+        tables = [uri for _, found_uris in listed for uri in found_uris]
+        entries = [
+            # Tables of two namespaces may have one name: those of a nested one have its path before it.
+            f"name: {quote('/'.join(catalog.path)).replace('%', '_')}\n    " * (catalog is not top)
+            + namespace_entry(catalog)
+            for catalog, found_uris in listed
+            if found_uris
+        ]
+        nothing = f"No table found in {top.uri()}: its list is empty, and so are those of its namespaces."
     elif database is not None:
         tables, skipped = tables_of_database(database, storage_options)
         entries = [f"database: {quoted(absolute(database))}"]
@@ -98,6 +111,15 @@ def scan(
     }
     echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
     return worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
+
+
+def _with_nested(catalog: Catalog) -> tuple[list[Catalog], Skipped | None]:
+    """The catalog and the namespaces below it; and that they could not be listed."""
+    try:
+        return [catalog, *catalog.nested()], None
+    except MemwalOpsError as error:
+        why = f"The namespaces below it could not be listed: {error}"
+        return [catalog], Skipped(catalog.uri(), why, "Scan each of them by its URI.")
 
 
 def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | Skipped]:

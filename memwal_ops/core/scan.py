@@ -17,7 +17,7 @@ from memwal_ops.core.registry import find_stub, package_of
 from memwal_ops.core.report import Need, PlanReport
 from memwal_ops.core.run import plugin_errors, run_job
 from memwal_ops.errors import MemwalOpsError, NotALanceTableError
-from memwal_ops.storage.locations import below, is_database_table
+from memwal_ops.storage.locations import below, decoded_name, is_database_table
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.text import counted_as
@@ -93,11 +93,16 @@ def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[li
     root = uri.rstrip("/")
     level = open_store(resolve(root, storage_options)).list_level("")
     folders = sorted({*level.directories, *level.empty})
-    tables = [below(root, name) for name in folders if is_database_table(name)]
+    marks = {name: beside for name in folders if (beside := decoded_name(name)) in folders}
+    tables = [below(root, name) for name in folders if is_database_table(name) and name not in marks]
     skipped = [
         Skipped(below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
         for name in folders
         if not is_database_table(name)
+    ]
+    skipped += [
+        Skipped(below(root, name), f"It is no table: a catalog writes its marks for {beside} there.", "Leave it there.")
+        for name, beside in marks.items()
     ]
     link = "It is a symbolic link."
     skipped += [Skipped(f"{root}/{name}", link, "Scan the folder that it leads to.") for name in sorted(level.links)]

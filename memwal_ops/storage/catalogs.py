@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ _BROKEN = (
     "Internal error: Failed to read",
 )
 _EXPIRES = ("expires_at_millis", "refresh_offset_millis")
+_DECLARED = ".lance-reserved"
 
 
 def is_catalog(uri: str) -> bool:
@@ -119,21 +120,47 @@ class Catalog:
         Raises:
             MemwalOpsError: the catalog is unreachable, refuses, or has no such path.
         """
+        names = self._listed("tables", include_declared=False)
+        if self.impl == "dir":
+            # pylance looks for a table's files under the encoded name of its folder, and takes it for declared alone.
+            names |= {name for name in self._listed("tables", include_declared=True) - names if self._is_written(name)}
+        yield from sorted(names)
+
+    def nested(self) -> Iterator[Catalog]:
+        """The namespaces below it, each before those below it. Raises as :meth:`tables`."""
+        for name in sorted(self._listed("namespaces")):
+            below = replace(self, path=(*self.path, name))
+            yield below
+            yield from below.nested()
+
+    def _listed(self, what: str, **options: Any) -> set[str]:
+        """All names of one kind: ``tables`` or ``namespaces``."""
         namespaces, client = self._connect()
+        asked = {"tables": namespaces.ListTablesRequest, "namespaces": namespaces.ListNamespacesRequest}[what]
         names: set[str] = set()
         seen: set[str] = set()
         token: str | None = None
         while token is None or token:
-            request = namespaces.ListTablesRequest(
-                id=[*self.path], limit=_PAGE, page_token=token, include_declared=False
-            )
-            page = self._ask(namespaces, partial(client.list_tables, request))
-            names.update(page.tables)
+            request = asked(id=[*self.path], limit=_PAGE, page_token=token, **options)
+            page = self._ask(namespaces, partial(getattr(client, f"list_{what}"), request))
+            names.update(getattr(page, what))
             token = page.page_token or ""
             if token in seen:
-                raise StorageError(f"The catalog {self.uri()} repeats a page of its list of tables.")
+                raise StorageError(f"The catalog {self.uri()} repeats a page of its list of {what}.")
             seen.add(token)
-        yield from sorted(names)
+        return names
+
+    def _is_written(self, name: str) -> bool:
+        """Whether a table that the catalog takes for declared has files."""
+        from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - it imports this module
+        from memwal_ops.storage.resolve import resolve  # noqa: PLC0415 - as above
+
+        try:
+            found = replace(self, path=(*self.path, name)).describe()
+        except TableNotFoundError:
+            return False
+        store = open_store(resolve(found.location, {**self.storage_options, **found.options}))
+        return any(meta.path != _DECLARED for meta in store.list())
 
     def describe(self) -> Vended:
         """Return the location of the table with this URI, with new credentials.

@@ -214,6 +214,17 @@ def is_database_table(folder: str) -> bool:
     return folder.endswith(suffix) or folder == _CATALOG_TABLE or _IN_NAMESPACE.fullmatch(folder) is not None
 
 
+def decoded_name(folder: str) -> str | None:
+    """The name of the folder that pylance writes marks for under the encoded name ``folder``, in a child namespace.
+
+    It encodes a name that is not ASCII, also twice. The hash before both is that of one table's id.
+    """
+    name = folder
+    while _IN_NAMESPACE.fullmatch(name) is not None and (decoded := unquote(name)) != name:
+        name = decoded
+    return None if name == folder else name
+
+
 def has_scheme(uri: str) -> bool:
     """Whether it is a URI, and not a path."""
     return _SCHEME.match(_with_slashes(uri)) is not None

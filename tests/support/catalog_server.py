@@ -57,6 +57,8 @@ class CatalogServer:
         """Status and body: the page of names after the token, or one table."""
         parts, query = urlsplit(path).path.split("/"), parse_qs(urlsplit(path).query)
         names = unquote(parts[3]).split("$")
+        if parts[2:] == ["namespace", parts[3], "list"] and names == ["prod"]:
+            return 200, {"namespaces": []}
         if parts[2] == "namespace" and names == ["prod"]:
             left = [name for name in sorted(self.tables) if name > query.get("page_token", [""])[0]]
             page = left[: self._page]

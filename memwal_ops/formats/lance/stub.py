@@ -22,6 +22,8 @@ from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE
 from memwal_ops.formats.lance.specs import REPAIR
 from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.locations import decoded_name
+from memwal_ops.storage.objects import open_store
 from memwal_ops.text import counted
 from memwal_ops.units import duration_text
 
@@ -50,12 +52,14 @@ class Stub(GuardedTable):
     Attributes:
         objects: all of them.
         written: when the last of them was written, or an empty folder changed; None: there is none.
+        beside: the table whose folder has the name that this one's name encodes; None: there is none.
     """
 
     location: Location
     store: Store
     objects: tuple[ObjectMeta, ...]
     written: datetime | None
+    beside: str | None = None
     guard: CommitGuard = field(default_factory=Unguarded, compare=False)
     revision: int = 0
 
@@ -106,6 +110,8 @@ class Stub(GuardedTable):
         if self.with_data:
             files = counted(self.with_data, "file")
             return f"{uri} has no version, but {files} that may have rows: a drop or a creation was interrupted."
+        if self.beside is not None:
+            return f"{uri} is no table: a catalog writes its marks there, under the encoded name of {self.beside}."
         if self.declared:
             return f"{uri} has no version: a catalog declared the table, and it was never written."
         return f"{uri} is a stub: it has no version, and no file with rows."
@@ -125,7 +131,17 @@ def find_stub(location: Location, store: Store) -> Stub | None:
         return None
     times = [meta.last_modified for meta in objects]
     times += [datetime.fromtimestamp(os.stat(folder).st_mtime, UTC) for folder in folders]
-    return Stub(location, store, objects, max(times, default=None))
+    return Stub(location, store, objects, max(times, default=None), _beside(location))
+
+
+def _beside(location: Location) -> str | None:
+    """The table for which a catalog writes marks there."""
+    folder, _, name = location.uri.rpartition("/")
+    if (decoded := decoded_name(name)) is None:
+        return None
+    beside = replace(location, uri=f"{folder}/{decoded}")
+    listed = open_store(beside).list(VERSIONS_FOLDER)
+    return beside.uri if any(meta.path.endswith(".manifest") for meta in listed) else None
 
 
 class StubRepair:
@@ -171,10 +187,10 @@ def _report(stub: Stub, now: datetime, *, apply: bool) -> RepairReport:
         _CHECK,
         stub.location.uri,
         stub.evidence,
-        "LanceDB lists it as a table, and cannot open it.",
+        "The table itself is whole." if stub.beside else "LanceDB lists it as a table, and cannot open it.",
         "See the choices.",
     )
-    if not (stub.with_data or stub.declared or young):
+    if not (stub.with_data or stub.declared or stub.beside or young):
         number = counted(len(stub.objects), "object")
         report.fixes.append(Fixed(f"delete the folder ({number}, none with rows)", [finding]))
     else:
@@ -185,6 +201,8 @@ def _report(stub: Stub, now: datetime, *, apply: bool) -> RepairReport:
 def _why(stub: Stub) -> str:
     if stub.with_data:
         return "Without a version it cannot be proven that its files are unreferenced."
+    if stub.beside is not None:
+        return f"A catalog uses it, and dropping it there would drop {stub.beside}."
     if stub.declared:
         return "The catalog's entry must be removed with it."
     age = duration_text(UNFINISHED_AGE)
@@ -192,6 +210,8 @@ def _why(stub: Stub) -> str:
 
 
 def _choices(stub: Stub) -> tuple[Choice, ...]:
+    if stub.beside is not None and not stub.with_data:
+        return (Choice("Leave it as it is.", "It has no rows."),)
     drop = Choice("Drop the table in LanceDB.", "All of its files are deleted.")
     leave = Choice("Leave it as it is.", "LanceDB lists a table that cannot be opened.")
     if not stub.with_data:

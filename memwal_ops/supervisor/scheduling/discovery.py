@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.registry import branches, locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import Catalog, is_catalog
-from memwal_ops.storage.locations import BRANCHES_FOLDER, is_database_table, split_query
+from memwal_ops.storage.locations import BRANCHES_FOLDER, decoded_name, is_database_table, split_query
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.redaction import redact
@@ -181,7 +181,8 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     found = _walk(store, "", parts[fixed:])
     if entry.database:
-        found = (name for name in _walk(store, "", ["*"]) if is_database_table(name))
+        names = [*_walk(store, "", ["*"])]
+        found = (name for name in names if is_database_table(name) and decoded_name(name) not in names)
     for path in found:
         name = short_name(path)
         uri = f"{root}/{path}{query}"

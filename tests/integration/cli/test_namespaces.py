@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote
 
+import lance_namespace
+import pyarrow as pa
 import pytest
+from lance.namespace import DirectoryNamespace
 
 from memwal_ops.errors import StorageCredentialsError, StorageError, StoreUnavailableError, TableNotFoundError
 from memwal_ops.storage import catalogs
@@ -351,3 +357,63 @@ def test_credentials_of_a_table_that_has_moved_are_not_used(
     with pytest.raises(TableNotFoundError, match="there is none") as gone:
         store.put("x", b"1")
     assert VENDED not in str(gone.value)
+
+
+def _in_namespaces(root: Path, *paths: list[str]) -> list[str]:
+    """A table in each namespace of a directory, with the marks that LanceDB leaves beside it; returns their folders."""
+    client, rows, stream = DirectoryNamespace(root=str(root)), pa.table({"id": range(5)}), io.BytesIO()
+    with pa.ipc.new_stream(stream, rows.schema) as writer:
+        writer.write_table(rows)
+    folders = []
+    for path in paths:
+        for end in range(1, len(path) + 1):
+            with suppress(lance_namespace.NamespaceAlreadyExistsError):
+                client.create_namespace(lance_namespace.CreateNamespaceRequest(id=path[:end]))
+        request = lance_namespace.CreateTableRequest(id=[*path, "t"])
+        encoded = client.create_table(request, stream.getvalue()).location.rpartition("/")[2]
+        folders.append(unquote(encoded))
+        if encoded != folders[-1]:
+            (root / encoded).mkdir()
+            (root / encoded / ".lance-reserved").touch()
+            (root / encoded.replace("%", "%25")).mkdir()
+    return folders
+
+
+def test_namespaces_with_names_that_are_not_ascii(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever marks a catalog writes beside a table, the table is found, and no command has it dropped."""
+    root = tmp_path / "db"
+    folders = _in_namespaces(root, ["día"], ["día", "noche"], ["plain"])
+    shown = run_here(capfd, "scan", "--database", str(root), "--json")
+    assert shown.code == 0, shown.err
+    wanted = {*folders, "__manifest"}
+    assert {one["uri"].rpartition("/")[2] for one in shown.document["tables"]} == wanted
+    assert len(shown.document["skipped"]) == 4
+    for one in shown.document["skipped"]:
+        assert "It is no table" in one["why"]
+        repair = run_here(capfd, "repair", one["uri"], "--json")
+        [decision] = repair.document["decisions"]
+        assert [choice["choice"] for choice in decision["choices"]] == ["Leave it as it is."]
+    catalog = f"lance+namespace://dir/d%C3%ADa?root={root}"
+    shown = run_here(capfd, "scan", "--namespace", catalog, "--json")
+    assert shown.code == 0, shown.err
+    assert [one["uri"].partition("?")[0].rpartition("dir/")[2] for one in shown.document["tables"]] == [
+        "d%C3%ADa/t",
+        "d%C3%ADa/noche/t",
+    ]
+    file = tmp_path / "memwal.yaml"
+    file.write_text(shown.document["configuration"])
+    found = discover(load_settings(str(file), {}).tables)
+    assert ([table.name for table in found.tables], found.faults) == (["t", "d_C3_ADa/noche/t"], ())
+    file.write_text(f"tables: [{{database: {root}}}]")
+    assert {table.uri.rpartition("/")[2] for table in discover(load_settings(str(file), {}).tables).tables} == wanted
+
+
+def test_namespaces_that_cannot_be_listed_are_named(catalog: CatalogServer, capfd: pytest.CaptureFixture[str]) -> None:
+    answer = catalog.answer
+    catalog.answer = lambda path: (
+        (406, {"error": "no", "code": 0}) if "/list?" in path and "/table/" not in path else answer(path)
+    )  # type: ignore[method-assign]  # of this server
+    shown = run_here(capfd, "scan", "--namespace", _uri(catalog), *OPTION, "--json")
+    assert (shown.code, len(shown.document["tables"])) == (0, 5), shown.err
+    [skipped] = shown.document["skipped"]
+    assert "namespaces below it could not be listed" in skipped["why"]
