@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from benchmarks.markdown import head, row
 from memwal_ops.cli.status_text import describe
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.http.exchange import long_json_response
+from memwal_ops.supervisor.http.connections import long_json_response
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, OK, WORDS, findings_of
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.observe.metrics import Metrics

@@ -14,8 +14,8 @@ from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.fleet_budget import NOTHING
 from memwal_ops.core.prices import money_text
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe.budget_text import budget_notes
-from memwal_ops.supervisor.observe.ledger import BY, By, ledger_document
+from memwal_ops.supervisor.observe.spending import BY, By, ledger_document
+from memwal_ops.supervisor.observe.status_document import budget_notes
 from memwal_ops.supervisor.scheduling.ranking import budget_status
 from memwal_ops.supervisor.state.directory import history_path
 from memwal_ops.supervisor.state.history import History

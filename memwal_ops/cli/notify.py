@@ -13,9 +13,7 @@ from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.notify.changes import Change, Found
-from memwal_ops.supervisor.notify.channels import NotificationError, send
-from memwal_ops.supervisor.notify.message import Message
+from memwal_ops.supervisor.notify import Change, Found, Message, NotificationError, send
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from memwal_ops.core.prices import money_text
 from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe.budget_text import budget_notes
-from memwal_ops.supervisor.observe.fleet import FleetStatus
 from memwal_ops.supervisor.observe.forecast import forecast
+from memwal_ops.supervisor.observe.status import FleetStatus
+from memwal_ops.supervisor.observe.status_document import budget_notes
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.scheduling.ranking import budget_status
 from memwal_ops.supervisor.state.directory import history_path

@@ -15,8 +15,8 @@ from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.supervisor.config.loader import http_of
+from memwal_ops.supervisor.http.access import read_tokens, token_file_of
 from memwal_ops.supervisor.http.client import ServiceClient, target
-from memwal_ops.supervisor.http.tokens import read_tokens, token_file_of
 from memwal_ops.text import counted
 from memwal_ops.units import duration_text
 

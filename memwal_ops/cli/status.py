@@ -30,7 +30,7 @@ from memwal_ops.supervisor.observe.findings import (
     no_tables,
     service_findings,
 )
-from memwal_ops.supervisor.observe.fleet import FleetStatus
+from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.state.directory import state_dir
 

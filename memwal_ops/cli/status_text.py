@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.cli.printing import page_path
 from memwal_ops.core.figures import backlog_of, shared_noun
 from memwal_ops.core.next_run import describe_next_run
-from memwal_ops.supervisor.observe.budget_text import budget_text
 from memwal_ops.supervisor.observe.findings import (
     WAITS,
     WORDS,
@@ -17,6 +16,7 @@ from memwal_ops.supervisor.observe.findings import (
     level_of_finding,
     seconds_until,
 )
+from memwal_ops.supervisor.observe.status_document import budget_text
 from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import package_of
-from memwal_ops.supervisor.scheduling.breaker import is_open
+from memwal_ops.supervisor.scheduling.due import breaker_is_open as is_open
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest

@@ -24,25 +24,26 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events.listener import Listener
-from memwal_ops.supervisor.events.routes import Routes
-from memwal_ops.supervisor.found_tables import FoundTables
-from memwal_ops.supervisor.http.audit import Audit
+from memwal_ops.supervisor.events import Listener, Routes
+from memwal_ops.supervisor.http.access import token_file_of
+from memwal_ops.supervisor.http.acting import Audit
+from memwal_ops.supervisor.http.connections import Certificate
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tls import Certificate
-from memwal_ops.supervisor.http.tokens import token_file_of
-from memwal_ops.supervisor.membership.member import Member
-from memwal_ops.supervisor.notify.changes import Found
-from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
+from memwal_ops.supervisor.membership.member import FoundTables, Member
+from memwal_ops.supervisor.notify import FindingNotifier, Findings, Found
 from memwal_ops.supervisor.observe.findings import service_findings
-from memwal_ops.supervisor.observe.heartbeat import Heartbeat
-from memwal_ops.supervisor.observe.metrics import Metrics
-from memwal_ops.supervisor.observe.otlp import push
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier
+from memwal_ops.supervisor.observe.metrics import Metrics, push
 from memwal_ops.supervisor.observe.pages import Pages
-from memwal_ops.supervisor.observe.scheduled_tables import ScheduledTables
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.status import budget_status, events_status, paused, published_budget, status_of
-from memwal_ops.supervisor.observe.systemd import Notifier
+from memwal_ops.supervisor.observe.status import (
+    ScheduledTables,
+    budget_status,
+    events_status,
+    paused,
+    published_budget,
+    status_of,
+)
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir

@@ -15,10 +15,10 @@ from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.status import status_of
-from memwal_ops.supervisor.scheduling.clock import Clock
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.state.tables import Clock
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.triggers import Trigger
     from memwal_ops.supervisor.config.document import Problem
     from memwal_ops.supervisor.config.model import BudgetConfig, Config
-    from memwal_ops.supervisor.scheduling.schedules import Schedule
-    from memwal_ops.supervisor.scheduling.windows import Window
+    from memwal_ops.supervisor.scheduling.schedules import Schedule, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,14 @@ from pydantic import ValidationError
 
 from memwal_ops.core.registry import all_job_specs, formats, job_specs
 from memwal_ops.errors import InvalidConfigError, JobPluginError
-from memwal_ops.supervisor.config.document import Document, Problem, place_text, read_document
-from memwal_ops.supervisor.config.explained import explained, without_invalid
+from memwal_ops.supervisor.config.document import (
+    Document,
+    Problem,
+    explained,
+    place_text,
+    read_document,
+    without_invalid,
+)
 from memwal_ops.supervisor.config.model import Config, HttpConfig
 from memwal_ops.supervisor.config.resolver import Resolver
 

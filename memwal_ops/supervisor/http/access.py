@@ -1,26 +1,304 @@
-"""Decide who may act: a bearer token, or a session of a browser whose page is this service's own."""
+"""Decide who may act: a bearer token, or a session of a browser whose page is this service's own.
+
+Which host names and origins are this service's own: no page of another host reads it, or acts, by a browser.
+
+The tokens that may act, from a file that is read again when it changes.
+
+Each line is ``ROLE TOKEN [NAME]``, with the roles ``view`` and ``operate``; a file with one word is one token with the
+role ``operate``. Only digests are kept.
+
+Sessions of browsers: a cookie after a token was given once, and the value that each form must send back.
+
+Say who looks at a page: which buttons it has depends on that.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import socket
+import stat
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import urlsplit
 
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.log import get_logger
-from memwal_ops.supervisor.http.exchange import HttpError
-from memwal_ops.supervisor.http.sessions import Sessions, cookie, is_csrf_of
-from memwal_ops.supervisor.observe.viewer import Viewer
+from memwal_ops.storage.redaction import remember
+from memwal_ops.supervisor.http.connections import HttpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from memwal_ops.supervisor.http.exchange import Request
-    from memwal_ops.supervisor.http.host_names import HostNames
-    from memwal_ops.supervisor.http.sessions import Session
-    from memwal_ops.supervisor.http.tokens import Role, Token, TokenFile
+    from memwal_ops.supervisor.config.model import HttpConfig
+    from memwal_ops.supervisor.http.connections import Request
+
+
+EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class HostNames:
+    """The names of a service bound to ``host``. ``allowed``: more of them, as of a proxy before it."""
+
+    def __init__(self, host: str, allowed: Iterable[str]) -> None:
+        own = socket.gethostname() if host in EVERYWHERE else host
+        self._allowed = {name.lower().rstrip(".") for name in allowed}
+        self._names = {"localhost", own.lower().rstrip("."), *self._allowed}
+
+    def is_own(self, host: str) -> bool:
+        """Whether a ``Host`` header names this service: by one of its names, or by an address, which no DNS rebinds."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            return name in self._names or bool(ip_address(name))
+        except ValueError:
+            return False
+
+    def is_own_origin(self, origin: str, host: str | None) -> bool:
+        """Whether an ``Origin`` is that of a page of this service, which was requested by the ``Host``.
+
+        That of another port is not: cookies are shared by all ports of a host. Behind a proxy that sends another
+        ``Host``, it is a name of ``http.allowed_hosts``.
+        """
+        try:
+            parts = urlsplit(origin)
+            name, port = (parts.hostname or "").rstrip("."), parts.port
+            default = _DEFAULT_PORTS[parts.scheme]
+            asked = urlsplit(f"//{host or ''}")
+            same = (name, port or default) == ((asked.hostname or "").rstrip("."), asked.port or default)
+        except (KeyError, ValueError):
+            return False
+        return bool(name) and (same or (name in self._allowed and port in {None, default}))
+
+
+Role = Literal["view", "operate"]
+CREDENTIAL = "http-token"
+"""The name for systemd's ``LoadCredential``."""
+_SHORTEST = 16
+_MAX_BYTES = 64 << 10
+# What an Authorization header can have (RFC 6750).
+_TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_SHORTEST},512}}")
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,100}")
+_FORM = "Write a line for each token: view or operate, the token, and a name for the audit log."
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token: its role, its name in the audit log, and its digest."""
+
+    role: Role
+    name: str
+    digest: bytes
+
+
+class TokenFile:
+    """The tokens of a file. ``managed``: the service manager made it, and its mode is not checked."""
+
+    def __init__(self, path: str, *, managed: bool = False) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self._managed = managed
+        self._stamp: object = None
+        self._known: tuple[Token, ...] = ()
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Return the tokens of the file as it is now.
+
+        Raises:
+            InvalidConfigError: it cannot be used; then nobody may act.
+        """
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            self._stamp = None
+            raise _refused(self.path, f"cannot be read: {error.strerror}") from error
+        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        if stamp != self._stamp:
+            self._stamp = None
+            secrets = read_tokens(self.path, managed=self._managed)
+            remember(secret for _, _, secret in secrets)
+            self._known = tuple(Token(role, name, digest(secret)) for role, name, secret in secrets)
+            self._stamp = stamp
+        return self._known
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token with this text; compared in constant time with every one."""
+        given = digest(secret)
+        found = None
+        for token in self.tokens():
+            if hmac.compare_digest(token.digest, given):
+                found = token
+        return found
+
+
+def token_file_of(config: HttpConfig, environ: Mapping[str, str]) -> TokenFile | None:
+    """Return the file of the tokens: as configured, else systemd's credential ``http-token``; None: there is none."""
+    if config.token_file is not None:
+        path = os.path.abspath(os.path.expanduser(config.token_file))
+        folder = environ.get("CREDENTIALS_DIRECTORY")
+        return TokenFile(path, managed=bool(folder) and path.startswith(f"{folder}/"))
+    path = os.path.join(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
+    return TokenFile(path, managed=True) if os.path.isabs(path) and os.path.exists(path) else None
+
+
+def digest(secret: str) -> bytes:
+    """Return the digest by which tokens are compared."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_tokens(path: str, *, managed: bool = False) -> list[tuple[Role, str, str]]:
+    """Return role, name and text of each token of a file.
+
+    Raises:
+        InvalidConfigError: it cannot be read, others may read or change it, or a line is invalid.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise _refused(path, "is not a file")
+            # A volume of Kubernetes gives a secret of root to the group of the pod.
+            others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
+            if not managed and found.st_mode & others:
+                mode = f"{stat.S_IMODE(found.st_mode):04o}"
+                raise _refused(path, f"can be used by others (mode {mode})", f"Run chmod 600 {path}.")
+            if not managed and found.st_uid not in {0, os.geteuid()}:
+                raise _refused(path, "belongs to another user", f"Run chown on {path}: to the service's user, or root.")
+            text = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _refused(path, "is not text") from error
+    if len(text) > _MAX_BYTES:
+        raise _refused(path, "is larger than 64 KiB")
+    tokens = [*_tokens(path, text.splitlines())]
+    if not tokens:
+        raise _refused(path, "is empty")
+    if len({secret for _, _, secret in tokens}) < len(tokens):
+        raise _refused(path, "has a token twice")
+    return tokens
+
+
+def _tokens(path: str, lines: Iterable[str]) -> Iterator[tuple[Role, str, str]]:
+    words = {number: line.split() for number, line in enumerate(lines, 1) if line.split() and line.strip()[0] != "#"}
+    if len(words) == 1 and len(only := next(iter(words.values()))) == 1:
+        words = {number: ["operate", *only] for number in words}
+    for number, parts in words.items():
+        role, secret, name = (*parts, *("", ""))[:3] if len(parts) <= len(_COLUMNS) else ("", "", "")
+        if role not in get_args(Role):
+            raise _refused(path, f"has no role and token in line {number}")
+        if not _TOKEN.fullmatch(secret):
+            why = (
+                f"has a token in line {number} that is shorter than {_SHORTEST} characters, or has others than letters"
+            )
+            raise _refused(path, f"{why}, digits and . _ ~ + / = -", "Make one: openssl rand -hex 32")
+        if name and not _NAME.fullmatch(name):
+            raise _refused(path, f"has a name in line {number} with others than letters, digits and . _ @ -")
+        yield role, name or f"{role}-{number}", secret  # type: ignore[misc]  # it is one of the roles
+
+
+_COLUMNS = ("role", "token", "name")
+
+
+def _refused(path: str, why: str, remedy: str = _FORM) -> InvalidConfigError:
+    return InvalidConfigError(f"The file of tokens {path} {why}.", remedy=remedy)
+
+
+COOKIE = "memwal_ops_session"
+SESSION_SECONDS = 12 * 3600
+_MAX_SESSIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session of a browser. The digest of its token, which must still be in the file, its CSRF value, and its end."""
+
+    token: bytes
+    csrf: str
+    ends: float
+
+
+class Sessions:
+    """All sessions, in memory: a restart ends them. ``clock`` returns monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """There is none yet."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[bytes, Session] = {}
+
+    def begin(self, token: Token) -> str:
+        """Begin a session, and return the value of its cookie; of too many, the oldest one ends."""
+        name = secrets.token_urlsafe(32)
+        session = Session(token.digest, secrets.token_urlsafe(32), self._clock() + SESSION_SECONDS)
+        with self._lock:
+            self._known = {key: one for key, one in self._known.items() if one.ends > self._clock()}
+            while len(self._known) >= _MAX_SESSIONS:
+                del self._known[next(iter(self._known))]
+            self._known[digest(name)] = session
+        return name
+
+    def of(self, request: Request) -> Session | None:
+        """Return the session of a request; None: it has no cookie, or more than one, or the session has ended."""
+        given = _cookies(request)
+        if len(given) != 1:
+            return None
+        with self._lock:
+            session = self._known.get(digest(given.pop()))
+        return None if session is None or session.ends <= self._clock() else session
+
+    def end(self, request: Request) -> None:
+        """End the session of a request."""
+        with self._lock:
+            for name in _cookies(request):
+                self._known.pop(digest(name), None)
+
+
+def is_csrf_of(session: Session, given: str) -> bool:
+    """Whether a form sent the value of its session; compared in constant time."""
+    return hmac.compare_digest(session.csrf.encode(), given.encode("utf-8", "surrogateescape"))
+
+
+def cookie(value: str, *, secure: bool, seconds: int = SESSION_SECONDS) -> tuple[str, str]:
+    """Return the header that sets the cookie; ``seconds`` of 0 removes it."""
+    more = "; Secure" if secure else ""
+    return "Set-Cookie", f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{more}"
+
+
+def _cookies(request: Request) -> set[str]:
+    pairs = (part.strip().partition("=") for line in request.headers.get_all("Cookie", []) for part in line.split(";"))
+    return {value for name, _, value in pairs if name == COOKIE and value}
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Someone who looks at a page.
+
+    Attributes:
+        role: ``view`` or ``operate`` after a token of that role was given; None: no token was given.
+        csrf: the value that a form of this session must send back; None without a session.
+        acting: whether a token is configured at all: without one, nobody can sign in.
+    """
+
+    role: Literal["view", "operate"] | None = None
+    csrf: str | None = None
+    acting: bool = False
+
+    @property
+    def may_act(self) -> bool:
+        """Whether pages have buttons that change something."""
+        return self.role == "operate" and self.csrf is not None
+
+
+ANONYMOUS = Viewer()
+"""Someone who gave no token, of a service that has none."""
 
 _MAX_FAILED = 10
 _FAILED_SECONDS = 60.0

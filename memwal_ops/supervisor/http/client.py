@@ -1,4 +1,7 @@
-"""Ask a running service, and act on it, by the address and the token of its configuration."""
+"""Ask a running service, and act on it, by the address and the token of its configuration.
+
+Requests to other servers: they follow no redirect, and their errors quote no URL, which may have secrets.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,38 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.supervisor.requests import NoRedirects
+from memwal_ops.storage.redaction import redact
+from memwal_ops.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from http.client import HTTPResponse
 
     from memwal_ops.supervisor.config.model import HttpConfig
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: tokens and messages go where they were configured to go, and nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Leave the redirect as an error with its status."""
+        return None  # noqa: RET501 - the base class's result
+
+
+def failure_text(error: Exception, url: str = "") -> str:
+    """Return why a request failed, without its URL; that of an invalid URL would quote its path."""
+    if isinstance(error, InvalidURL):
+        return "its URL is invalid: it has a space, a control character, or a port that is not a number"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    text = f"{type(error).__name__}: {reason}"
+    return printable(redact(text.replace(url, "URL") if url else text))
+
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound
 # Of silence, and for a whole response.

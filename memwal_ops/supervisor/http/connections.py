@@ -1,26 +1,201 @@
 """Bound the number of connections and the time of each, with TLS or without; one connection is one request.
 
 File descriptors and threads are needed by the jobs: idle and slow clients must not take them.
+
+The certificate of the HTTP server, read again when its files change.
+
+A request, its response, and the error that ends it.
+
+Compress responses by gzip, where that tells nobody a secret.
+
+A page for someone who is signed in has the value that its forms send back, beside words of the address: by the sizes of
+many compressed pages, another site could find the value out (BREACH). Such a page is sent as it is.
+
+Read a request from a connection, within bounds, and write its response.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
+import re
 import socket
+import ssl
 import sys
 import threading
 import time
 from contextlib import suppress
-from http.server import ThreadingHTTPServer
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
+from memwal_ops.errors import InvalidConfigError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from email.message import Message
     from socketserver import BaseRequestHandler
 
-    from memwal_ops.supervisor.http.exchange import Request, Response
-    from memwal_ops.supervisor.http.tls import Certificate
+
+class Certificate:
+    """A certificate and its key. A pair that does not fit, while it is replaced, leaves the previous one in effect."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        """Read both files.
+
+        Raises:
+            InvalidConfigError: they cannot be read, or do not belong together.
+        """
+        self._files = (certificate, key)
+        self._stamp = self._stamped()
+        try:
+            self._context = self._read()
+        except (OSError, ValueError) as error:
+            raise InvalidConfigError(
+                f"The certificate {certificate} and the key {key} cannot be used: {_why(error)}.",
+                remedy="Correct http.tls_certificate and http.tls_key: PEM files of one pair, which the service reads.",
+            ) from error
+
+    def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Encrypt a connection; its handshake comes with its first read."""
+        return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+    def reload_if_changed(self) -> None:
+        """Read the files again if they have changed."""
+        stamp = self._stamped()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        log = get_logger(__name__)
+        try:
+            self._context = self._read()
+        except (OSError, ValueError) as error:
+            log.warning("certificate_not_reloaded", file=self._files[0], error=_why(error), still="the previous one")
+        else:
+            log.info("certificate_reloaded", file=self._files[0])
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # An empty password: a key that needs one fails, and does not ask on the terminal.
+        context.load_cert_chain(*self._files, password="")
+        return context
+
+    def _stamped(self) -> tuple[object, ...]:
+        return tuple(_stamp(file) for file in self._files)
+
+
+def _stamp(file: str) -> object:
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return error.errno
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or getattr(error, "reason", None) or error)
+
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+_MAX_FIELDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. Its path and query string as sent, its body, and the address of the client."""
+
+    method: str
+    path: str
+    query: str
+    headers: Message
+    client: str
+    body: bytes = b""
+    secure: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The media type of the body, without parameters."""
+        return str(self.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of the body, a JSON object or a form; a null counts as not given.
+
+        Raises:
+            HttpError: it is neither, or a field is given twice or is neither text nor a number.
+        """
+        if not self.body:
+            return {}
+        if self.kind == FORM:
+            return self._form()
+        if self.kind != JSON:
+            raise HttpError(415, f"The body must be {JSON} or {FORM}.")
+        try:
+            document = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise HttpError(400, "The body is not valid JSON.") from error
+        if not isinstance(document, dict):
+            raise HttpError(400, "The body must be a JSON object.")
+        return {name: _text(value) for name, value in document.items() if value is not None}
+
+    def _form(self) -> dict[str, str]:
+        try:
+            given = parse_qs(self.body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        except ValueError as error:
+            raise HttpError(400, "The form cannot be read.") from error
+        if any(len(values) > 1 for values in given.values()):
+            raise HttpError(400, "A field of the form is given twice.")
+        return {name: values[0] for name, values in given.items() if values[0]}
+
+
+def _text(value: object) -> str:
+    """Return a field as text; to JSON, 1.0 is a whole number."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise HttpError(400, "Each field of the body must be a text or a whole number.")
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is sent back; ``policy`` is its Content-Security-Policy. One with a ``secret`` is not compressed."""
+
+    status: int
+    kind: str
+    body: bytes
+    policy: str = "default-src 'none'"
+    headers: tuple[tuple[str, str], ...] = ()
+    secret: bool = False
+
+
+class HttpError(Exception):
+    """A request is refused, with this status and a sentence."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+    def response(self) -> Response:
+        """Return the response of a refused request."""
+        return json_response(self.status, {"error": redact(str(self))}, *self.headers)
+
+
+def json_response(status: int, document: object, *headers: tuple[str, str]) -> Response:
+    """Return a JSON document."""
+    return Response(status, JSON, json.dumps(document, indent=2, default=str).encode() + b"\n", headers=headers)
+
+
+def long_json_response(document: object) -> Response:
+    """Return a JSON document that may have megabytes, on one line: that takes a fifth of the time."""
+    return Response(200, JSON, json.dumps(document, default=str).encode() + b"\n")
+
 
 MAX_CONNECTIONS = 64
 # For a whole request, from its connection to the last byte of the response.
@@ -103,3 +278,133 @@ class BoundedServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's
         """Log a client that disconnected before the response at debug level, without a traceback."""
         get_logger(__name__).debug("http_client_gone", client=str(client_address), error=repr(sys.exception()))
+
+
+_KINDS = frozenset({"text/html", "text/plain", "text/javascript", "application/json", "image/svg+xml"})
+# Less gains nothing; more, such as the status of ten thousand tables, would keep a thread busy for seconds.
+_MIN_BYTES, _MAX_BYTES = 1400, 8 << 20
+_LEVEL = 5
+_REFUSED = re.compile(r"q=0(\.0*)?")
+
+
+def is_compressible(response: Response) -> bool:
+    """Return whether the body depends on what encodings a client accepts."""
+    kind = response.kind.partition(";")[0]
+    return not response.secret and kind in _KINDS and _MIN_BYTES <= len(response.body) <= _MAX_BYTES
+
+
+def accepts_gzip(header: str) -> bool:
+    """Return whether a client accepts gzip, by its ``Accept-Encoding``."""
+    found: dict[str, bool] = {}
+    for part in header.lower().split(","):
+        name, *parameters = (one.strip() for one in part.split(";"))
+        found[name] = not any(_REFUSED.fullmatch(one.replace(" ", "")) for one in parameters)
+    return found.get("gzip", found.get("*", False))
+
+
+def compressed(body: bytes) -> bytes:
+    """Return a body by gzip."""
+    return gzip.compress(body, _LEVEL, mtime=0)
+
+
+MAX_BODY = 64 << 10
+# Of a body that is too large, so that the client reads the response before the connection ends.
+_MAX_DRAINED = 1 << 20
+# The address of a chart changes with its content.
+_CACHED = "private, max-age=3600"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request of one connection."""
+
+    server_version = "memwal-ops"
+    sys_version = ""
+    server: BoundedServer
+
+    def setup(self) -> None:
+        """Bound each read and write; the server bounds the whole request."""
+        super().setup()
+        self.connection.settimeout(REQUEST_SECONDS)
+
+    def do_GET(self) -> None:
+        """Answer a request of any method."""
+        try:
+            parts = urlsplit(self.path)
+            if parts.netloc:  # GET http://host/path: the host is there
+                self.headers["Host"] = parts.netloc
+            path, query, body = parts.path, parts.query, self._body()
+        except HttpError as error:
+            self._send(error.response())
+            self._drain()
+            return
+        except ValueError as error:
+            self._send(json_response(400, {"error": str(error)}))
+            return
+        client = str(self.client_address[0])
+        request = Request(self.command, path, query, self.headers, client, body, secure=self.server.secure)
+        self._send(self.server.respond(request))
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = do_GET  # noqa: N815 - the base class's names
+
+    def _body(self) -> bytes:
+        """Read the body of a request that acts."""
+        if self.command != "POST":
+            return b""
+        lengths = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers or len(lengths) > 1:
+            raise HttpError(411, "Send the body with one Content-Length.")
+        length = str(lengths[0]) if lengths else "0"
+        if not (length.isascii() and length.isdigit()):
+            raise HttpError(400, "The Content-Length is not a number.")
+        if len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
+            raise HttpError(413, f"The body is larger than {MAX_BODY} bytes.")
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise HttpError(400, "The body is shorter than its Content-Length.")
+        return body
+
+    def _send(self, response: Response) -> None:
+        body, encoding = response.body, {}
+        if is_compressible(response):
+            encoding = {"Vary": "Accept-Encoding"}
+            if accepts_gzip(self._accepted_encodings()):
+                body, encoding = compressed(body), {**encoding, "Content-Encoding": "gzip"}
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in encoding.items():
+            self.send_header(name, value)
+        cached = response.kind == "image/svg+xml" and response.status == 200  # noqa: PLR2004 - OK
+        self.send_header("Cache-Control", _CACHED if cached else "no-store")
+        self.send_header("Content-Security-Policy", response.policy)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        # With no-referrer, browsers would send forms of our own pages with Origin: null.
+        self.send_header("Referrer-Policy", "same-origin")
+        for name, value in response.headers:
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _accepted_encodings(self) -> str:
+        """``Accept-Encoding``; a request that could not be read has none."""
+        headers = getattr(self, "headers", None)
+        return "" if headers is None else ", ".join(map(str, headers.get_all("Accept-Encoding", [])))
+
+    def _drain(self) -> None:
+        """Read the rest of a refused body: closing the connection before would discard the response."""
+        with suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_WR)
+        left = _MAX_DRAINED
+        while left > 0 and (read := self.rfile.read1(min(left, 1 << 16))):
+            left -= len(read)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no HTTP request that we know; without echoing it."""
+        del message, explain
+        self.command = getattr(self, "command", None) or "GET"
+        self._send(json_response(int(code), {"error": f"The request is refused: {HTTPStatus(code).phrase}."}))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log a request at debug level."""
+        get_logger(__name__).debug("http_request", line=format % args)

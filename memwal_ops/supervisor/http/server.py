@@ -17,26 +17,27 @@ from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
-from memwal_ops.supervisor.http.access import Access
-from memwal_ops.supervisor.http.acting import acting_routes, check_fields
-from memwal_ops.supervisor.http.audit import Audit
-from memwal_ops.supervisor.http.connections import BoundedServer
-from memwal_ops.supervisor.http.exchange import FORM, JSON, HttpError, Response, json_response
-from memwal_ops.supervisor.http.handler import Handler
-from memwal_ops.supervisor.http.host_names import HostNames
-from memwal_ops.supervisor.http.reading import Sources, reading_routes
-from memwal_ops.supervisor.http.routing import Routes
+from memwal_ops.supervisor.http.access import Access, HostNames
+from memwal_ops.supervisor.http.acting import Audit, acting_routes, check_fields
+from memwal_ops.supervisor.http.connections import (
+    FORM,
+    JSON,
+    BoundedServer,
+    Handler,
+    HttpError,
+    Response,
+    json_response,
+)
+from memwal_ops.supervisor.http.routes import Routes, Sources, reading_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.supervisor.actions import Actions
-    from memwal_ops.supervisor.http.exchange import Request
-    from memwal_ops.supervisor.http.routing import Route
-    from memwal_ops.supervisor.http.tls import Certificate
-    from memwal_ops.supervisor.http.tokens import TokenFile
+    from memwal_ops.supervisor.http.access import TokenFile, Viewer
+    from memwal_ops.supervisor.http.connections import Certificate, Request
+    from memwal_ops.supervisor.http.routes import Route
     from memwal_ops.supervisor.observe.pages import Page
-    from memwal_ops.supervisor.observe.viewer import Viewer
 
 _SIGN_IN, _SIGN_OUT = "/sign-in", "/sign-out"
 _PAGE_METHODS = ["GET", "HEAD"]

@@ -19,7 +19,7 @@ from memwal_ops.core.turns import Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
 from memwal_ops.supervisor.scheduling.due import triggered_by
 from memwal_ops.supervisor.scheduling.ranking import is_safety
-from memwal_ops.supervisor.scheduling.windows import is_open
+from memwal_ops.supervisor.scheduling.schedules import is_open
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 from memwal_ops.text import time_text
 
@@ -104,7 +104,7 @@ def forecast(
 
     Args:
         tables: the tables.
-        documents: their fleet status, see :class:`memwal_ops.supervisor.observe.fleet.FleetStatus`.
+        documents: their fleet status, see :class:`memwal_ops.supervisor.observe.status.FleetStatus`.
         applicable: by table, the jobs that apply to it; None: not known.
         past: what the past runs of a table (its name and its URI) and a job spent.
         budget: of the fleet, with what was used by now.

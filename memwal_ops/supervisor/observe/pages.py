@@ -2,10 +2,17 @@
 
 ``/`` lists all tables, the worst first; ``/tables/NAME`` has one table in full, ``/runs/ID`` one run. What a page needs
 of the run history is read from its file once after each run.
+
+Say which buttons a page has: what its viewer may do with a table, and only where it is safe and does something.
+
+A run, a retry and a pause are safe at any time: jobs may be killed, repeated, and run twice.
+
+Turn a run of the history into what the pages print about it.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import threading
 from dataclasses import dataclass
@@ -16,45 +23,143 @@ from urllib.parse import parse_qs, quote, unquote
 
 import memwal_ops
 from memwal_ops.core.bad_answers import ASKED_BY
-from memwal_ops.core.figures import backlog_of, jobs_of
+from memwal_ops.core.figures import Figures, backlog_of, jobs_of
+from memwal_ops.core.options import describe
 from memwal_ops.core.prices import money_text
-from memwal_ops.core.registry import formats
+from memwal_ops.core.registry import all_job_specs, formats
+from memwal_ops.errors import runbook
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
-from memwal_ops.supervisor.observe.budget_text import budget_notes
-from memwal_ops.supervisor.observe.buttons import add_buttons, commands_of, table_buttons
-from memwal_ops.supervisor.observe.findings import (
-    DEFAULT_LIMITS,
-    WORDS,
-    findings_of,
-    no_tables,
-    service_findings,
-)
-from memwal_ops.supervisor.observe.listing import Query, group_names, groups_of, page_of, totals
-from memwal_ops.supervisor.observe.overview import Overview
-from memwal_ops.supervisor.observe.run_view import run_page, run_view
+from memwal_ops.supervisor.http.access import ANONYMOUS
+from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, WORDS, findings_of, no_tables, service_findings
+from memwal_ops.supervisor.observe.overview import Overview, Query, group_names, groups_of, page_of, totals
+from memwal_ops.supervisor.observe.status_document import budget_notes
 from memwal_ops.supervisor.observe.table_view import (
     answers_view,
     budget_chart,
     charts_of,
     cost_chart,
     cost_view,
+    figures_of,
     history_view,
     recall_chart,
     view_of,
 )
-from memwal_ops.supervisor.observe.viewer import ANONYMOUS
 from memwal_ops.supervisor.state.samples import BUDGET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from memwal_ops.supervisor.http.access import Viewer
     from memwal_ops.supervisor.observe.findings import Finding
     from memwal_ops.supervisor.observe.overview import Tables
     from memwal_ops.supervisor.observe.spending import Spending
     from memwal_ops.supervisor.observe.status_document import ServiceStatus
-    from memwal_ops.supervisor.observe.viewer import Viewer
     from memwal_ops.supervisor.scheduling.discovery import Fault
+
+
+_MAX_JOBS = 3
+
+
+def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
+    """Add the buttons to the view of a table: those of its findings, and of its jobs."""
+    jobs = {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
+    for one in view["findings"]:
+        named = [name for name in one["jobs"] if name in jobs and jobs[name]["state"] != "running"]
+        one["buttons"] = [_start(table["name"], name, jobs[name]) for name in named[:_MAX_JOBS]]
+    for row in view["job_rows"]:
+        job = jobs[row["name"]]
+        running = job["state"] == "running"
+        row["acts"] = [_button(table["name"], row["name"], "cancel", "Cancel") if running else _start(
+            table["name"], row["name"], job, short=True
+        )]  # fmt: skip
+
+
+def table_buttons(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the buttons of the table itself; one ``asks`` for how long, and why."""
+    base = f"/api/v1/tables/{_segment(table['name'])}"
+    if table.get("paused"):
+        return [{"path": f"{base}/resume", "label": "Resume its jobs", "asks": False}]
+    return [{"path": f"{base}/pause", "label": "Pause its jobs", "asks": True}]
+
+
+def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:
+    """Yield the commands that do the same as the buttons, for a viewer without them; ``file``: the configuration."""
+    given = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])}"
+    for name, job in table["jobs"].items():
+        if job.get("applies", True):
+            action = "cancel" if job["state"] == "running" else "retry" if _waits(job) else "run"
+            yield f"memwal-ops service {action} {given} --job {name}"
+    yield f"memwal-ops service {'resume' if table.get('paused') else 'pause'} {given}"
+
+
+def _start(table: str, name: str, job: Mapping[str, Any], *, short: bool = False) -> dict[str, Any]:
+    if _waits(job):
+        return _button(table, name, "retry", "Retry now" if short else f"Retry {name} now")
+    return _button(table, name, "run", "Run now" if short else f"Run {name} now")
+
+
+def _waits(job: Mapping[str, Any]) -> bool:
+    """Whether a job is in backoff, or its circuit breaker is open."""
+    return bool(job["backoff_seconds"] or job.get("breaker"))
+
+
+def _button(table: str, job: str, action: str, label: str) -> dict[str, Any]:
+    return {"path": f"/api/v1/tables/{_segment(table)}/jobs/{_segment(job)}/{action}", "label": label}
+
+
+def _segment(name: str) -> str:
+    return quote(name, safe="", errors="surrogateescape")
+
+
+_LEVELS = {"succeeded": "ok", "running": "running", "partial": "warning", "stopped": "warning"}
+
+
+def run_view(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
+    """Return what a page prints about a run on a table of a format."""
+    shown = ("id", "started", "job", "why", "outcome", "decision", "seconds", "error")
+    figures = {name: value for name, value in (run["figures"] or {}).items() if value}
+    return {
+        **{name: run[name] for name in shown},
+        "versions": run["versions"] or [],
+        "figures": figures_of(Figures(figures, table_format, "run")),
+    }
+
+
+def run_page(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
+    """Return the variables of the page of one run."""
+    plan, phases = run["plan"] or {}, run["phases"] or {}
+    whole = sum(phases.values()) or 1.0
+    lines = run.get("log")
+    return {
+        "run": run,
+        "level": _LEVELS.get(run["outcome"], "critical"),
+        "page": runbook(run["exit_code"] or 0, run["error"]["reason"]) if run["error"] else None,
+        "phases": [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in phases.items()],
+        "figures": figures_of(Figures(run["figures"] or {}, table_format, "run")),
+        "backlog": figures_of(Figures(plan.get("backlog") or {}, table_format)),
+        "command": command_of(run),
+        "log": "\n".join(map(str, lines)) if isinstance(lines, list) else lines or "",
+        "report": json.dumps(run["report"], indent=2, default=str) if run["report"] else "",
+    }
+
+
+def command_of(run: Mapping[str, Any]) -> str:
+    """Return the command that does by hand what a run did."""
+    plan, job = run["plan"] or {}, run["job"]
+    spec = next(iter(all_job_specs().get(job, {}).values()), None)
+    options = {} if spec is None else {option.name: option for option in describe(spec.options)}
+    parts = ["memwal-ops", (spec and spec.command) or job, run["uri"]]
+    for name, value in (plan.get("options") or {}).items():
+        flag = options[name].flags if name in options else f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            parts += [flag] if value else []
+        elif value is not None:
+            parts += [part for one in (value if isinstance(value, list) else [value]) for part in (flag, str(one))]
+    if spec is not None and spec.deletes and plan.get("apply"):
+        parts.append("--apply")
+    return shlex.join(parts)
+
 
 _MAX_RUNS = 20
 _MAX_ASKED = 200

@@ -192,7 +192,7 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the variable ``cost`` of a table's page; None if no run ended in the time.
 
     Args:
-        ledger: of the table, by jobs, see :func:`memwal_ops.supervisor.observe.ledger.ledger_document`.
+        ledger: of the table, by jobs, see :func:`memwal_ops.supervisor.observe.spending.ledger_document`.
     """
 
     def sums(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,253 @@
-"""When a table's backlog is polled: on request, less often while it is idle, and not at once after a failure."""
+"""When a table's backlog is polled: on request, less often while it is idle, and not at once after a failure.
+
+Decide when tables are polled because of events that announce their commits, and whether events come for all.
+
+What a poll found: the figures of a table, and whether they changed.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.figures import jobs_of
+from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.leases import LastRun
 from memwal_ops.errors import WorkerDiedError
-from memwal_ops.supervisor.scheduling.announcements import Announcements
-from memwal_ops.supervisor.scheduling.due import DueJobs
-from memwal_ops.supervisor.scheduling.poll_results import PollResults, ages_of, watched_ages
+from memwal_ops.log import get_logger
+from memwal_ops.storage.locations import S3, scheme_of
+from memwal_ops.supervisor.scheduling.due import DueJobs, own_backlog
 from memwal_ops.supervisor.state.outcomes import describe_exit
-from memwal_ops.supervisor.state.tables import IDLE, WATCH, Reading
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Reading
 from memwal_ops.supervisor.workers.protocol import PollRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from memwal_ops.supervisor.scheduling.shared_state import SharedState
-    from memwal_ops.supervisor.state.tables import TableJob, TableState
+    from memwal_ops.supervisor.state.tables import Clock, TableJob, TableState
     from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+
+# The first event after a while polls its table at once. While they keep coming, the time between two polls doubles.
+_SHORTEST, _LONGEST = 1.0, 10.0
+# S3 delivers events within seconds, and sometimes a minute.
+_LATE_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class _Events:
+    """Those of one table; all times are monotonic seconds.
+
+    Attributes:
+        last: when the last one came.
+        due: when the next poll is due that they ask for; None: none is.
+        asked: when the last one was; ``gap``: at least so long after it the next one is.
+        polled: when the last poll began that was made while events could come; before the first: always.
+        unannounced: since when a commit is known that no event announced; None: there is none.
+    """
+
+    last: float = float("-inf")
+    due: float | None = None
+    asked: float = float("-inf")
+    gap: float = _SHORTEST
+    polled: float = float("-inf")
+    unannounced: float | None = None
+
+
+class Announcements:
+    """Events of tables, as far as they came. Only the scheduler's thread calls it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Nothing is announced."""
+        self.alive = False
+        self._clock = clock
+        self._tables: dict[str, _Events] = {}
+        self._waiting: set[str] = set()
+
+    def take(self, table: str) -> None:
+        """An event announces a commit to a table. Many that come before its poll begins are one."""
+        now, of = self._clock.monotonic(), self._of(table)
+        of.last, of.unannounced = now, None
+        if of.due is None:
+            of.due = max(now, of.asked + of.gap)
+            self._waiting.add(table)
+
+    def take_due(self) -> list[str]:
+        """Return the tables that are to be polled now; they are returned once."""
+        now = self._clock.monotonic()
+        due = [name for name in self._waiting if (at := self._tables[name].due) is not None and at <= now]
+        for name in due:
+            of = self._tables[name]
+            of.gap = min(2 * of.gap, _LONGEST) if now - of.asked <= 2 * of.gap else _SHORTEST
+            of.asked, of.due = now, None
+            self._waiting.discard(name)
+        return due
+
+    def polled(self, table: str, began: float, *, committed: bool) -> None:
+        """A poll that began then found a commit since the one before, or none; its event may still come."""
+        of = self._of(table)
+        if committed and of.last < of.polled and of.unannounced is None:
+            of.unannounced = self._clock.monotonic()
+        of.polled = began
+
+    def covers(self, table: str) -> bool:
+        """Return whether events of a table come: polls by its timer are a net, and may be few."""
+        of = self._tables.get(table)
+        return self.alive and of is not None and of.last != float("-inf") and not self._is_late(of)
+
+    def covered(self) -> int:
+        """Return how many tables events come for."""
+        return sum(map(self.covers, self._tables))
+
+    def missed(self) -> list[str]:
+        """Return the tables to which something was committed, without an event.
+
+        Of those that never had one only if no table had any: a bucket may have no notification on purpose.
+        """
+        late = [(name, of) for name, of in self._tables.items() if self._is_late(of)]
+        heard = any(of.last != float("-inf") for of in self._tables.values())
+        return sorted(name for name, of in late if not heard or of.last != float("-inf"))
+
+    def retain(self, tables: Collection[str]) -> None:
+        """Forget all other tables."""
+        self._tables = {name: of for name, of in self._tables.items() if name in tables}
+        self._waiting &= self._tables.keys()
+
+    def _of(self, table: str) -> _Events:
+        return self._tables.setdefault(table, _Events())
+
+    def _is_late(self, of: _Events) -> bool:
+        return of.unannounced is not None and self._clock.monotonic() - of.unannounced > _LATE_SECONDS
+
+
+# After a poll that failed the table waits as long as that took, and twice as long with each further one, up to ten
+# times: a store that was away for a moment is read again soon, one that hangs takes a tenth of the worker's time.
+_MAX_FACTOR, _MAX_PAUSE_SECONDS = 10.0, 300.0
+
+
+class PollResults:
+    """Takes the results of polls."""
+
+    def __init__(self, shared: SharedState, announced: Announcements, due: DueJobs) -> None:
+        self._shared, self._announced, self._due = shared, announced, due
+        self._log = get_logger(__name__)
+
+    def take(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
+        """Take the result of a poll, and queue what is due by it."""
+        state.polling = False
+        if self._shared.tables.get(state.table.name) is not state:
+            return
+        unchanged, good = bool(result.get("unchanged")), result["outcome"] == "succeeded"
+        if unchanged:
+            result = {**result, "figures": self._aged(state), "version": state.version}
+        else:
+            reading = replace(reading, fingerprint=result.get("fingerprint") or "")
+        state.result_at = self._shared.clock.monotonic()
+        state.history = result.get("report") or state.history
+        if result.get("applies") is not None:
+            state.applies = frozenset(result["applies"])
+        self._take_outcome(state, result, reading.began)
+        idle = good and not state.blocked
+        if good or result.get("figures"):
+            # One job's figures may be missing; the poll counts if it has the backlog itself.
+            first = state.polled is None
+            same = self._take_figures(state, result)
+            if not unchanged:
+                state.reading = reading if good and (same or first) else None
+            idle = idle and same and _is_idle(state)
+            self._due.queue_triggered(state, reading.began)
+            self._due.queue_asking(state)
+        else:
+            state.reading = None
+        self._due.decide_scheduled(state, reading.began)
+        self._shared.changed |= any(entry.state == QUEUED for entry in state.entries.values())
+        state.unchanged = state.unchanged + 1 if idle else 0
+
+    def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
+        """Count a poll and keep its error; after a failure, the next one waits, see ``_MAX_FACTOR``."""
+        good, before = result["outcome"] == "succeeded", state.error
+        self._shared.metrics.polls.labels(state.table.name, result["outcome"]).inc()
+        state.error, state.error_code = None if good else str(result["message"]), int(result["exit_code"])
+        now = self._shared.clock.monotonic()
+        state.failed_polls = 0 if good else state.failed_polls + 1
+        factor = min(2.0 ** min(state.failed_polls - 1, 10), _MAX_FACTOR)
+        state.poll_not_before = 0.0 if good else now + min((now - began) * factor, _MAX_PAUSE_SECONDS)
+        if not good and state.error != before:
+            self._log.warning("poll_failed", table=state.table.name, error=state.error)
+
+    def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
+        """Keep the figures of a poll; return whether they are those of the one before."""
+        version, figures, waited = state.version, state.figures, state.backlog.amount("backlog")
+        state.figures, state.version = dict(result["figures"]), result["version"]
+        waiting = state.backlog.amount("backlog")
+        if self._announced.alive and scheme_of(state.table.uri) in S3:
+            # What a writer flushes waits for a merge, and is not a version: a region's manifest announces it.
+            flushed = None not in {waited, waiting} and (waiting or 0) > (waited or 0)
+            committed = version is not None and (version != state.version or flushed)
+            self._announced.polled(state.table.name, state.poll_began, committed=committed)
+        if result["outcome"] == "succeeded" or waiting is not None:
+            state.polled = self._shared.clock.now()
+        # An operator may have fixed it: what is still blocked is counted as behind, or the poll finds it itself.
+        behind = state.backlog.amount("behind")
+        state.blocked = state.blocked if behind is None else min(state.blocked, behind)
+        _raise_to(state.figures, state.table.settings.format, state.blocked)
+        return _is_same(state, version, figures)
+
+    def _aged(self, state: TableState) -> dict[str, float]:
+        """The figures of a table that has not changed since the last poll: only ages grow."""
+        passed, ages = self._shared.clock.monotonic() - state.result_at, ages_of(state)
+        return {name: value + passed if value and name in ages else value for name, value in state.figures.items()}
+
+    def record_run(self, entry: TableJob, figures: Mapping[str, float], remaining: Mapping[str, float] | None) -> None:
+        """Record what blocked a run, which polls do not find: they only list objects. And the backlog that it left.
+
+        Args:
+            figures: the sums of the run.
+            remaining: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
+                unknown.
+        """
+        kind = entry.table.settings.format
+        state, blocked = self._shared.tables.get(entry.table.name), Figures(figures, kind, "run").amount("blocked")
+        if state is None or entry.removed:
+            return
+        left = None if remaining is None else dict(remaining or state.figures)
+        if blocked is not None:
+            state.blocked = blocked
+            _raise_to(state.figures, kind, blocked)
+            _raise_to(left or {}, kind, blocked)
+        entry.unproductive_backlog = None if left is None else own_backlog(entry, left)
+
+
+def _is_same(state: TableState, version: int | None, figures: Mapping[str, float]) -> bool:
+    """Whether a poll found the version and the figures of the one before, ages aside."""
+    ages = ages_of(state)
+    return version == state.version is not None and all(
+        figures.get(name) == value for name, value in state.figures.items() if name not in ages
+    )
+
+
+def _is_idle(state: TableState) -> bool:
+    """Whether a poll found nothing waiting, and no trigger that an age could fire."""
+    return not state.backlog.amount("backlog") and not any(state.figures.get(name) for name in watched_ages(state))
+
+
+def watched_ages(state: TableState) -> set[str]:
+    """The figures that grow by themselves, and that a trigger reads."""
+    whens = [entry.settings.when for entry in state.entries.values()]
+    return ages_of(state) & {name for when in whens if when is not None for name in when.figures}
+
+
+def ages_of(state: TableState) -> set[str]:
+    """The figures that grow by themselves: backlog metrics in seconds."""
+    metrics = (entry.settings.job.backlog_metrics for entry in state.entries.values())
+    return {name for one in metrics for name, metric in one.items() if metric.unit == "seconds"}
+
+
+def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> None:
+    name = Figures(figures, kind).name_of("blocked")
+    if name is not None:
+        figures[name] = max(figures[name], blocked)
+
 
 # A store that does not respond must not occupy the only polling worker, which all other tables need too.
 _HISTORY_SECONDS = 60.0

@@ -1,4 +1,14 @@
-"""When is a job due: by its schedule, by the figures of a poll, or by what indexes answered."""
+"""When is a job due: by its schedule, by the figures of a poll, or by what indexes answered.
+
+Find which due jobs may run, and what the others wait for.
+
+Stop a job that keeps failing, or whose triggers keep starting runs that achieve nothing: a circuit breaker.
+
+What fails waits by its backoff, see :mod:`memwal_ops.supervisor.scheduling.due`. What achieves nothing succeeds:
+here its triggers are ignored for ``backoff.longest``, then one run tries again. Its schedule goes on.
+
+When a job that failed or was interrupted runs again: backoff, restarts, and successes of other processes.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +16,225 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.bad_answers import bad_answers
+from memwal_ops.core.leases import BY_HAND
 from memwal_ops.core.worth import missed_objective
-from memwal_ops.supervisor.scheduling.backoff import found_damage, is_schedule_met, leave_backoff
-from memwal_ops.supervisor.scheduling.breaker import is_open
-from memwal_ops.supervisor.state.tables import IDLE
+from memwal_ops.supervisor.scheduling.schedules import is_open
+from memwal_ops.supervisor.state.history import COMPLETED, is_triggered
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import random
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
 
     from memwal_ops.core.job import Objective
-    from memwal_ops.core.leases import LastRun
+    from memwal_ops.core.leases import LastRun, Lease
     from memwal_ops.supervisor.config.effective import JobSettings
+    from memwal_ops.supervisor.config.model import BackoffConfig
+    from memwal_ops.supervisor.observe.status_document import BreakerStatus
     from memwal_ops.supervisor.scheduling.shared_state import SharedState
+    from memwal_ops.supervisor.state.history import LastRuns
     from memwal_ops.supervisor.state.tables import TableJob, TableState
+
+
+BREAKER_FAILURES = 10
+"""From so many failures in a row on, a job waits for its circuit breaker."""
+_RUNS_SOON = frozenset({"worker", "earlier"})
+
+
+def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided: bool = False) -> bool:
+    """Whether ``other``, on the same table, must finish before ``entry`` may start.
+
+    True if ``entry``'s job runs after ``other``'s (``JobSpec.after``) and it is the first run of both, or ``always``:
+    ``entry`` would have to repeat its work after ``other``. Later runs do not wait: while merges follow each other
+    without a pause, nothing else would ever run.
+
+    ``undecided``: ``other`` is due by its schedule, and the next poll decides whether it has anything to do.
+    """
+    after_each_other = entry.settings.name in other.settings.job.after
+    if other.settings.name not in entry.settings.job.after or after_each_other:
+        return False
+    if not always and (other.started is not None or entry.started is not None):
+        return False
+    return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in _RUNS_SOON)
+
+
+def may_start(
+    entries: Iterable[TableJob],
+    now: datetime,
+    over_budget: Callable[[TableJob], bool],
+    must_wait: Callable[[TableJob], bool],
+    is_paused: Callable[[TableJob], bool],
+) -> list[TableJob]:
+    """Return the entries that wait for nothing but a worker; set ``waiting`` of every queued entry."""
+    queued = [entry for entry in entries if entry.state == QUEUED]
+    for entry in queued:
+        entry.waiting = "paused" if is_paused(entry) else _waits_for(entry, now, over_budget, must_wait)
+    return [entry for entry in queued if entry.waiting == "worker"]
+
+
+def _waits_for(
+    entry: TableJob, now: datetime, over_budget: Callable[[TableJob], bool], must_wait: Callable[[TableJob], bool]
+) -> str:
+    """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
+    if entry.not_before is not None and now < entry.not_before:
+        if entry.other is not None:
+            return "lease"
+        return "breaker" if entry.failures >= BREAKER_FAILURES else "backoff"
+    if not entry.at_once and not is_open(entry.settings.windows, now, entry.settings.zone):
+        return "window"
+    if not entry.at_once and over_budget(entry):
+        return "budget"
+    return "earlier" if must_wait(entry) else "worker"
+
+
+MAX_FRUITLESS = 5
+"""So many runs by trigger in a row may achieve nothing."""
+
+
+def breaker_is_open(entry: TableJob, longest: timedelta, now: datetime) -> bool:
+    """Whether the triggers of a job are ignored."""
+    return (until := _closes(entry, longest)) is not None and now < until
+
+
+def breaker_status(entry: TableJob, longest: timedelta, now: datetime) -> BreakerStatus | None:
+    """The document ``breaker`` of a job's status; None: it is not stopped."""
+    if entry.failures >= BREAKER_FAILURES and entry.not_before is not None and now < entry.not_before:
+        return {"reason": "failures", "runs": entry.failures, "until": entry.not_before.isoformat(timespec="seconds")}
+    until = _closes(entry, longest)
+    if until is None or now >= until:
+        return None
+    return {"reason": "saves_nothing", "runs": entry.fruitless, "until": until.isoformat(timespec="seconds")}
+
+
+def count_run(
+    entry: TableJob, outcome: str, achieved: Mapping[str, float] | None, now: datetime, *, published: bool
+) -> None:
+    """Count a run that ended. What is due by its schedule and finds nothing to do counts neither way."""
+    if achieved or published:
+        entry.fruitless, entry.fruitless_at = 0, None
+    elif outcome in COMPLETED and is_triggered(entry.why):
+        entry.fruitless, entry.fruitless_at = entry.fruitless + 1, now
+
+
+def _closes(entry: TableJob, longest: timedelta) -> datetime | None:
+    """When it ends; None: it did not begin, or what the job achieves is not measured."""
+    measured = entry.settings.apply and (entry.settings.job.saves or entry.settings.job.objectives)
+    if not measured or entry.fruitless < MAX_FRUITLESS or entry.fruitless_at is None:
+        return None
+    return entry.fruitless_at + longest
+
+
+RETRY = "retry"
+_RETRY_AFTER = timedelta(minutes=1)
+_JITTER = 0.2
+_DONE_ELSEWHERE_FRACTION = 0.9
+
+
+def wait_after(failures: int, config: BackoffConfig, random_: random.Random) -> timedelta:
+    """Return the wait after ``failures`` consecutive failures.
+
+    Below ``config.failures`` one minute for each; then ``first``, doubling up to ``longest``, each up to a fifth longer
+    (jitter).
+    """
+    over = failures - config.failures
+    if over < 0:
+        return _RETRY_AFTER * failures
+    wait = min(config.first * 2 ** min(over, 40), config.longest) if over < 40 else config.longest  # noqa: PLR2004 - 2**40 of anything is longer
+    return wait * (1 + _JITTER * random_.random())
+
+
+def queue_retry(entry: TableJob, now: datetime, not_before: datetime | None) -> None:
+    """Queue a job again."""
+    entry.state, entry.due, entry.why, entry.not_before = QUEUED, now, RETRY, not_before
+    entry.waiting = "worker" if not_before is None else "backoff"
+
+
+def resume(entry: TableJob, last: LastRuns, config: BackoffConfig, random_: random.Random, now: datetime) -> None:
+    """Queue a job at the start of the service if its last run failed or was interrupted.
+
+    An interrupted one is due at once, as its own backoff was over. Otherwise the backoff continues.
+    """
+    if last.interrupted:
+        queue_retry(entry, now, None)
+    elif last.failures:
+        queue_retry(entry, now, (last.failed or now) + wait_after(last.failures, config, random_))
+
+
+def leave_backoff(entry: TableJob, last: LastRun, instance: str | None, skew: timedelta) -> None:
+    """End the backoff of a job that another process has run successfully since, and make it due.
+
+    It is due as the other process may have run it with other options.
+
+    Args:
+        entry: a job that failed.
+        last: the last run by its lease.
+        instance: this supervisor's.
+        skew: how far the store's clock is behind.
+    """
+    finished = last.finished + skew
+    newer = entry.attempted is not None and finished > entry.attempted
+    if not newer or entry.run is not None or last.instance == instance or last.outcome not in COMPLETED:
+        return
+    entry.failures, entry.not_before = 0, None
+    entry.outcome, entry.finished = last.outcome, finished
+    if last.outcome == "succeeded":
+        entry.succeeded = finished
+
+
+def found_damage(entry: TableJob, last: LastRun, instance: str | None) -> bool:
+    """Whether another supervisor's run found damage after the last run of this one, by the last run in a lease.
+
+    What it is, only that one's history has.
+    """
+    newer = entry.attempted is None or last.finished > entry.attempted
+    return newer and _is_finding(entry, last.outcome) and last.instance not in {instance, BY_HAND}
+
+
+def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, now: datetime) -> bool:
+    """Return whether another supervisor has just done what is due, by the lease that was acquired for it; record that.
+
+    Both times in the lease are from the store's clock.
+    """
+    if lease.last is None:
+        return False
+    if entry.why == "schedule" and entry.settings.schedule is not None:
+        within = entry.settings.schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+    else:
+        # It may have done what failed here, or merged the backlog that triggered the run.
+        since = entry.attempted if entry.why == RETRY else polled
+        if since is None:
+            return False
+        within = now - since
+    return _take_run(entry, lease.last, lease.holder.instance, now, lease.written - lease.last.finished, within)
+
+
+def is_schedule_met(entry: TableJob, last: LastRun, instance: str, now: datetime) -> bool:
+    """Return whether another supervisor has done what a schedule asks for, by the last run in a lease; record that."""
+    schedule = entry.settings.schedule
+    if schedule is None:
+        return False
+    within = schedule.period(now) * _DONE_ELSEWHERE_FRACTION
+    return _take_run(entry, last, instance, now, max(now - last.finished, timedelta(0)), within)
+
+
+def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:
+    """Take a run of another instance as the last one, if it completed and is not older than ``within``."""
+    if last.instance in {instance, BY_HAND} or last.outcome not in COMPLETED or age >= within:
+        return False
+    if _is_finding(entry, last.outcome):
+        return False  # what it found is to be known here, too
+    entry.started = entry.finished = now - age
+    entry.outcome, entry.failures = last.outcome, 0
+    if last.outcome == "succeeded":
+        entry.succeeded = entry.finished
+    return True
+
+
+def _is_finding(entry: TableJob, outcome: str) -> bool:
+    """Whether a run with that outcome is one that found damage."""
+    return entry.settings.job.reads_only and outcome == "partial"
+
 
 _ASK_AGAIN_AFTER = timedelta(hours=1)
 _UNPRODUCTIVE_FOR = timedelta(minutes=10)
@@ -98,7 +314,7 @@ class DueJobs:
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
     def _is_stopped(self, entry: TableJob) -> bool:
-        return is_open(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
+        return breaker_is_open(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
 
     def _is_done_elsewhere(self, entry: TableJob, last: LastRun) -> bool:
         """Whether a scheduled run is not necessary, given the last run of the job by its lease."""

@@ -12,7 +12,7 @@ from memwal_ops.core.job import POOLS
 from memwal_ops.core.prices import money_of
 from memwal_ops.core.turns import BY_WORTH, Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
-from memwal_ops.supervisor.membership.uses import published
+from memwal_ops.supervisor.membership.records import published
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.effective import Settings
     from memwal_ops.supervisor.config.model import FleetBudgetConfig
     from memwal_ops.supervisor.observe.status_document import BudgetStatus
-    from memwal_ops.supervisor.state.outcomes import Charged
-    from memwal_ops.supervisor.state.recorder import RunRecorder
+    from memwal_ops.supervisor.state.outcomes import Charged, RunRecorder
     from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 _NEVER = datetime.min.replace(tzinfo=UTC)

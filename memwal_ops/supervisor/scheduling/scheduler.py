@@ -7,26 +7,31 @@ with their own clock.
 
 What runs next stands in :mod:`dispatching`, how a run begins in :mod:`starting`, what came back in :mod:`finishing`,
 when a backlog is read and what makes a job due by it in :mod:`backlogs`.
+
+Call everything that happens on one thread, one event after the other, so that no decision takes a lock.
+
+Make the scheduler's tables and jobs match a new list of discovered tables.
+
+Assign short requests of users to workers, beside runs and polls: the plan of a job, a hold.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memwal_ops.errors import WorkerDiedError
+from memwal_ops.log import get_logger
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
-from memwal_ops.supervisor.scheduling.backoff import resume
-from memwal_ops.supervisor.scheduling.dispatching import Dispatcher
-from memwal_ops.supervisor.scheduling.errands import Errands
-from memwal_ops.supervisor.scheduling.event_loop import EventLoop
-from memwal_ops.supervisor.scheduling.finishing import RunEnds
+from memwal_ops.supervisor.scheduling.due import resume
 from memwal_ops.supervisor.scheduling.ranking import Ranking
-from memwal_ops.supervisor.scheduling.reconcile import reconcile
+from memwal_ops.supervisor.scheduling.runs import Dispatcher, RunEnds, Starter, Watchdog
 from memwal_ops.supervisor.scheduling.shared_state import SharedState
-from memwal_ops.supervisor.scheduling.starting import Starter
-from memwal_ops.supervisor.state.outcomes import STOPPED, classify_exit, classify_result
-from memwal_ops.supervisor.state.tables import LEASING, QUEUED, TableJob
-from memwal_ops.supervisor.workers.watchdog import Watchdog
+from memwal_ops.supervisor.state.outcomes import STOPPED, classify_exit, classify_result, describe_exit
+from memwal_ops.supervisor.state.tables import LEASING, QUEUED, TableJob, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,6 +41,196 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+
+_ASK_SECONDS = 10.0
+_Reply = TypeVar("_Reply")
+
+
+class EventLoop:
+    """The events of a scheduler; :meth:`call` holds ``lock``, which readers on other threads take.
+
+    Args:
+        on_error: called after an unexpected error, which is logged.
+    """
+
+    def __init__(self, on_error: Callable[[], None]) -> None:
+        """There are none yet."""
+        self.lock = threading.RLock()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._on_error = on_error
+        self._log = get_logger(__name__)
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Call ``event`` on the scheduler's thread, soon; from any thread."""
+        self._events.put(event)
+
+    def ask(self, question: Callable[[], _Reply], timeout: float = _ASK_SECONDS) -> _Reply:
+        """Call ``question`` on the scheduler's thread, and return its result, or raise what it raised.
+
+        Raises:
+            TimeoutError: the loop did not call it in time; it will not be called any more.
+        """
+        answer: Future[_Reply] = Future()
+
+        def reply() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(question())
+                except Exception as error:  # noqa: BLE001 - it is the caller's
+                    answer.set_exception(error)
+
+        self.post(reply)
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            answer.cancel()
+            raise
+
+    def handle(self, seconds: float) -> None:
+        """Wait for events for at most ``seconds``, and call them."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return
+        self.call(event)
+        while not self._events.empty():
+            self.call(self._events.get())
+
+    def call(self, handler: Callable[[], None]) -> None:
+        """Log and count an unexpected error: one bug must not end the maintenance of all tables."""
+        with self.lock:
+            try:
+                handler()
+            except Exception:  # noqa: BLE001 - see above
+                self._on_error()
+                self._log.exception("internal_error")
+
+
+def reconcile(
+    tables: dict[str, TableState],
+    found: Iterable[FoundTable],
+    new_entry: Callable[[FoundTable, JobSettings], TableJob],
+) -> set[str]:
+    """Update ``tables`` in place, and return the names of those that were removed.
+
+    Entries that are kept keep their state; those that are removed are marked, because their run may be in flight.
+
+    Args:
+        tables: the scheduler's tables, by name.
+        found: the tables to maintain from now on.
+        new_entry: makes the entry of a job that is new on its table.
+    """
+    wanted = {table.name: table for table in found}
+    removed = tables.keys() - wanted.keys()
+    for name in removed:
+        _mark_removed(tables.pop(name))
+    for name, table in wanted.items():
+        state = tables.get(name)
+        if state is not None and state.table.uri != table.uri:
+            _mark_removed(state)
+            state = None
+        if state is None:
+            state = tables[name] = TableState(table)
+        changed = state.table.settings.storage_options != table.settings.storage_options
+        if changed:
+            state.poll_not_before = 0.0
+        state.table = table
+        _reconcile_jobs(state, table, new_entry, changed=changed)
+    return removed
+
+
+def _reconcile_jobs(
+    state: TableState, table: FoundTable, new_entry: Callable[[FoundTable, JobSettings], TableJob], *, changed: bool
+) -> None:
+    jobs = {job.name: job for job in table.settings.jobs.values() if job.enabled}
+    for job in [job for job in state.entries if job not in jobs]:
+        state.entries.pop(job).removed = True
+    for job, settings in jobs.items():
+        if job in state.entries:
+            entry = state.entries[job]
+            if changed or entry.settings != settings:
+                entry.not_before = None  # the change may have fixed what made it fail
+            entry.table, entry.settings = table, settings
+        else:
+            state.entries[job] = new_entry(table, settings)
+
+
+def _mark_removed(state: TableState) -> None:
+    for entry in state.entries.values():
+        entry.removed = True
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+    _Make = Callable[[int], Any]
+    _Then = Callable[[Mapping[str, Any]], None]
+    _Wanted = Callable[[], bool]
+
+MAX_WAITING = 20
+
+
+class Errands:
+    """Errands that wait for a worker, and those in flight; only the scheduler's thread calls this.
+
+    Args:
+        number: returns the number of the next request.
+        assign: sends a request to a worker of a pool.
+        monotonic: returns monotonic seconds.
+    """
+
+    def __init__(
+        self, number: Callable[[], int], assign: Callable[[str, Any], WorkerProcess], monotonic: Callable[[], float]
+    ) -> None:
+        """There is none."""
+        self._number, self._assign, self._monotonic = number, assign, monotonic
+        self._waiting: list[tuple[str, _Make, _Then, _Wanted]] = []
+        self._running: dict[int, tuple[WorkerProcess, float, _Then]] = {}
+
+    @property
+    def in_flight(self) -> Iterator[tuple[WorkerProcess, float]]:
+        """The workers of those in flight, each with its start time."""
+        return ((worker, began) for worker, began, _ in self._running.values())
+
+    def add(self, pool: str, make: _Make, then: _Then, is_wanted: _Wanted = lambda: True) -> bool:
+        """Queue an errand; ``make`` returns its request, ``then`` gets its result. False: too many wait.
+
+        What is not wanted any more, when a worker is free, is not begun: its caller was told that it is not done.
+        """
+        self._waiting = [errand for errand in self._waiting if errand[3]()]
+        if len(self._waiting) >= MAX_WAITING:
+            return False
+        self._waiting.append((pool, make, then, is_wanted))
+        return True
+
+    def begin(self, free: Callable[[str], int]) -> None:
+        """Start those whose pool has a free worker."""
+        for errand in [*self._waiting]:
+            pool, make, then, is_wanted = errand
+            if not is_wanted():
+                self._waiting.remove(errand)
+            elif free(pool):
+                self._waiting.remove(errand)
+                number = self._number()
+                self._running[number] = (self._assign(pool, make(number)), self._monotonic(), then)
+
+    def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
+        """Return a result, if the request is an errand; return whether it is."""
+        if request not in self._running:
+            return False
+        self._running.pop(request)[2](result)
+        return True
+
+    def on_worker_exit(self, request: int | None, status: int | None) -> bool:
+        """Fail the errand of a worker that exited; return whether it had one."""
+        error = WorkerDiedError(f"The process that worked on it exited ({describe_exit(status)}).")
+        return request is not None and self.on_result(
+            request, {"outcome": "failed", "message": str(error), "reason": error.reason, "report": None}
+        )
+
 
 _Answer = TypeVar("_Answer")
 

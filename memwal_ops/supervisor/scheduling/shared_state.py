@@ -7,10 +7,9 @@ from dataclasses import InitVar, dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.supervisor.scheduling.clock import Clock
+from memwal_ops.supervisor.state.outcomes import RunRecorder
 from memwal_ops.supervisor.state.pauses import Pauses
-from memwal_ops.supervisor.state.recorder import RunRecorder
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, TableJob, TableState
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, Clock, TableJob, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,16 +1,21 @@
-"""The state of tables, jobs and runs in memory. Only the scheduler's thread writes it."""
+"""The state of tables, jobs and runs in memory. Only the scheduler's thread writes it.
+
+The clock of the supervisor, which tests replace.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
     from memwal_ops.core.leases import LastRun, Lease
     from memwal_ops.core.next_run import Rate
@@ -18,6 +23,19 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.state.history import LastRuns
     from memwal_ops.supervisor.workers.pools import WorkerProcess
+
+
+class Clock:
+    """The machine's clock."""
+
+    def now(self) -> datetime:
+        """Return the wall clock time: time zone aware, UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return monotonic seconds."""
+        return time.monotonic()
+
 
 IDLE, QUEUED, LEASING, RUNNING = "idle", "queued", "leasing", "running"
 WATCH = "watch"

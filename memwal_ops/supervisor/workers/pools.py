@@ -11,8 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.supervisor.workers.child_processes import signal_group
-from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, RunRequest, encode
+from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, RunRequest, encode, signal_group
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:

@@ -41,16 +41,25 @@ from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, Un
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.workers.child_processes import (
+from memwal_ops.supervisor.workers.polling import (
+    amounts,
+    checked_report,
+    fingerprint_of,
+    is_unchanged,
+    poll_table,
+    whole_numbers,
+)
+from memwal_ops.supervisor.workers.protocol import (
+    RELEASE_VARIABLE,
+    Result,
     become_subreaper,
     children,
+    encode,
+    lease_from_document,
     signal_children,
     signal_group,
     terminate_children,
 )
-from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
-from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, Result, encode, lease_from_document
-from memwal_ops.supervisor.workers.validation import amounts, checked_report, whole_numbers
 from memwal_ops.text import printable
 from memwal_ops.version import __version__
 

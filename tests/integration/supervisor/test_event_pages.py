@@ -17,7 +17,7 @@ import pytest
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.storage.queues import Message, Queue, address_of
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events.messages import Created, objects_created
+from memwal_ops.supervisor.events import Created, objects_created
 from tests.support.event_queue import EventQueue
 from tests.support.run_cli import run_here
 from tests.support.runbook import commands

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import pytest
 
 from memwal_ops.supervisor.actions import ActionConflictError
+from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tokens import TokenFile
 from tests.support.fleet import fleet, pages_of, status
 
 if TYPE_CHECKING:

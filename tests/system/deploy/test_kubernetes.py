@@ -108,7 +108,7 @@ def test_ports_probes_and_labels_meet() -> None:
     [container] = template["spec"]["containers"]
     [port] = container["ports"]
     assert port["containerPort"] == config()["http"]["port"] == HttpConfig().port
-    served = (ROOT / "memwal_ops/supervisor/http/reading.py").read_text()
+    served = (ROOT / "memwal_ops/supervisor/http/routes.py").read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] == port["name"]
         assert f'"{container[probe]["httpGet"]["path"]}"' in served

@@ -13,8 +13,8 @@ import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from memwal_ops.supervisor.actions import Actions
+from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tokens import TokenFile
 from memwal_ops.supervisor.observe.status import status_of
 from tests.support.fakes import Stage
 from tests.support.waiting import PATIENCE

@@ -17,13 +17,12 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from memwal_ops.supervisor.actions import Actions
-from memwal_ops.supervisor.http import tokens as tokens_module
-from memwal_ops.supervisor.http.audit import Audit
+from memwal_ops.supervisor.http import access as tokens_module
+from memwal_ops.supervisor.http.access import TokenFile, Viewer
+from memwal_ops.supervisor.http.acting import Audit
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tokens import TokenFile
 from memwal_ops.supervisor.observe.pages import Page
 from memwal_ops.supervisor.observe.status import status_of
-from memwal_ops.supervisor.observe.viewer import Viewer
 from tests.support.fakes import Stage
 from tests.support.waiting import PATIENCE
 

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.supervisor.config.model import HttpConfig
+from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.client import ServiceClient
+from memwal_ops.supervisor.http.connections import Certificate
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tls import Certificate
-from memwal_ops.supervisor.http.tokens import TokenFile
 from memwal_ops.supervisor.observe.pages import Page
 from tests.support.waiting import PATIENCE, until
 

@@ -20,7 +20,7 @@ from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settin
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat
 from memwal_ops.supervisor.scheduling.discovery import FoundTable, discover
 from memwal_ops.supervisor.scheduling.timers import Timers
-from memwal_ops.supervisor.state import history_file
+from memwal_ops.supervisor.state import history as run_history
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.workers.leasing import LeaseClient
@@ -178,7 +178,7 @@ def test_a_run_by_backlog_moves_no_schedule(tmp_path: Path) -> None:
 
 def test_runs_are_recorded_after_the_history_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person at a prompt, a backup: the run that ended meanwhile must not stand as running for ever."""
-    monkeypatch.setattr(history_file, "_BUSY_TIMEOUT", 0.01)
+    monkeypatch.setattr(run_history, "_BUSY_TIMEOUT", 0.01)
     path = str(tmp_path / "history.sqlite")
     history = History.open(path)
     numbers = [

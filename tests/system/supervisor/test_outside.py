@@ -20,10 +20,9 @@ from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.observe.heartbeat import Heartbeat
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.status import status_of
-from memwal_ops.supervisor.observe.systemd import Notifier
 from memwal_ops.supervisor.scheduling.discovery import discover
 from tests.support.fakes import Stage
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops.supervisor.actions import ActionConflictError
+from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.http.tokens import TokenFile
 from tests.support.fleet import FakeTables, fleet, job, pages_of, status
 from tests.support.waiting import until as wait_until
 

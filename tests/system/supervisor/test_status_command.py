@@ -18,7 +18,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.leases import Holder, acquire, release
-from memwal_ops.supervisor.observe import fleet as fleet_module
+from memwal_ops.supervisor.observe import status as fleet_module
 from memwal_ops.supervisor.observe.status import status_of
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History

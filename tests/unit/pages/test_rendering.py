@@ -26,7 +26,7 @@ from memwal_ops.pages.rendering import (
     until,
 )
 from memwal_ops.storage.redaction import remember
-from memwal_ops.supervisor.observe.viewer import Viewer
+from memwal_ops.supervisor.http.access import Viewer
 from tests.support.fleet import pages_of, run, status, table
 
 TAGS = {

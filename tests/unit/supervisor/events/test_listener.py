@@ -12,8 +12,7 @@ import pytest
 from memwal_ops.errors import StorageCredentialsError
 from memwal_ops.storage.queues import Message, Queue
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events.listener import Listener
-from memwal_ops.supervisor.events.routes import Routes
+from memwal_ops.supervisor.events import Listener, Routes
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from tests.support.s3_events import created
 from tests.support.waiting import until
@@ -149,7 +148,7 @@ def test_of_many_records_none_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_table_is_listed_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memwal_ops.supervisor.events.listener._ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("memwal_ops.supervisor.events._ASK_AGAIN_SECONDS", 0.0)
     queue = FakeQueue(*[commit("fresh")] * 8)
     heard = Heard(tmp_path, queue)
     heard.hear(8)
@@ -158,7 +157,7 @@ def test_a_folder_that_is_no_table_is_listed_a_few_times_only(tmp_path: Path, mo
 
 
 def test_a_queue_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memwal_ops.supervisor.events.listener._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("memwal_ops.supervisor.events._FIRST_WAIT", 0.01)
     queue = FakeQueue(commit("mine"))
     queue.errors = [StorageCredentialsError("The token has expired."), RuntimeError("a bug")]
     heard = Heard(tmp_path, queue)
@@ -182,7 +181,7 @@ def test_the_reason_is_reported(tmp_path: Path) -> None:
 
 def test_without_the_right_to_delete_it_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is empty until its messages come again: it would seem to work for most of the time."""
-    monkeypatch.setattr("memwal_ops.supervisor.events.listener._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("memwal_ops.supervisor.events._FIRST_WAIT", 0.01)
 
     class Denied(FakeQueue):
         denied = True

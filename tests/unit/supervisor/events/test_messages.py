@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.supervisor.events.messages import Created, UnreadableError, objects_created
+from memwal_ops.supervisor.events import Created, UnreadableError, objects_created
 from tests.support.s3_events import created
 
 ORDERS = [Created("b", ("lake/a b/1.manifest",))]

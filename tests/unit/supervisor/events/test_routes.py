@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events.routes import Routes, announces_commit
+from memwal_ops.supervisor.events import Routes, announces_commit
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
 TEXT = """

@@ -10,7 +10,7 @@ import pytest
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.model import HttpConfig
-from memwal_ops.supervisor.http.tokens import TokenFile, token_file_of
+from memwal_ops.supervisor.http.access import TokenFile, token_file_of
 
 OPERATE, VIEW = "o" * 32, "v" * 32
 

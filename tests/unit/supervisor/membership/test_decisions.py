@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memwal_ops.supervisor.membership.decisions import BEATS, View, owner
+from memwal_ops.supervisor.membership.reading import BEATS, View, owner
 
 HEARTBEAT = 15.0
 TICK = HEARTBEAT / BEATS

@@ -17,10 +17,16 @@ import pytest
 from memwal_ops.core.fleet_budget import CHARGED, Amounts, Charge, FleetBudget, Others
 from memwal_ops.errors import ObjectNotFoundError, StorageError
 from memwal_ops.storage.api import ObjectMeta
-from memwal_ops.supervisor.membership.decisions import BEATS, View
-from memwal_ops.supervisor.membership.reading import Reading
-from memwal_ops.supervisor.membership.records import Document, MemberRecords
-from memwal_ops.supervisor.membership.uses import MAX_CHARGES, is_same, others_of, published, use_of
+from memwal_ops.supervisor.membership.reading import BEATS, Reading, View
+from memwal_ops.supervisor.membership.records import (
+    MAX_CHARGES,
+    Document,
+    MemberRecords,
+    is_same,
+    others_of,
+    published,
+    use_of,
+)
 
 HEARTBEAT = 15.0
 TICK = HEARTBEAT / BEATS

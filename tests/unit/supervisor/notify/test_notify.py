@@ -16,10 +16,18 @@ import structlog
 
 from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings
 from memwal_ops.supervisor.config.model import NotifyConfig, TargetConfig
-from memwal_ops.supervisor.notify.changes import Change, Found, after, changes
-from memwal_ops.supervisor.notify.channels import NotificationError, send, signed
-from memwal_ops.supervisor.notify.message import Message
-from memwal_ops.supervisor.notify.notifier import FindingNotifier, Findings
+from memwal_ops.supervisor.notify import (
+    Change,
+    FindingNotifier,
+    Findings,
+    Found,
+    Message,
+    NotificationError,
+    after,
+    changes,
+    send,
+    signed,
+)
 from tests.support.receivers import Receiver, http_receiver, mail_receiver, raw_server
 from tests.support.run_cli import run_here
 

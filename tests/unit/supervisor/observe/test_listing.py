@@ -7,17 +7,17 @@ import re
 
 import pytest
 
-from memwal_ops.supervisor.observe.listing import (
+from memwal_ops.supervisor.observe.overview import (
     GROUPS,
     PAGE_ROWS,
     SORTS,
+    Overview,
     Query,
     group_names,
     groups_of,
     page_of,
     totals,
 )
-from memwal_ops.supervisor.observe.overview import Overview
 from tests.support.fleet import FakeTables, fleet, pages_of, status, table
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from memwal_ops.cli.status_text import describe
 from memwal_ops.supervisor.config.model import PricesConfig
+from memwal_ops.supervisor.http.access import Viewer
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.viewer import Viewer
 from memwal_ops.supervisor.state.samples import budget_sample
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of

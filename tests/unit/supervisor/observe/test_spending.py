@@ -10,8 +10,7 @@ import pytest
 
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.observe import spending
-from memwal_ops.supervisor.observe.ledger import ledger_document
-from memwal_ops.supervisor.observe.spending import WEEK, Spending
+from memwal_ops.supervisor.observe.spending import WEEK, Spending, ledger_document
 from memwal_ops.supervisor.state.history import History
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from memwal_ops.supervisor.config.model import BackoffConfig
 from memwal_ops.supervisor.scheduling import schedules
-from memwal_ops.supervisor.scheduling.backoff import wait_after
-from memwal_ops.supervisor.scheduling.schedules import Schedule, cron_trigger
-from memwal_ops.supervisor.scheduling.windows import is_open, parse_window
+from memwal_ops.supervisor.scheduling.due import wait_after
+from memwal_ops.supervisor.scheduling.schedules import Schedule, cron_trigger, is_open, parse_window
 
 ZONE = ZoneInfo("UTC")
 BERLIN = ZoneInfo("Europe/Berlin")

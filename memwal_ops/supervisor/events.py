@@ -2,28 +2,167 @@
 
 An event is a hint, and nothing else: a table is polled by its timer, too. So none must be kept, and all that may go
 wrong with a queue costs is time.
+
+Parse the messages that S3 sends: notifications of a bucket, also by SNS, and events of EventBridge.
+
+Find the tables that objects in a store belong to, by their keys.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, unquote_plus
 
+from memwal_ops.core.protocols import AnnouncesCommits
+from memwal_ops.core.registry import formats, short_name
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.locations import S3, is_database_table, scheme_of, split_query
 from memwal_ops.storage.queues import Queue, address_of
 from memwal_ops.storage.redaction import redact
-from memwal_ops.supervisor.events.messages import UnreadableError, objects_created
-from memwal_ops.supervisor.events.routes import Routes, announces_commit
+from memwal_ops.supervisor.scheduling.discovery import is_wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.storage.queues import Message
+    from memwal_ops.supervisor.config.effective import TableSettings
     from memwal_ops.supervisor.config.model import EventsConfig
     from memwal_ops.supervisor.observe.status_document import EventsStatus
+    from memwal_ops.supervisor.scheduling.discovery import FoundTable
+
+
+_CREATED = "ObjectCreated:"
+_EVENT_BRIDGE_CREATED = "Object Created"
+# SNS may send to a queue what EventBridge sent to it.
+_MAX_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """An object that was written, or copied, to a bucket. ``keys``: its key, as it may have been encoded."""
+
+    bucket: str
+    keys: tuple[str, ...]
+
+
+class UnreadableError(Exception):
+    """The message is not one that S3 sends."""
+
+
+def objects_created(body: str) -> list[Created]:
+    """Return the objects of which a message says that they were created; none: it says something else.
+
+    Raises:
+        UnreadableError: the message is not one that S3 sends.
+    """
+    try:
+        return [*_created(body, _MAX_DEPTH)]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UnreadableError(f"{type(error).__name__}: {error}") from error
+
+
+def _created(body: Any, depth: int) -> Iterator[Created]:
+    found: Any = json.loads(body) if isinstance(body, str) else body
+    if depth and found.get("Type") == "Notification":  # SNS, without raw message delivery
+        yield from _created(found["Message"], depth - 1)
+    elif "Records" in found:
+        for record in found["Records"]:
+            yield from _of_record(record)
+    elif found.get("source") == "aws.s3":
+        if found["detail-type"] == _EVENT_BRIDGE_CREATED:
+            detail = found["detail"]
+            # Not encoded, other than in a notification; both are tried, as not all that send such events agree.
+            key = _text(detail["object"]["key"])
+            yield Created(_text(detail["bucket"]["name"]), tuple(dict.fromkeys((key, unquote_plus(key)))))
+    elif found.get("Event") != "s3:TestEvent":
+        raise ValueError("it is no event of S3")
+
+
+def _of_record(record: Mapping[str, Any]) -> Iterator[Created]:
+    of = record["s3"]
+    bucket, key = _text(of["bucket"]["name"]), _text(of["object"]["key"])
+    if str(record["eventName"]).removeprefix("s3:").startswith(_CREATED):
+        yield Created(bucket, (unquote_plus(key),))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a name is empty, or is not text")
+    return value
+
+
+_WILD = frozenset("*?[")
+# What jobs write beside a table: leases, holds, records of runs.
+_OURS = "_mem_wal_ops/"
+
+
+class Routes:
+    """The tables of a service that are in S3, by bucket and prefix.
+
+    Args:
+        tables: all that are known.
+        entries: those of the configuration; a pattern may match tables that are not known yet.
+    """
+
+    def __init__(self, tables: Iterable[FoundTable] = (), entries: Iterable[TableSettings] = ()) -> None:
+        """Send no request."""
+        self._tables: dict[tuple[str, str], list[FoundTable]] = {}
+        for table in tables:
+            if (place := _place(table.uri)) is not None:
+                self._tables.setdefault(place, []).append(table)
+        globs = ((entry, _place(entry.pattern)) for entry in entries if entry.pattern is not None)
+        self._globs = [(entry, place) for entry, place in globs if place is not None]
+
+    def tables_of(self, bucket: str, key: str) -> tuple[list[FoundTable], str]:
+        """Return the tables that an object belongs to, and its path below them; no tables: it belongs to none."""
+        parts = key.split("/")
+        for end in range(len(parts) - 1, -1, -1):
+            if found := self._tables.get((bucket, "/".join(parts[:end]))):
+                return found, "/".join(parts[end:])
+        return [], ""
+
+    def new_table(self, bucket: str, key: str) -> str | None:
+        """Return the folder that an object of no known table is in, if a pattern matches it as a table."""
+        for entry, (in_bucket, glob) in self._globs:
+            wanted, parts = glob.split("/"), key.split("/")
+            folder = "/".join(parts[: len(wanted)])
+            if in_bucket != bucket or len(parts) <= len(wanted) or not _matches(parts, wanted, entry):
+                continue
+            fixed = next((number for number, part in enumerate(wanted) if _WILD & {*part}), len(wanted) - 1)
+            name = short_name("/".join(parts[fixed : len(wanted)]))
+            if is_wanted(entry, name, f"s3://{bucket}/{folder}"):
+                return folder
+        return None
+
+
+def announces_commit(table: FoundTable, path: str) -> bool:
+    """Return whether an object at that path below a table may come with a commit, or another change of its backlog."""
+    if path.startswith(_OURS):
+        return False
+    kind: object = formats().get(table.settings.format or "")
+    return not isinstance(kind, AnnouncesCommits) or kind.announces_commit(path)
+
+
+def _place(uri: str) -> tuple[str, str] | None:
+    """The bucket and the prefix of a table or a pattern in S3. Of a table in a catalog, only that knows them."""
+    if scheme_of(uri) not in S3:
+        return None
+    bucket, _, prefix = split_query(uri)[0].split("://", 1)[1].partition("/")
+    return bucket, unquote(prefix.rstrip("/"))
+
+
+def _matches(parts: list[str], wanted: list[str], entry: TableSettings) -> bool:
+    if entry.database:
+        return parts[: len(wanted) - 1] == wanted[:-1] and is_database_table(parts[len(wanted) - 1])
+    return all(map(fnmatchcase, parts, wanted))
+
 
 OUTCOMES = ("unreadable", "elsewhere", "new", "polled", "unknown", "ignored")
 """What becomes of a message: it is not one that S3 sends; it is for another member; its table is not known yet; a table

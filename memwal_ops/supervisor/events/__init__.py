@@ -1,1 +1,0 @@
-"""Events of a store: a commit polls its table at once."""

@@ -1,1 +1,0 @@
-"""Tell people what is wrong with tables: new, changed and resolved findings, by webhook, chat or e-mail."""

@@ -1,0 +1,418 @@
+"""How a run begins: acquire the job's lease, unless another supervisor holds it or has just done what is due.
+
+What came back: record how a run ended, and when the job's next one may begin.
+
+Renew the leases of running jobs, and end runs that hang, exceed their timeout or their memory limit.
+
+Only the scheduler's thread calls this. ``ended_by`` of a run has the reason why it was ended; its outcome follows
+from its worker's result or exit.
+
+What runs next: give the free workers of each pool the jobs whose turn it is.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from memwal_ops.core.figures import Figures
+from memwal_ops.core.job import POOLS
+from memwal_ops.core.next_run import MAX_RATES, rates_of
+from memwal_ops.core.past_runs import PastRun
+from memwal_ops.core.prices import money_of
+from memwal_ops.core.registry import package_of
+from memwal_ops.errors import LeaseLostError
+from memwal_ops.log import get_logger
+from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.supervisor.scheduling.due import (
+    count_run,
+    is_done_elsewhere,
+    may_start,
+    must_run_before,
+    queue_retry,
+    wait_after,
+)
+from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
+from memwal_ops.supervisor.state.outcomes import LEVELS, answers_of, error_fields, log_fields, repeated
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, RunState, TableJob
+from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from memwal_ops.core.job import Pool
+    from memwal_ops.core.leases import Lease
+    from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
+    from memwal_ops.supervisor.scheduling.ranking import Ranking
+    from memwal_ops.supervisor.scheduling.shared_state import SharedState
+    from memwal_ops.supervisor.state.tables import Clock
+    from memwal_ops.supervisor.workers.leasing import LeaseClient
+    from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
+
+
+class RunEnds:
+    """Takes the ends of runs."""
+
+    def __init__(self, shared: SharedState, ranking: Ranking, polling: BacklogPolling) -> None:
+        self._shared, self._ranking, self._polling = shared, ranking, polling
+        self._log = get_logger(__name__)
+
+    def finish(
+        self, entry: TableJob, outcome: str, details: dict[str, Any], remaining: Mapping[str, float] | None = None
+    ) -> None:
+        """Record the end of a run, whatever its outcome; ``remaining``: see :class:`Result`."""
+        shared = self._shared
+        now, mono = shared.clock.now(), shared.clock.monotonic()
+        run, entry.run = entry.run, None
+        assert run is not None  # noqa: S101 - it is in flight
+        shared.runs = {number: running for number, running in shared.runs.items() if running is not entry}
+        debt = entry.settings.job.debts(run.plan.get("backlog") or {})
+        if details.get("used") and debt:
+            details = {**details, "used": {**details["used"], "debt": debt}}
+        shared.recorder.finish(entry, run.number, now, outcome, {**details, "log": [*run.log]})
+        if entry.lease is not None:
+            lease, entry.lease = entry.lease, None
+            if outcome != "lost":
+                shared.release(entry, lease, outcome if outcome in {*COMPLETED, *FAILURES} else None)
+        ran, published = mono - run.began, bool(details.get("versions"))
+        self._count(entry, run, outcome, details, ran)
+        count_run(entry, outcome, details.get("achieved"), now, published=published)
+        if outcome in {*COMPLETED, *FAILURES}:
+            self._polling.results.record_run(entry, details.get("figures") or {}, remaining if published else {})
+        self._update(entry, outcome, now, run.started, details.get("exit_code") or 0)
+        entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
+        entry.skips = 0
+        self._log_end(entry, outcome, round(ran, 3), log_fields(details))
+        if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
+            timeout = shared.settings.config.heartbeat.timeout.total_seconds()
+            shared.heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
+        if outcome in COMPLETED and published and not shared.once:
+            self._polling.request(entry.table.name)
+
+    def not_started(self, entry: TableJob, error: MemwalOpsError | None) -> None:
+        """Record a run that could not start as a failed one."""
+        shared, now = self._shared, self._shared.clock.now()
+        plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
+        entry.attempted = now
+        number = shared.recorder.begin(entry, plan, now)
+        details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
+        shared.recorder.finish(entry, number, now, "failed", details)
+        shared.metrics.runs.labels(*entry.key, "failed").inc()
+        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
+        self._update(entry, "failed", now, now, details.get("exit_code") or 1)
+
+    def _count(self, entry: TableJob, run: RunState, outcome: str, details: Mapping[str, Any], ran: float) -> None:
+        """Count what a run used and achieved: in the metrics, for the next estimates, and in the budget."""
+        shared, now, name = self._shared, self._shared.clock.now(), entry.settings.name
+        report, metrics = details.get("report"), shared.metrics
+        if entry.settings.job.reads_only:
+            answers = answers_of(report, now.isoformat(timespec="milliseconds"))
+            entry.answers = entry.answers if answers is None else answers
+        if entry.settings.job.debt is not None and outcome == "succeeded":
+            entry.rates = (*rates_of(name, [PastRun(ran, report or {})]), *entry.rates)[:MAX_RATES]
+        if not entry.removed:
+            metrics.runs.labels(*entry.key, outcome).inc()
+            metrics.count_figures(*entry.key, Figures(details.get("figures") or {}, entry.table.settings.format, "run"))
+        used = details.get("used")
+        self._ranking.end(used, run.plan, now)
+        if used is not None:
+            metrics.count_usage(entry.table.name, used, money_of(used, shared.settings.config.prices.by_store()))
+            if outcome == "succeeded":
+                shared.recorder.add_spent(entry, ran, used, details.get("achieved"))
+        metrics.run_seconds.labels(name).observe(ran)
+        metrics.observe_phases(name, details.get("phases") or {})
+
+    def _log_end(self, entry: TableJob, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
+        """Log the end of a run. What blocks a part of the table is logged once, and again when it changes."""
+        level, same = LEVELS.get(outcome, 20), fields == entry.logged
+        entry.logged = fields if "blocked" in fields else None
+        if same:
+            level, fields = 20, repeated(fields)
+        about = {"table": entry.table.name, "job": entry.settings.name, "outcome": outcome, "seconds": seconds}
+        self._log.log(level, "run_finished", **about, **fields)
+
+    def _update(self, entry: TableJob, outcome: str, now: datetime, started: datetime, code: int) -> None:
+        """Update a job after a run: its outcome, its failures, and when the next run may begin."""
+        shared = self._shared
+        entry.outcome, entry.finished, entry.ended = outcome, now, shared.clock.monotonic()
+        entry.state, entry.due, entry.waiting, shared.changed = IDLE, None, None, True
+        entry.asked_by, entry.at_once = None, False
+        if shared.once:
+            shared.codes.append(code)
+        if outcome in {*COMPLETED, *FAILURES}:
+            entry.started = started
+        if outcome in COMPLETED:
+            entry.failures, entry.not_before = 0, None
+            if outcome == "succeeded":
+                entry.succeeded = now
+        elif outcome in FAILURES:
+            entry.failures += 1
+            entry.not_before = now + wait_after(entry.failures, shared.settings.config.backoff, shared.random)
+            if not shared.once and not entry.removed:
+                queue_retry(entry, now, entry.not_before)
+
+
+_KILL_SECONDS = 5.0
+CANCEL_SECONDS = 60.0
+"""How long a run that was cancelled may finish its current step."""
+_GENTLY = ("stop", "cancel")
+_START_SECONDS = 120.0
+# A store that hangs must not prevent the polls of all other tables.
+_POLL_SECONDS = 300.0
+_CPU_SECONDS = 0.5
+_RENEW_AGAIN_SECONDS = 1.0
+
+
+class Watchdog:
+    """Checks all runs and polls in flight. It writes this clock minus the store's into ``skews``, by table."""
+
+    def __init__(self, pools: Pools, leases: LeaseClient | None, clock: Clock, skews: dict[str, float]) -> None:
+        """Check nothing yet."""
+        self._pools, self._leases, self._clock, self._skews = pools, leases, clock, skews
+        self._log = get_logger(__name__)
+
+    def check(self, runs: Iterable[TableJob], polls: Iterable[tuple[WorkerProcess, float]]) -> None:
+        """Renew what must be renewed, end what must be ended; ``polls``: workers of polls and errands, since when."""
+        mono = self._clock.monotonic()
+        for worker, began in polls:
+            limit = self._pools.limit(worker.pool).memory
+            heavy = limit is not None and (worker.resident_bytes() or 0) > limit
+            if heavy or mono - began > _POLL_SECONDS:
+                worker.signal(signal.SIGKILL)
+        for entry in runs:
+            run = entry.run
+            assert run is not None  # noqa: S101 - it is in flight
+            self._renew(entry, mono)
+            if run.signalled is not None:
+                if run.ended_by == "cancel" and mono - run.signalled > CANCEL_SECONDS:
+                    self.end(entry, "abort")
+                elif run.ended_by not in _GENTLY and mono - run.signalled > _KILL_SECONDS and not run.killed:
+                    run.killed = True
+                    run.worker.signal(signal.SIGKILL)
+                continue
+            cpu = run.worker.cpu_seconds()
+            if cpu is not None and cpu - run.cpu >= _CPU_SECONDS:
+                run.cpu, run.progress = cpu, mono
+            limit = self._pools.limit(run.worker.pool).memory
+            resident = run.worker.resident_bytes() if limit is not None else None
+            if limit is not None and resident is not None and resident > limit:
+                run.ended_by, run.signalled, run.killed = "memory", mono, True
+                run.worker.signal(signal.SIGKILL)
+            elif mono - run.progress > entry.settings.hung_after.total_seconds() + (
+                0 if run.working else _START_SECONDS
+            ):
+                self.end(entry, "hung")
+            elif (
+                entry.settings.timeout is not None
+                and run.working
+                and mono - run.began > entry.settings.timeout.total_seconds()
+            ):
+                self.end(entry, "timeout")
+
+    def _renew(self, entry: TableJob, mono: float) -> None:
+        lease, client = entry.lease, self._leases
+        lost = entry.run is not None and entry.run.ended_by == "lost"
+        if lease is None or client is None or lost or entry.renewing or mono < entry.renew_at:
+            return
+        entry.renewing = True
+
+        def on_result(renewed: Lease | None, error: MemwalOpsError | None) -> None:
+            entry.renewing = False
+            if entry.lease is None or entry.lease.token != lease.token:
+                return
+            if renewed is not None:
+                entry.lease, entry.renewed = renewed, mono
+                entry.renew_at = mono + lease.ttl.total_seconds() / 3
+                self._skews[entry.table.name] = (self._clock.now() - renewed.written).total_seconds()
+                return
+            late = self._clock.monotonic() - entry.renewed > lease.ttl.total_seconds()
+            if isinstance(error, LeaseLostError) or late:
+                self._log.warning("lease_lost", table=entry.table.name, job=entry.settings.name, error=str(error))
+                self.end(entry, "lost")
+            else:
+                entry.renew_at = self._clock.monotonic() + _RENEW_AGAIN_SECONDS
+
+        client.renew(entry.table, lease, on_result)
+
+    def ask_to_stop(self, entry: TableJob, why: str) -> None:
+        """Ask a run to stop after its current step."""
+        run = entry.run
+        if run is not None and run.ended_by is None:
+            run.ended_by = why
+            run.signalled = self._clock.monotonic()
+            run.worker.send({"do": "stop", "id": run.worker.request})
+
+    def end(self, entry: TableJob, why: str) -> None:
+        """End a run: SIGTERM now, SIGKILL 5 seconds later."""
+        run = entry.run
+        if run is not None and run.ended_by in {None, *_GENTLY}:
+            run.ended_by = why
+            run.signalled = self._clock.monotonic()
+            run.worker.quitting = True
+            run.worker.signal(signal.SIGTERM)
+
+
+# What queued jobs wait for, which the status shows, depends on the time, too: it is evaluated this often.
+_EVALUATE_SECONDS = 1.0
+
+
+class Dispatcher:
+    """Chooses which of the due jobs start."""
+
+    def __init__(self, shared: SharedState, ranking: Ranking, starter: Starter) -> None:
+        self._shared, self._ranking, self._starter = shared, ranking, starter
+        self._evaluate_at = float("-inf")
+
+    def dispatch(self) -> None:
+        """Start as many jobs as there are free workers; does nothing where no job can have become able to start."""
+        shared = self._shared
+        now, mono = shared.clock.now(), shared.clock.monotonic()
+        if not shared.changed and mono < self._evaluate_at:
+            return
+        shared.changed, self._evaluate_at = False, mono + _EVALUATE_SECONDS
+        waiting = [entry for entry in shared.entries() if entry.state in {QUEUED, LEASING}]
+        for pool in POOLS:
+            candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
+            reserved = sum(entry.state == LEASING for entry in candidates)
+            while (entry := self._next(pool, candidates, now)) is not None and shared.pools.free(pool) > reserved:
+                self._starter.begin(entry)
+                reserved += entry.state == LEASING
+
+    def _next(self, pool: Pool, entries: list[TableJob], now: datetime) -> TableJob | None:
+        shared = self._shared
+        ready = may_start(entries, now, shared.recorder.is_over_budget, self._must_wait, shared.is_paused)
+        return self._ranking.choose(pool, ready, shared.begun(), now)
+
+    def _must_wait(self, entry: TableJob) -> bool:
+        """Whether another job on its table must run before."""
+        once = self._shared.once
+        if entry.started is not None and not once:
+            return False
+        state = self._shared.tables[entry.table.name]
+        return any(
+            must_run_before(other, entry, always=once, undecided=name in state.scheduled)
+            for name, other in state.entries.items()
+        )
+
+
+class Starter:
+    """Starts the jobs whose turn it is."""
+
+    def __init__(self, shared: SharedState, ranking: Ranking, polling: BacklogPolling, ends: RunEnds) -> None:
+        self._shared, self._ranking, self._polling, self._ends = shared, ranking, polling, ends
+        self._log = get_logger(__name__)
+
+    def begin(self, entry: TableJob) -> None:
+        """Start a job, once its lease is acquired."""
+        entry.not_before = None
+        leases = self._shared.leases
+        if leases is None or not entry.settings.apply:
+            # A plan only reads: it needs no lease, and may lack the permission to write one.
+            self._start(entry, None)
+            return
+        entry.state = LEASING
+        leases.acquire(
+            entry.table, entry.settings.name, lambda result, error: self._on_lease_result(entry, result, error)
+        )
+
+    def _on_lease_result(
+        self, entry: TableJob, result: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
+    ) -> None:
+        """Start the run, or request the lease again later.
+
+        ``result``: the lease that this supervisor acquired, if any, and the newest one before it.
+        """
+        shared = self._shared
+        shared.changed = True
+        lease, before = (None, None) if result is None else result
+        gone = entry.removed or shared.stopping
+        if gone or shared.is_paused(entry):
+            # Paused while the lease was requested: the user was told that nothing runs.
+            entry.state, entry.waiting = (IDLE, entry.waiting) if gone else (QUEUED, "paused")
+            if lease is not None:
+                shared.release(entry, lease, None)
+        elif result is None and isinstance(error, DiskFullError) and entry.settings.job.deletes:
+            # It frees the space that its lease would need. Leases save work; no proof depends on one.
+            self._log.warning("lease_not_taken", table=entry.table.name, **log_fields(error_fields(error)))
+            self._start(entry, None)
+        elif result is None:
+            self._ends.not_started(entry, error)
+        elif lease is None:
+            self._held(entry, before)
+        else:
+            self._acquired(entry, lease)
+
+    def _acquired(self, entry: TableJob, lease: Lease) -> None:
+        shared, now = self._shared, self._shared.clock.now()
+        shared.skews[entry.table.name] = (now - lease.written).total_seconds()
+        entry.other, entry.other_since = None, None
+        if entry.at_once or not is_done_elsewhere(entry, lease, shared.tables[entry.table.name].polled, now):
+            self._start(entry, lease)
+            return
+        if entry.why != "schedule":
+            self._polling.request(entry.table.name)
+        shared.release(entry, lease, None)
+        shared.metrics.skipped.labels(*entry.key, "shared").inc()
+        entry.state, entry.due = IDLE, None
+
+    def _held(self, entry: TableJob, other: Lease | None) -> None:
+        """Another supervisor holds the lease: request it again later, as long as the job is due."""
+        shared, now = self._shared, self._shared.clock.now()
+        if entry.other is None:
+            entry.other_since = now
+            shared.metrics.skipped.labels(*entry.key, "held").inc()
+        entry.other = other
+        if shared.once:
+            entry.state, entry.due = IDLE, None
+            shared.leased_elsewhere.append(_leased(entry, other))
+            return
+        assert shared.leases is not None  # noqa: S101 - the lease was requested from it
+        entry.state = QUEUED
+        entry.not_before = now + shared.leases.ttl / 10 * (1 + shared.random.random())
+
+    def _start(self, entry: TableJob, lease: Lease | None) -> None:
+        shared, settings = self._shared, entry.settings
+        now, mono, state = shared.clock.now(), shared.clock.monotonic(), shared.tables[entry.table.name]
+        plan = {
+            "apply": settings.apply,
+            "options": dict(settings.options),
+            "backlog": state.figures,
+            "version": state.version,
+            "token": None if lease is None else lease.token,
+            "waited_seconds": 0.0 if entry.due is None else round((now - entry.due).total_seconds(), 3),
+            **({} if entry.asked_by is None else {"asked_by": entry.asked_by}),
+            **self._ranking.begin(entry),
+        }
+        number = shared.recorder.begin(entry, plan, now)
+        request = RunRequest(
+            id=shared.next_number(),
+            uri=entry.table.uri,
+            storage_options=dict(entry.table.settings.storage_options),
+            job=settings.name,
+            options=dict(settings.options),
+            apply=settings.apply,
+            lease=None if lease is None else lease_document(lease),
+            named=settings.named,
+            foreign=package_of(settings.job) is not None,
+        )
+        worker = shared.assign(settings.job.pool, request)
+        entry.lease, entry.renewed, entry.renewing = lease, mono, False
+        entry.renew_at = mono + (0.0 if lease is None else lease.ttl.total_seconds() / 3)
+        before = self._polling.due.fingerprint_and_settings(entry)
+        entry.run = RunState(number, worker, mono, now, mono, before=before, plan=plan)
+        entry.state, entry.waiting, entry.attempted = RUNNING, None, now
+        shared.runs[request.id] = entry
+        self._log.info("run_started", table=entry.table.name, job=settings.name, why=entry.why, pid=worker.pid)
+
+
+def _leased(entry: TableJob, other: Lease | None) -> dict[str, Any]:
+    """The entry of ``leased_elsewhere``."""
+    expires: datetime | None = None if other is None else other.expires
+    return {
+        "table": entry.table.name,
+        "job": entry.settings.name,
+        "holder": None if other is None else other.holder.name,
+        "expires": None if expires is None else expires.isoformat(timespec="seconds"),
+    }
