@@ -209,28 +209,29 @@ def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool
     from memwal_ops.cli.ledger import expected, recorded  # noqa: PLC0415 - see below
     from memwal_ops.cli.past_runs import RunHistory  # noqa: PLC0415 - see below
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
-    from memwal_ops.core.run import applicable, plugin_errors, run_job  # noqa: PLC0415 - see above
+    from memwal_ops.core.run import applicable, perform, plugin_errors  # noqa: PLC0415 - see above
 
     spec = applicable(table, job)
     values = dict(chosen)
-    # A job that only reads may have an option of that name.
-    dry_run = not spec.reads_only and bool(values.pop("dry_run", False))
-    # None, not True: a plain ``maintain`` acts, and deletes nothing; its --apply is an option of its own.
-    apply = bool(values.pop("apply", False)) if spec.deletes else (False if dry_run else None)
+    # A job that only reads may have an option dry_run, and maintain has an option apply.
+    if spec.deletes:
+        apply = values.pop("apply", None)
+    else:
+        apply = None if spec.reads_only or not values.pop("dry_run", False) else False
+    act = spec.acts(apply=apply)
     options = read_options(spec, values)
     with running(show=sys.stderr.isatty()) as context:
         context.past_runs = history = RunHistory()
-        acts = not spec.reads_only and (not spec.deletes if apply is None else apply)
         try:
-            with recorded(history, table, spec, acts=acts) as ended:
-                report = run_job(table, job, options, apply=apply, context=context)
+            with recorded(history, table, spec, acts=act and not spec.reads_only) as ended:
+                report = perform(spec, table, options, context, act=act)
                 ended(report, context)
         except OptionError as error:
             raise _spelled(error, spec) from None
     with plugin_errors(spec):
         output = report.to_json() if as_json else report.describe()
         checks = spec.uri_from is not None and getattr(options, spec.uri_from) is not None
-        if not (acts or checks or spec.reads_only or spec.by_hand):
+        if not (act or checks or spec.reads_only or spec.by_hand):
             output = expected(history, table, spec, report).added_to(output)
         return output, report.exit_code
 

@@ -236,6 +236,10 @@ class JobSpec:
     load_by_layout: Mapping[str, str] = field(default_factory=dict)
     command: str | None = None
 
+    def acts(self, *, apply: bool | None) -> bool:
+        """Whether a run acts: as ``apply`` asks; None: a job that deletes only plans, any other one acts."""
+        return not self.deletes if apply is None else apply
+
     def applies_to(self, layout: str) -> bool:
         """Whether it applies to tables of a layout."""
         return not self.layouts or layout in self.layouts

@@ -225,7 +225,7 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
         try:
             if any(step.report or step.error for step in steps):
                 table = table.newest()
-            act = options.apply if spec.deletes else not options.dry_run
+            act = spec.acts(apply=False if options.dry_run else options.apply or None)
             step_options = getattr(options, spec.name, None) or spec.options()
             report = perform(spec, table, step_options, step_context, act=act)
         except LeaseLostError:

@@ -70,7 +70,7 @@ class Option:
         flag: its spelling on the command line, if that is not ``--name-with-dashes``.
         positional: the command takes it as an argument, without its name.
         flat: of ``GROUP``: the options of the group that the command line of the outer job has, too.
-        bare: of a choice: its value where only its name is given, and for ``true``; ``false`` is the default.
+        bare: of a choice: its value where only its name is given, and for True; False is the default.
     """
 
     name: str
@@ -130,9 +130,10 @@ class Option:
             raise OptionError(f"{{{self.name}}}: {error}", self.name) from None
 
     def unabbreviated(self, value: Any) -> Any:
-        """The value for which true and false stand, if they stand for one."""
-        known = {True: self.bare, False: self.default, "true": self.bare, "false": self.default}
-        return known.get(value, value) if self.bare is not None and isinstance(value, bool | str) else value
+        """The value for which True and False stand, if they stand for one."""
+        if self.bare is None or not isinstance(value, bool):
+            return value
+        return self.bare if value else self.default
 
     def check(self, value: Any) -> None:
         """Refuse a value of the wrong type or out of bounds.
@@ -151,7 +152,9 @@ class Option:
 
     def check_one(self, value: Any) -> None:
         """Check one value; as :meth:`check` for an option that is not repeated."""
-        if not isinstance(value, _TYPES[self.kind]) or (isinstance(value, bool) and self.kind is not Kind.FLAG):
+        if self.kind is Kind.FLAG:
+            boolean(self.name, value)
+        elif not isinstance(value, _TYPES[self.kind]) or isinstance(value, bool):
             raise OptionError(f"{{{self.name}}} must be {_TYPE_NAMES[self.kind]}, not {value!r:.80}.", self.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise OptionError(f"{{{self.name}}} must be a finite number, not {value!r}.", self.name)
@@ -186,6 +189,23 @@ class OptionError(InvalidUsageError):
         """The same error with the option names of a front end, which ``spell`` returns."""
         remedy = None if self._remedy is None else _spelled(self._remedy, spell)
         return InvalidUsageError(_spelled(self._message, spell), remedy=remedy)
+
+
+def boolean(name: str, value: Any, *, optional: bool = False) -> None:
+    """Refuse what is no boolean of the API; with ``optional``, None is one, too.
+
+    Timeline: ``apply="no"`` comes from a template or a file; a text that is not empty counts as true; the job deletes.
+
+    Raises:
+        OptionError: it is 0, 1, a string or another object.
+    """
+    if not isinstance(value, bool) and not (optional and value is None):
+        valid = "True, False or None" if optional else "True or False"
+        raise OptionError(
+            f"{{{name}}} must be {valid}, not {value!r:.80}.",
+            name,
+            remedy=f"Give {{{name}}} as a boolean: texts and numbers are not taken for one.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,13 +416,9 @@ def _read_duration(_: Option, value: Any) -> timedelta:
     return parse_duration(str(value))
 
 
-def _read_flag(_: Option, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    written = str(value).lower()
-    if written not in {"true", "false"}:
-        raise ValueError(f"{value!r:.80} is neither true nor false")
-    return written == "true"
+def _read_flag(option: Option, value: Any) -> Any:
+    boolean(option.name, value)
+    return value
 
 
 def _read_string(_: Option, value: Any) -> str:
@@ -422,7 +438,6 @@ _READ: Mapping[Kind, Callable[[Option, Any], Any]] = {
     Kind.PART: _read_string,
 }
 _TYPES: Mapping[Kind, Any] = {
-    Kind.FLAG: bool,
     Kind.COUNT: int,
     Kind.NUMBER: int | float,
     Kind.SIZE: int,
@@ -432,7 +447,6 @@ _TYPES: Mapping[Kind, Any] = {
     Kind.PART: str | UUID,
 }
 _TYPE_NAMES: Mapping[Kind, str] = {
-    Kind.FLAG: "true or false",
     Kind.COUNT: "a whole number",
     Kind.NUMBER: "a number",
     Kind.SIZE: "a size in bytes, for example 64MiB",

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.options import OptionError, Options, describe
+from memwal_ops.core.options import OptionError, Options, boolean, describe
 from memwal_ops.core.protocols import ExplainsJobs
 from memwal_ops.core.published import recording
 from memwal_ops.core.registry import open_table, package_of
@@ -55,10 +55,12 @@ def run_job(
         The job's report: ``decision``, ``exit_code``, ``to_json()`` and ``describe()``.
 
     Raises:
-        InvalidUsageError: the job does not apply to the table, or an option is invalid.
+        InvalidUsageError: the job does not apply to the table, or an option is invalid; ``apply``, or an option that
+            is a flag, is neither True nor False.
         JobPluginError: the job is of another package and raised an error of another kind.
         MemwalOpsError: the job was refused or failed, by kind; what it had published stays.
     """
+    boolean("apply", apply, optional=True)
     opened: Table
     if isinstance(table, str | os.PathLike):
         opened = open_table(table, storage_options, branch=branch, job=job)
@@ -73,17 +75,24 @@ def run_job(
         chosen = _read(spec, values if options is None else options)
         if apply and not spec.deletes and any(field.name == "apply" for field in fields(chosen)):
             chosen = replace(chosen, apply=True)  # type: ignore[call-arg]  # checked: it is a field
-        acts = not spec.deletes if apply is None else apply
-        return perform(spec, opened, chosen, context or RunContext(), act=acts and not spec.reads_only)
+        return perform(spec, opened, chosen, context or RunContext(), act=spec.acts(apply=apply))
 
 
 def perform(spec: JobSpec, table: Table, options: Options, context: RunContext, *, act: bool) -> Report:
     """Run a job's code on an open table: ``plan``, or ``apply``, which records what it publishes and that it ran.
 
+    Args:
+        spec: the job, as the table has it.
+        table: the table.
+        options: of the job's own class.
+        context: receives progress and stop requests.
+        act: what :meth:`JobSpec.acts` returns; a job that only reads plans in any case.
+
     Raises:
         JobPluginError: the job is of another package and raised an error of another kind.
         MemwalOpsError: the job was refused or failed, by kind; what it had published stays.
     """
+    act = act and not spec.reads_only
     of = spec.name, table.location, table.format.name, context.figures, context.revisions
     with performed(*of, act=act) as reported:
         report = _perform(spec, table, options, context, act=act)

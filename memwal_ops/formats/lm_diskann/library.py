@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.files import Step, unguarded
@@ -85,6 +86,7 @@ class Index:
         overlay_bytes: int = OVERLAY,
         delta_bytes: int = DELTA,
     ) -> None:
+        boolean("read_only", read_only)
         self._process, self._closed = os.getpid(), False
         self._lock = threading.RLock()
         self._transaction: Transaction | None = None

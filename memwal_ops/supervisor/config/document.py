@@ -31,6 +31,7 @@ _VARIABLE = re.compile(
 _Fast: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
 _MAX_VALUES = 100_000
+_BOOLEANS = {"true": True, "false": False}
 _MAX_BYTES = 4 << 20
 
 
@@ -191,7 +192,11 @@ class _Builder:
 
     def _scalar(self, node: yaml.Node, place: Place) -> Any:
         value = self._loader.construct_object(node, deep=True)
-        return self._substituted(value, place) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        text = self._substituted(value, place)
+        # ``enabled: ${X}`` is a boolean where X is one: the environment has texts alone.
+        return _BOOLEANS.get(text, text) if text != value else text
 
     def _substituted(self, text: str, place: Place) -> str:
         # A default in the file does not come from the environment, and is not secret.

@@ -10,7 +10,7 @@ import socket
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 from memwal_ops.core.job import Objective
 from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
@@ -134,7 +134,7 @@ class FleetBudgetConfig(Model):
     requests: Count | None = None
     money: Money | None = None
     per: Positive = timedelta(days=1)
-    shadow: bool = False
+    shadow: StrictBool = False
 
     @model_validator(mode="after")
     def _any(self) -> FleetBudgetConfig:
@@ -156,8 +156,8 @@ class FleetBudgetConfig(Model):
 class JobConfig(Model):
     """The keys of a job, for all tables or for one. A missing key is taken from the layer below."""
 
-    enabled: bool = True
-    apply: bool | None = None
+    enabled: StrictBool = True
+    apply: StrictBool | None = None
     schedule: Annotated[ScheduleConfig | None, BeforeValidator(_schedule)] = None
     when: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
@@ -175,7 +175,7 @@ class EraseConfig(Model):
     """
 
     within: Positive = timedelta(days=30)
-    apply: bool | None = None
+    apply: StrictBool | None = None
 
 
 class TtlConfig(Model):
@@ -305,7 +305,7 @@ class TableConfig(Erasing):
 class HttpConfig(Model):
     """The address at which health, metrics and status are served."""
 
-    enabled: bool = True
+    enabled: StrictBool = True
     host: str = "127.0.0.1"
     port: Annotated[Whole, Field(ge=0, le=65535)] = 9464
     allowed_hosts: list[str] = Field(default_factory=list)
@@ -373,7 +373,7 @@ class HistoryConfig(Model):
 class LeasesConfig(Model):
     """Leases on the tables' own stores."""
 
-    enabled: bool = True
+    enabled: StrictBool = True
     ttl: Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(seconds=3))] = timedelta(minutes=5)
 
 
@@ -399,7 +399,7 @@ class EventsConfig(Model):
     queue: Annotated[str, Field(min_length=1)]
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
-    shared: bool = True
+    shared: StrictBool = True
     storage_options: Options = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -311,7 +311,7 @@ class Resolver:
         settings = JobSettings(
             job=job,
             enabled=enabled,
-            apply=not job.deletes if apply is None else apply,
+            apply=job.acts(apply=apply),
             schedule=built_in if schedule_place is None else self._schedule(schedule_place, schedule, zone),
             when=None if when is None else self._trigger(when_place, when, format_name),
             options=options,

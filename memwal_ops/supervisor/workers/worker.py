@@ -34,7 +34,7 @@ from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
 from memwal_ops.core.report import bounded
-from memwal_ops.core.run import applicable, plugin_errors, run_job, unexpected_error
+from memwal_ops.core.run import applicable, perform, plugin_errors, unexpected_error
 from memwal_ops.core.table_history import history_document
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
@@ -180,10 +180,8 @@ class Worker:
         run.add_phase_seconds("open", time.monotonic() - started)
         table = table.with_guard(guard)
         try:
-            # ``apply: true`` in a configuration is the default of a job that deletes nothing; maintain's deletions
-            # are an option of their own.
-            apply = None if request["apply"] and not spec.deletes else request["apply"]
-            report = run_job(table, spec.name, options, apply=apply, context=run)
+            # Not run_job: ``apply: true`` of maintain in a configuration is its default, and deletes nothing.
+            report = perform(spec, table, options, run, act=request["apply"])
         except StopRequested:
             return _result(request["id"], run, outcome="stopped", decision="stopped")
         except LeaseLostError as error:

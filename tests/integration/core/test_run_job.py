@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import memwal_ops
 from memwal_ops.core import maintain
-from memwal_ops.core.options import Options
+from memwal_ops.core.options import Kind, OptionError, Options, describe
+from memwal_ops.core.registry import all_job_specs
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import ExpireOptions, GcOptions, MaintainOptions, MergeOptions
+from memwal_ops.memwal import RegionWriter
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import contents
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -42,6 +47,44 @@ def test_deleting_jobs_only_plan_by_default(table: Workload) -> None:
     planned = memwal_ops.run_job(opened.newest(), "gc", GcOptions())
     assert planned.to_json()["apply"] is False
     assert memwal_ops.run_job(opened, "merge", apply=False).decision == "dry_run"
+
+
+NOT_BOOLEANS = ["no", "false", "true", "True", "", "{{ params.apply }}", 0, 1, 1.0, [], {}]
+
+
+@pytest.mark.parametrize("given", NOT_BOOLEANS, ids=repr)
+def test_only_booleans_are_booleans(table: Workload, given: Any) -> None:
+    """A text that is not empty counts as true in Python: ``apply="no"`` must not delete."""
+    before = contents(table.uri)
+    for job in ("gc", "expire", "merge", "maintain"):
+        with pytest.raises(InvalidUsageError, match="apply must be True, False or None, not "):
+            memwal_ops.run_job(table.uri, job, apply=given)
+    for options in ({"apply": given}, {"dry_run": given}, {"gc": {"allow_unsafe": given}}):
+        with pytest.raises(InvalidUsageError, match="must be True or False, not ") as refused:
+            memwal_ops.run_job(table.uri, "maintain", options)
+        assert "as a boolean" in refused.value.remedy
+    for name in ("durable", "indexed", "tombstones"):
+        with pytest.raises(InvalidUsageError, match=f"{name} must be True or False"):
+            RegionWriter(table.uri, **{name: given})
+    assert contents(table.uri) == before
+
+
+def test_no_flag_of_any_job_takes_another_value() -> None:
+    def flags(options: type[Options]) -> Iterator[tuple[type[Options], str]]:
+        for option in describe(options):
+            if option.group is not None:
+                yield from flags(option.group)
+            elif option.kind is Kind.FLAG:
+                yield options, option.name
+
+    known = {flag for specs in all_job_specs().values() for spec in specs.values() for flag in flags(spec.options)}
+    assert len(known) > 20
+    for options, name in known:
+        for given in ("no", 0, None):
+            with pytest.raises(OptionError, match=f"{name} must be True or False, not "):
+                options.read({name: given})
+            with pytest.raises(OptionError, match=f"{name} must be True or False, not "):
+                options(**{name: given})
 
 
 def test_maintain_applies_what_its_command_applies(table: Workload) -> None:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
@@ -61,6 +62,7 @@ class RegionRouter:
             InvalidUsageError: the table has no such spec; or a region outside of the spec may hold or accept rows whose
                 keys the spec routes to other regions.
         """
+        boolean("durable", durable)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
         specs = [one.spec_id for one in table.index.region_specs]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from memwal_ops.core.options import boolean
 from memwal_ops.errors import (
     CommitConflictError,
     InvalidUsageError,
@@ -117,6 +118,8 @@ class RegionWriter:
                 a column has a type that cannot be written to a log.
             StorageError: the store failed. An epoch may have been used up.
         """
+        for name, value in {"durable": durable, "indexed": indexed, "tombstones": tombstones}.items():
+            boolean(name, value)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
         self.region_id = region_id if isinstance(region_id, uuid.UUID) else parse_region_id(region_id)

@@ -61,6 +61,12 @@ WRONG = [
     (TABLE + "fleet: {uri: /ops}\nleases: {enabled: false}\n", 4, "leases.enabled", "needs leases"),
     ("fleet: {uri: /lake/ops}\ntables:\n  - pattern: /lake/*\n", 1, "fleet.uri", "taken for a table"),
     (TABLE + "leases: {enabled: perhaps}\n", 3, "leases.enabled", "true or false"),
+    (TABLE + "leases: {enabled: 'no'}\n", 3, "leases.enabled", "true or false"),
+    (TABLE + "leases: {enabled: 0}\n", 3, "leases.enabled", "true or false"),
+    (JOBS + "gc: {apply: 'no'}\n", 4, "tables[0].jobs.gc.apply", "true or false"),
+    (JOBS + "gc: {apply: 1}\n", 4, "tables[0].jobs.gc.apply", "true or false"),
+    (JOBS + "gc: {options: {allow_unsafe: 'no'}}\n", 4, "tables[0].jobs.gc.options.allow_unsafe", "True or False"),
+    (JOBS + "maintain: {options: {apply: 1}}\n", 4, "tables[0].jobs.maintain.options.apply", "True or False"),
     (TABLE + "http: {}\nhttp: {}\n", 4, "http", "given twice"),
     (TABLE + "version: 2\n", 3, "version", "1"),
     ("tables: []\n", 1, "tables", "at least one"),
@@ -263,6 +269,15 @@ def test_events_have_the_options_of_all_tables_and_need_a_table_in_s3(tmp_path: 
     (warning,) = load(tmp_path, f"{text}tables: [{{uri: /data/t.lance}}, {{uri: gs://b/u.lance}}]\n").warnings
     assert (warning.line, place_text(warning.place)) == (1, "events")
     assert warning.message.startswith("No table is in S3")
+
+
+def test_booleans_may_come_from_the_environment(tmp_path: Path) -> None:
+    text = JOBS + "gc: {apply: '${APPLY}', options: {allow_unsafe: '${UNSAFE:-false}'}}\n"
+    (table,) = load(tmp_path, text, APPLY="true").tables
+    assert table.jobs["gc"].apply is True
+    assert table.jobs["gc"].options["allow_unsafe"] is False
+    ((_, place, message),) = problems(tmp_path, text, APPLY="yes")
+    assert (place, "true or false" in message) == ("tables[0].jobs.gc.apply", True)
 
 
 def test_numbers_may_come_from_the_environment(tmp_path: Path) -> None:
