@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memwal_ops.airflow.operators import (
+        MemWalBacklogSensor,
         MemWalCatchupOperator,
         MemWalCompactOperator,
         MemWalExpireOperator,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         MemWalMergeOperator,
         MemWalSnapshotOperator,
     )
-    from memwal_ops.airflow.sensors import MemWalBacklogSensor
     from memwal_ops.airflow.triggers import MemWalBacklogTrigger
 
 __all__ = [
@@ -36,12 +36,9 @@ __all__ = [
     "MemWalSnapshotOperator",
 ]
 
-_SUFFIXES = {"Operator": "operators", "Sensor": "sensors", "Trigger": "triggers"}
-
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that the package can be imported without Airflow: the import of an operator then raises an ImportError.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = next(module for suffix, module in _SUFFIXES.items() if name.endswith(suffix))
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(f"{__name__}.{'triggers' if name.endswith('Trigger') else 'operators'}"), name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.redaction import RedactedOptions, is_secret_key
+from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, looks_secret
 
 # Airflow's names for the fields of an AWS connection, with the names of the storage options.
 _AWS_EXTRA = {
@@ -21,13 +21,19 @@ _AWS_EXTRA = {
 _OWN = "storage_options"
 
 
-def check_public(options: Mapping[str, str]) -> None:
-    """Refuse secrets in a task's arguments and rendered templates, which Airflow shows.
+def check_public(options: Any) -> None:
+    """Refuse secrets in a task's storage options, or in a template of them: Airflow shows and stores both.
 
     Raises:
-        InvalidUsageError: an option is a secret; the message has its key, never its value.
+        InvalidUsageError: an option is a secret, or its value has one (``http://user:secret@host``); the message has
+            its key, never its value.
     """
-    secret = sorted(key for key in options if is_secret_key(str(key)))
+    if isinstance(options, Mapping):
+        secret = sorted(
+            str(key) for key, value in options.items() if is_secret_key(str(key)) or looks_secret(str(value))
+        )
+    else:
+        secret = ["a secret"] if isinstance(options, str) and looks_secret(options) else []
     if secret:
         raise InvalidUsageError(
             f"storage_options must not hold {', '.join(secret)}: Airflow shows and stores the arguments of a task.",
@@ -51,22 +57,22 @@ def storage_options(
     if not isinstance(own, Mapping):
         raise InvalidUsageError(f"Connection {conn_id!r}: {_OWN} in its extra must be an object.")
     if kind == "aws":
-        found = {"aws_access_key_id": login, "aws_secret_access_key": password}
+        fields = {"aws_access_key_id": login, "aws_secret_access_key": password}
         unknown = sorted(set(rest) - set(_AWS_EXTRA))
         if unknown:
             raise InvalidUsageError(
                 f"Connection {conn_id!r}: {', '.join(unknown)} in its extra is not supported.",
                 remedy=f"Remove it, or give storage options below {_OWN} in the extra; docs/airflow.md has examples.",
             )
-        found |= {_AWS_EXTRA[key]: value for key, value in rest.items()}
+        fields |= {_AWS_EXTRA[key]: value for key, value in rest.items()}
     else:
         if login or password:
             raise InvalidUsageError(
                 f"Connection {conn_id!r} of type {kind!r} has a login or password, which only type aws uses.",
                 remedy="Put storage options, secrets too, into the connection's extra: Airflow encrypts it.",
             )
-        found = rest
-    return RedactedOptions({key: _text(conn_id, key, value) for key, value in {**found, **own}.items() if value})
+        fields = rest
+    return RedactedOptions({key: _text(conn_id, key, value) for key, value in {**fields, **own}.items() if value})
 
 
 def secrets_of(options: Mapping[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
+from memwal_ops.core.options import NotABooleanError
 from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.redaction import redact
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     PartOf = Callable[[Mapping[str, Any]], tuple[str, str]]
 
+NATIVE = "Give one; a template gives text, unless its DAG has render_template_as_native_obj=True."
+_OF_ARGUMENTS = "docs/airflow.md explains the arguments of a task."
 _SHOWN = 5
 # Transient faults of the store, commit conflicts, and what the next run repeats by itself. All other errors are about
 # the table, its parts or the options, and need an operator.
@@ -59,8 +62,15 @@ class Failure:
 def from_error(error: BaseException) -> Failure:
     """Return the failure of a run that raised ``error``."""
     if isinstance(error, MemwalOpsError):
-        return _failure(type(error), f"{error} {error.remedy}")
+        return _failure(type(error), f"{error} {_remedy(error)}")
     return _failure(MemwalOpsError, f"Unexpected {type(error).__name__}: {error}")
+
+
+def _remedy(error: MemwalOpsError) -> str:
+    """What to do, in words of a DAG's author, who has no command line."""
+    if isinstance(error, NotABooleanError):
+        return NATIVE
+    return _OF_ARGUMENTS if error.remedy == errors.InvalidUsageError.remedy else error.remedy
 
 
 def from_report(exit_code: int, document: Mapping[str, Any], part_of: PartOf) -> Failure | None:
@@ -82,22 +92,22 @@ def _failure(kind: type[MemwalOpsError], text: str, exit_code: int | None = None
 
 def _messages(document: Mapping[str, Any], part_of: PartOf) -> Iterator[str]:
     """Yield one sentence for each fault in a report."""
-    for one in document.get("blocked", ()):
-        part, place = part_of(one)
-        yield f"{', '.join(filter(None, (part, place)))}: {one['reason']}: {one['detail']}"
-    for one in document.get("skipped", ()):
-        if one["fault"]:
-            yield f"{one['path']}: {one['reason']}: {one['detail']}"
-    for one in document.get("indexes", ()):
-        if one["error"] is not None:
-            yield f"Index {one['name']}: {one['error']['reason']}: {one['error']['detail']}"
+    for blocked in document.get("blocked", ()):
+        part, place = part_of(blocked)
+        yield f"{', '.join(filter(None, (part, place)))}: {blocked['reason']}: {blocked['detail']}"
+    for skipped in document.get("skipped", ()):
+        if skipped["fault"]:
+            yield f"{skipped['path']}: {skipped['reason']}: {skipped['detail']}"
+    for index in document.get("indexes", ()):
+        if index["error"] is not None:
+            yield f"Index {index['name']}: {index['error']['reason']}: {index['error']['detail']}"
     parts = document.get("regions")
     if isinstance(parts, dict):
-        for one in parts.get("unreadable", ()):
-            yield f"Region {one['region_id']}: {one['error']}"
+        for region in parts.get("unreadable", ()):
+            yield f"Region {region['region_id']}: {region['error']}"
     yield from filter(None, [document.get("replaced")])
-    for one in document.get("failed", ()):
-        yield f"Not deleted: {one['path']}: {one['error']}"
+    for candidate in document.get("failed", ()):
+        yield f"Not deleted: {candidate['path']}: {candidate['error']}"
     for step in document.get("steps", ()):
         if step["error"] is not None:
             yield f"{step['step']}: {step['error']['reason']}: {step['error']['message']}"

@@ -1,18 +1,32 @@
-"""Airflow operators, one for each job. A task returns the report, as ``--json`` prints it (XCom)."""
+"""Airflow operators, one for each job, and a sensor. A task returns the report, as ``--json`` prints it (XCom)."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memwal_ops.airflow.connections import check_public
-from memwal_ops.airflow.host import BaseOperator
-from memwal_ops.airflow.tasks import raise_failure, read_storage
+from memwal_ops.airflow.failures import from_error
+from memwal_ops.airflow.tasks import (
+    AirflowException,
+    AirflowFailException,
+    BaseOperator,
+    BaseSensorOperator,
+    ChecksArguments,
+    PokeReturnValue,
+    TaskArgumentError,
+    check_arguments,
+    default_deferrable,
+    raise_failure,
+    read_storage,
+)
+from memwal_ops.airflow.triggers import MemWalBacklogTrigger
+from memwal_ops.errors import InvalidUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class MemWalJobOperator(BaseOperator):
+class MemWalJobOperator(ChecksArguments, BaseOperator):
     """Run a job of memwal-ops, or one that a package registers under ``memwal_ops.jobs``, on a table.
 
     Args:
@@ -22,6 +36,7 @@ class MemWalJobOperator(BaseOperator):
         options: the job's options, with the names that they have below ``options`` in the supervisor's configuration:
             ``{"max_bytes": "256MiB"}``.
         apply: False: report what the job would do, and change nothing. None: a job that deletes only plans, others act.
+            A template of it needs a DAG with ``render_template_as_native_obj=True``: the text ``"False"`` is refused.
         storage_conn_id: the Airflow connection with the store's secrets; without it, they come from the worker's
             environment.
         storage_options: options of the store that are not secret, as pylance takes them; a secret is refused.
@@ -29,7 +44,7 @@ class MemWalJobOperator(BaseOperator):
             stays in XCom.
     """
 
-    template_fields: Sequence[str] = ("uri", "branch", "options", "storage_conn_id", "storage_options")
+    template_fields: Sequence[str] = ("uri", "branch", "options", "apply", "storage_conn_id", "storage_options")
     template_fields_renderers: ClassVar[dict[str, str]] = {"options": "json", "storage_options": "json"}
     ui_color = "#dbeafe"
 
@@ -47,8 +62,6 @@ class MemWalJobOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if isinstance(storage_options, dict):
-            check_public(storage_options)
         self.job = job
         self.uri = uri
         self.branch = branch
@@ -57,6 +70,7 @@ class MemWalJobOperator(BaseOperator):
         self.storage_conn_id = storage_conn_id
         self.storage_options = storage_options
         self.soft_fail_on_blocked = soft_fail_on_blocked
+        check_arguments(self, rendered=False)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the job; the report is in XCom even if the task then fails."""
@@ -64,12 +78,13 @@ class MemWalJobOperator(BaseOperator):
         from memwal_ops.airflow.work import run_job  # noqa: PLC0415
         from memwal_ops.allocators import bound_allocators  # noqa: PLC0415
 
+        check_arguments(self, rendered=True)
         bound_allocators()
         storage = read_storage(self.storage_conn_id, self.storage_options)
         outcome = run_job(
             self.job,
             self.uri,
-            self._job_options(),
+            self.options or {},
             branch=self.branch,
             apply=self._acts(),
             storage=storage,
@@ -87,9 +102,6 @@ class MemWalJobOperator(BaseOperator):
 
     def _acts(self) -> bool | None:
         return self.apply
-
-    def _job_options(self) -> dict[str, Any]:
-        return dict(self.options or {})
 
 
 class MemWalMergeOperator(MemWalJobOperator):
@@ -140,11 +152,97 @@ class MemWalMaintainOperator(MemWalJobOperator):
     ``options={"dry_run": True}`` changes nothing at all.
     """
 
-    def __init__(self, *, apply: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, apply: bool | None = None, **kwargs: Any) -> None:
         super().__init__(**{"job": "maintain", **kwargs}, apply=apply)
 
-    def _acts(self) -> None:
-        """Return None: the steps that build always act, and ``apply`` is an option of the job."""
+    def _acts(self) -> bool | None:
+        """None for False: the steps that build act in any case. Options may say what the argument does not say."""
+        given = (self.options or {}).get("apply", self.apply)
+        if self.apply is not None and given is not self.apply:
+            contradiction = f"apply={self.apply} contradicts options['apply']={given!r}."
+            error = InvalidUsageError(contradiction, remedy="Give one of them.")
+            raise TaskArgumentError(from_error(error).message)
+        return self.apply or None
 
-    def _job_options(self) -> dict[str, Any]:
-        return {**super()._job_options(), "apply": self.apply}
+
+class MemWalBacklogSensor(ChecksArguments, BaseSensorOperator):
+    """Wait until a job's backlog metrics satisfy ``when``; push their values to XCom.
+
+    Args:
+        uri: the table.
+        when: a trigger as in the supervisor's configuration: ``generations >= 8 or bytes >= 1GiB``; by default the
+            job's own.
+        job: the job that defines the metrics: those of ``merge`` are generations, rows, bytes, oldest_age,
+            regions_behind and blocked_regions.
+        storage_conn_id: see :class:`MemWalJobOperator`.
+        storage_options: see :class:`MemWalJobOperator`.
+        deferrable: poll once, then wait in the triggerer, which occupies no worker.
+    """
+
+    template_fields: Sequence[str] = ("uri", "branch", "when", "storage_conn_id", "storage_options")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"storage_options": "json"}
+    ui_color = "#e0f2fe"
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        branch: str | None = None,
+        when: str | None = None,
+        job: str = "merge",
+        storage_conn_id: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        deferrable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.uri = uri
+        self.branch = branch
+        self.when = when
+        self.job = job
+        self.storage_conn_id = storage_conn_id
+        self.storage_options = storage_options
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        check_arguments(self, rendered=False)
+
+    def execute(self, context: Any) -> Any:
+        """Wait in the triggerer if deferrable, else in the worker."""
+        if not self.deferrable:
+            return super().execute(context)
+        result = self.poke(context)
+        if result:
+            return result.xcom_value
+        self.defer(
+            trigger=MemWalBacklogTrigger(
+                uri=self.uri,
+                branch=self.branch,
+                job=self.job,
+                when=self.when,
+                poke_interval=self.poke_interval,
+                storage_conn_id=self.storage_conn_id,
+                storage_options=self.storage_options,
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+        return None
+
+    def poke(self, context: Any) -> PokeReturnValue:  # noqa: ARG002 - Airflow's signature
+        """Poll the backlog once."""
+        from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in this process and not before
+
+        check_arguments(self, rendered=True)
+        storage = read_storage(self.storage_conn_id, self.storage_options)
+        result = poll(self.job, self.uri, self.when, storage=storage, branch=self.branch)
+        if result.trace is not None:
+            self.log.error(result.trace)
+        if result.failure is not None:
+            raise_failure(result.failure)
+        self.log.info("Backlog of %s: %s", self.uri, result.figures)
+        return PokeReturnValue(is_done=result.fires, xcom_value=result.figures)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
+        """Return the figures after the trigger fired, or raise its error."""
+        if "error" in event:
+            raise (AirflowException if event["retry"] else AirflowFailException)(event["error"])
+        return event["figures"]

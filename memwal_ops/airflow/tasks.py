@@ -1,49 +1,158 @@
-"""Shared code of operators and sensor: read the storage options, and end a task that failed."""
+"""Shared code of operators, sensor and trigger: the parts of Airflow that are used, arguments, and how a task fails."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
+try:
+    from airflow.sdk import BaseOperator, BaseSensorOperator, Connection, PokeReturnValue, conf
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+    from airflow.sdk.log import mask_secret
+    from airflow.triggers.base import BaseTrigger, TriggerEvent
+except ImportError as error:
+    raise ImportError(
+        f"memwal_ops.airflow needs Apache Airflow 3.3 or later ({error}). Install memwal-ops into Airflow's own "
+        "environment, with Airflow's own constraints: pip install memwal-ops 'apache-airflow==X.Y.Z' -c CONSTRAINTS"
+    ) from error
+
 from memwal_ops.airflow.connections import check_public, secrets_of, storage_options
-from memwal_ops.airflow.failures import Failure, from_error
-from memwal_ops.airflow.host import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSkipException,
-    aconnection_parts,
-    connection_parts,
-    mask_secret,
-)
+from memwal_ops.airflow.failures import NATIVE, Failure, from_error
+from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.redaction import RedactedOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
+
+__all__ = [
+    "AirflowException",
+    "AirflowFailException",
+    "BaseOperator",
+    "BaseSensorOperator",
+    "BaseTrigger",
+    "ChecksArguments",
+    "PokeReturnValue",
+    "TaskArgumentError",
+    "TriggerEvent",
+    "aread_storage",
+    "check_arguments",
+    "default_deferrable",
+    "raise_failure",
+    "read_storage",
+]
+
+_TEXTS = ("job", "uri", "branch", "when", "storage_conn_id")
+_NEEDED = frozenset({"job", "uri"})
+_OBJECTS = ("options", "storage_options")
+_BOOLEANS = {"apply": True, "soft_fail_on_blocked": False, "deferrable": False}
+
+
+class TaskArgumentError(InvalidUsageError, AirflowFailException):
+    """An argument of a task is refused, when the DAG is read or once it is rendered; no retry can help."""
+
+
+def check_arguments(task: Any, *, rendered: bool) -> None:
+    """Refuse arguments of another type, and secrets, which Airflow would store.
+
+    A DAG file's templates are checked once they are rendered. They are texts then, unless the DAG renders them as
+    native objects: ``apply="{{ params.apply }}"`` is ``"False"``, which counts as true in Python.
+
+    Args:
+        task: an operator or the sensor.
+        rendered: its templates are rendered.
+
+    Raises:
+        TaskArgumentError: with the name of the argument, and never with a secret.
+    """
+    try:
+        for name, value in _given(task, rendered=rendered):
+            if name in _BOOLEANS:
+                boolean(name, value, optional=_BOOLEANS[name])
+            elif name in _OBJECTS and not isinstance(value, Mapping | None):
+                raise InvalidUsageError(f"{name} must be a dictionary, not {_kind(value)}.", remedy=NATIVE)
+            elif name in _TEXTS and not isinstance(value, str | os.PathLike if name in _NEEDED else str | None):
+                raise InvalidUsageError(f"{name} must be a string, not {_kind(value)}.", remedy=NATIVE)
+        check_public(getattr(task, "storage_options", None))
+    except InvalidUsageError as error:
+        raise TaskArgumentError(from_error(error).message) from None
+
+
+class ChecksArguments:
+    """Checks the arguments of a task, also of a mapped one, once they are rendered and before Airflow stores them."""
+
+    def _do_render_template_fields(self, parent: Any, *args: Any, **named: Any) -> None:
+        base: Any = super()
+        base._do_render_template_fields(parent, *args, **named)  # noqa: SLF001 - to be overridden, as Airflow says
+        if parent is self:
+            check_arguments(self, rendered=True)
+
+
+def _given(task: Any, *, rendered: bool) -> Iterator[tuple[str, Any]]:
+    """The arguments of a task, but for those that are rendered later: templates, functions and XComs."""
+    for name, value in vars(task).items():
+        later = callable(value) or hasattr(value, "resolve") or (isinstance(value, str) and _is_template(value))
+        if rendered or not later or name not in task.template_fields:
+            yield name, value
+
+
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def _kind(value: Any) -> str:
+    """The type of a value, which itself may be a secret."""
+    return "text" if isinstance(value, str) else type(value).__name__
+
+
+def default_deferrable() -> bool:
+    """Return Airflow's configured default of ``deferrable``."""
+    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
+
+
+def _connection_parts(conn_id: str) -> Mapping[str, Any]:
+    """Return a connection's type, login, password and extra; must not be logged."""
+    return _parts(Connection.get(conn_id))
+
+
+async def _aconnection_parts(conn_id: str) -> Mapping[str, Any]:
+    """As :func:`_connection_parts`, in a trigger, without blocking its event loop."""
+    return _parts(await Connection.async_get(conn_id))
+
+
+def _parts(connection: Any) -> Mapping[str, Any]:
+    return {
+        "kind": connection.conn_type or "",
+        "login": connection.login,
+        "password": connection.password,
+        "extra": connection.extra_dejson,
+    }
 
 
 def read_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
     """Return the storage options of a task, in the worker. Without a connection, the environment has the secrets."""
-    return _joined(conn_id, connection_parts(conn_id) if conn_id else None, options)
+    return _joined(conn_id, _connection_parts(conn_id) if conn_id else None, options)
 
 
 async def aread_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
     """Return the storage options of a task, in the triggerer."""
-    return _joined(conn_id, await aconnection_parts(conn_id) if conn_id else None, options)
+    return _joined(conn_id, await _aconnection_parts(conn_id) if conn_id else None, options)
 
 
 def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mapping[str, str] | None) -> dict[str, str]:
     try:
         # Checked again: rendered templates may contain secrets that the DAG file did not.
         check_public(options or {})
-        found = storage_options(str(conn_id), **parts) if parts is not None else {}
+        secrets = storage_options(str(conn_id), **parts) if parts is not None else {}
     except InvalidUsageError as error:
         raise_failure(from_error(error))
-    for secret in secrets_of(found):
+    for secret in secrets_of(secrets):
         # As it is, and as URLs and JSON encode it.
         for form in {secret, quote(secret, safe=""), secret.replace("/", "\\/")}:
             mask_secret(form)
-    return RedactedOptions({**found, **(options or {})})
+    return RedactedOptions({**secrets, **(options or {})})
 
 
 def raise_failure(failure: Failure, *, skip_blocked: bool = False) -> NoReturn:

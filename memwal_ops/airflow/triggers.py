@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.airflow.host import AirflowException, BaseTrigger, TriggerEvent
-from memwal_ops.airflow.tasks import aread_storage
+from memwal_ops.airflow.connections import check_public
+from memwal_ops.airflow.tasks import AirflowException, BaseTrigger, TriggerEvent, aread_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -32,6 +32,7 @@ class MemWalBacklogTrigger(BaseTrigger):
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
+        check_public(storage_options)
         self.uri = uri
         self.branch = branch
         self.job = job

@@ -191,17 +191,21 @@ class OptionError(InvalidUsageError):
         return InvalidUsageError(_spelled(self._message, spell), remedy=remedy)
 
 
+class NotABooleanError(OptionError):
+    """A flag has a value that is neither True nor False."""
+
+
 def boolean(name: str, value: Any, *, optional: bool = False) -> None:
     """Refuse what is no boolean of the API; with ``optional``, None is one, too.
 
     Timeline: ``apply="no"`` comes from a template or a file; a text that is not empty counts as true; the job deletes.
 
     Raises:
-        OptionError: it is 0, 1, a string or another object.
+        NotABooleanError: it is 0, 1, a string or another object.
     """
     if not isinstance(value, bool) and not (optional and value is None):
         valid = "True, False or None" if optional else "True or False"
-        raise OptionError(
+        raise NotABooleanError(
             f"{{{name}}} must be {valid}, not {value!r:.80}.",
             name,
             remedy=f"Give {{{name}}} as a boolean: texts and numbers are not taken for one.",

@@ -77,4 +77,8 @@ def test_a_secret_among_a_tasks_own_options_is_refused(key: str) -> None:
     with pytest.raises(InvalidUsageError, match=key) as refused:
         check_public({"aws_region": "eu-west-1", key: SECRET})
     assert SECRET not in str(refused.value)
-    check_public({"aws_region": "eu-west-1", "allow_http": "true"})
+    check_public({"aws_region": "eu-west-1", "allow_http": "true", "aws_endpoint": "http://127.0.0.1:9000"})
+    for value in (f"http://user:{SECRET.replace('/', '%2F')}@host", f"Authorization: Bearer {SECRET}"):
+        with pytest.raises(InvalidUsageError, match="aws_endpoint") as refused:
+            check_public({"aws_endpoint": value})
+        assert SECRET[:8] not in str(refused.value)

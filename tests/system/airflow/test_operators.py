@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 pytest.importorskip("airflow.sdk", reason="needs Airflow, which has an environment of its own: make test-airflow")
 
+from airflow.sdk import DAG
+
 import memwal_ops.airflow as ours
+from memwal_ops.airflow.tasks import TaskArgumentError
 from memwal_ops.errors import InvalidUsageError
 from tests.support.gc_options import AT_ONCE
 from tests.support.tables import damage
@@ -130,6 +134,74 @@ def test_secrets_are_refused_where_airflow_would_show_them() -> None:
         with pytest.raises(InvalidUsageError, match="aws_secret_access_key") as refused:
             make(task_id="task", uri="s3://b/t.lance", storage_options={"aws_secret_access_key": SECRET})
         assert SECRET not in str(refused.value)
+        for text in (f'{{"aws_secret_access_key": "{SECRET}"}}', f"{{{{ {{'account_key': '{SECRET}'}} }}}}"):
+            with pytest.raises(TaskArgumentError) as refused:
+                make(task_id="task", uri="s3://b/t.lance", storage_options=text)
+            assert SECRET not in str(refused.value)
+
+
+def rendered(operator: str, *, native: bool = False, **arguments: Any) -> Any:
+    """A task with its templates rendered; by ``native`` as in a DAG with render_template_as_native_obj=True."""
+    kind = getattr(ours, operator)
+    with DAG("rendered", schedule=None, render_template_as_native_obj=native):
+        task = kind(task_id="task", **{"uri": "s3://b/t.lance"} | arguments)
+    task.render_template_fields({"no": False, "options": {"max_bytes": "1MiB"}, "secret": SECRET, "quoted": FORMS[3]})
+    return task
+
+
+OPERATORS = sorted(name for name in ours.__all__ if name.endswith("Operator") and name != "MemWalJobOperator")
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_text_is_no_boolean(operator: str) -> None:
+    """``apply="{{ params.apply }}"`` renders to ``"False"``, which counts as true: it deleted."""
+    for given in ("no", "false", "", 0, 1, "{{ no }}"):
+        with pytest.raises(TaskArgumentError, match=r"apply must be True, False or None.*native_obj=True"):
+            rendered(operator, apply=given)
+    assert rendered(operator, native=True, apply="{{ no }}").apply is False
+    with pytest.raises(TaskArgumentError, match="soft_fail_on_blocked must be True or False"):
+        rendered(operator, soft_fail_on_blocked="no")
+    with pytest.raises(TaskArgumentError, match="deferrable must be True or False"):
+        rendered("MemWalBacklogSensor", deferrable="no")
+
+
+@pytest.mark.parametrize("operator", ["MemWalMergeOperator", "MemWalBacklogSensor"])
+def test_what_a_template_gives_is_checked_before_it_is_stored(operator: str) -> None:
+    for storage_options in (
+        {"aws_endpoint": "http://user:{{ quoted }}@host"},
+        {"headers": "Authorization: Bearer {{ secret }}"},
+        "{{ {'aws_region': secret} }}",
+    ):
+        with pytest.raises(TaskArgumentError) as refused:
+            rendered(operator, storage_options=storage_options)
+        assert SECRET not in str(refused.value)
+    for name, given in {"storage_options": "{{ options }}", "uri": None, "branch": 5, "storage_conn_id": ["a"]}.items():
+        with pytest.raises(TaskArgumentError, match=f"{name} must be a .*native_obj=True"):
+            rendered(operator, **{name: given})
+    with pytest.raises(TaskArgumentError, match="options must be a dictionary, not text"):
+        rendered("MemWalMergeOperator", options="{{ options }}")
+    assert rendered("MemWalMergeOperator", native=True, options="{{ options }}").options == {"max_bytes": "1MiB"}
+
+
+def test_a_refused_argument_is_not_retried_and_not_stored(dags: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {"uri": "s3://b/t.lance", "retries": 2, "storage_options": {"x": "http://u:{{ 'SEK' ~ 'RIT' }}@h"}}
+    task = run_task(dags, monkeypatch, "MemWalMergeOperator", **arguments)
+    assert (task.state, task.tries, task.xcom) == ("failed", 1, None)
+    stored = b"".join(path.read_bytes() for path in Path(os.environ["AIRFLOW_HOME"]).rglob("*") if path.is_file())
+    assert b"SEKRIT" not in stored
+
+
+def test_maintain_deletes_by_its_options_too(tmp_path: Path) -> None:
+    table = PlainTable(str(tmp_path / "t.lance")).create(fragments=2)
+    given = {"apply": True, "expire": {"older_than": "0", "allow_unsafe": True}}
+
+    def run(**arguments: Any) -> Any:
+        return ours.MemWalMaintainOperator(task_id="task", uri=table.uri, **arguments).execute({})
+
+    with pytest.raises(TaskArgumentError, match="contradicts"):
+        run(options=given, apply=False)
+    assert run(options=given | {"apply": False}, apply=False)["apply"] is False
+    assert run(options=given)["apply"] is True
 
 
 @pytest.mark.parametrize("operator", ["MemWalMergeOperator", "MemWalBacklogSensor"])

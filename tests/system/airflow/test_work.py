@@ -145,6 +145,7 @@ def test_an_index_that_fails_is_named(table: Workload, monkeypatch: pytest.Monke
         ("merge", {"max_bytes": "a lot"}, "max_bytes: 'a lot'"),
         ("merge", {"max_bytes": 0}, "max_bytes must be at least 1, not 0"),
         ("gc", {"reader_grace": "0"}, "reader_grace "),
+        ("gc", {"allow_unsafe": "no"}, "allow_unsafe must be True or False, not 'no'. Give one; a template gives text"),
         ("maintain", {"merge": {"engine": "none"}}, "engine must be local, spark or auto, not 'none'"),
     ],
 )
@@ -154,6 +155,7 @@ def test_options_that_cannot_be_used(table: Workload, job: str, options: dict[st
     assert outcome.failure is not None
     assert (outcome.failure.reason, outcome.failure.retry) == ("invalid_usage", False)
     assert said in outcome.failure.message
+    assert "--help" not in outcome.failure.message
 
 
 def test_no_table(tmp_path: Path) -> None:
@@ -217,6 +219,7 @@ def test_triggers_that_cannot_be_used(table: Workload, job: str, when: str | Non
     assert found.failure is not None
     assert found.failure.reason == "invalid_usage"
     assert said in found.failure.message
+    assert "--help" not in found.failure.message
 
 
 def test_every_error_has_whether_a_retry_can_help() -> None:
