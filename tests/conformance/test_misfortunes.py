@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +33,28 @@ def retained(made: TableUnderTest) -> dict[int, Rows]:
     """What every revision holds that can be read."""
     table = opened(made)
     return {one: made.read_revision(one) for one in range(1, table.revision + 1) if table.has_revision(one)}
+
+
+def test_the_age_of_what_waits_does_not_fall_when_it_is_lost(made: TableUnderTest) -> None:
+    """That is when an alert on it must fire. What was written since is younger."""
+    hour_ago = time.time() - 3600
+    for path in Path(made.uri).rglob("*"):
+        os.utime(path, (hour_ago, hour_ago))
+    before = _age(made)
+    made.remove_entry()
+    assert _age(made) >= before
+    with suppress(MemwalOpsError):
+        made.write()
+    assert _age(made) >= before
+
+
+def _age(made: TableUnderTest) -> float:
+    table = opened(made)
+    for spec in table.jobs.values():
+        for name, metric in spec.backlog_metrics.items():
+            if metric.role == "age":
+                return float(spec.job.backlog(table)[name])
+    pytest.skip("no job of the format has an age")
 
 
 # A thread that renews a lease dies with its process.

@@ -16,7 +16,7 @@ from memwal_ops.core.context import Progress
 from memwal_ops.core.spark.counters import Counters
 from memwal_ops.core.spark.division import run_parts
 from memwal_ops.core.spark.faults import between_stages, reported
-from memwal_ops.core.spark.session import check_executors, quiet, session
+from memwal_ops.core.spark.session import our_tasks, session
 from memwal_ops.core.spark.stages import Stages
 from memwal_ops.text import size_text
 
@@ -105,8 +105,7 @@ class TaskRunner:
         began = datetime.now(UTC)
         spark = self._session()
         figures: dict[str, float] = {}
-        with quiet(), between_stages():
-            check_executors(spark)
+        with between_stages(), our_tasks(spark):
             counters = Counters.of(spark.sparkContext)
             show = self._shown(stage.activity)
             stages = Stages(spark.sparkContext, table.location.uri, counters, show, self._context.checkpoint)

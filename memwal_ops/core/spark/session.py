@@ -151,6 +151,19 @@ def drivers_python(spark: SparkSession) -> Iterator[bool]:
 
 
 @contextmanager
+def our_tasks(spark: SparkSession) -> Iterator[None]:
+    """Run tasks of ours in the block on any session, of the command line or of one's own.
+
+    Raises:
+        SparkUnavailableError: as :func:`check_executors`, as is the next.
+        SparkJobFailedError: a process of Spark ended meanwhile.
+    """
+    with quiet(), drivers_python(spark):
+        check_executors(spark)
+        yield
+
+
+@contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
     """Make a session of this process the active one of this thread while the block runs.
 

@@ -20,6 +20,7 @@ from memwal_ops.errors import (
     NotALanceTableError,
     ObjectNotFoundError,
     StorageError,
+    StoreUnavailableError,
     TableCorruptError,
     TableNotFoundError,
     UnsupportedFeatureError,
@@ -389,6 +390,13 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
     require_pylance()
     for attempt in range(_OPEN_ATTEMPTS):
         listed = list_page(store)
+        if known is not None and _is_stale(store, listed, known):
+            if attempt == _OPEN_ATTEMPTS - 1:
+                raise StoreUnavailableError(
+                    f"A listing of {location.uri} lacks its version {known.version}, which exists: the listings of the "
+                    "store are behind its objects."
+                )
+            continue
         refuse_plain_uri(location, store, listed.files, partial(is_left_by_checked_commit, store, listed))
         naming = _naming_scheme(location, store, listed)
         try:
@@ -410,6 +418,17 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
             continue
         return _table_of(location, store, manifest, naming, listed, handle)
     raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _is_stale(store: Store, listed: VersionPage, known: Table) -> bool:
+    """Whether a listing is older than a version that was read or published before.
+
+    Timeline without this: a run publishes a version; the next listing is empty; the run ends with "No table found".
+    """
+    newest = listed.newest if listed.versions else 0
+    if newest is None or newest >= known.version:
+        return False
+    return store.head(version_path(known.version, known.naming)) is not None
 
 
 def _table_of(

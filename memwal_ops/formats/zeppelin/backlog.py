@@ -18,6 +18,7 @@ from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.completeness import Listed, damaged_parts
 from memwal_ops.formats.zeppelin.ulid import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError, decode_fragment
+from memwal_ops.formats.zeppelin.wire.names import MANIFEST
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.text import counted
 
@@ -37,13 +38,16 @@ def figures(table: Namespace) -> Mapping[str, float]:
     listed = Listed(table.store)
     blocked = cached_for_poll(table, "damaged", lambda: damaged_parts(table, listed))
     refs, now = table.manifest.fragments, datetime.now(UTC)
-    found = {one.id: meta for one in refs if (meta := listed.folder(one.key).get(one.key)) is not None}
-    written = [written_at(one) or (found[one.id].last_modified if one.id in found else now) for one in refs]
+    existing = {ref.id: meta for ref in refs if (meta := listed.folder(ref.key).get(ref.key)) is not None}
+    written = [written_at(ref) or (existing[ref.id].last_modified if ref.id in existing else None) for ref in refs]
+    oldest = min(filter(None, written), default=None)
+    if refs and oldest is None:  # its objects are gone, and say nothing: the manifest that lists them is younger
+        oldest = getattr(table.store.head(MANIFEST), "last_modified", None)
     return {
         "fragments": len(refs),
         "rows": sum(one.vectors for one in refs),
-        "bytes": sum(meta.size for meta in found.values()),
-        "oldest_age": max((max(0.0, (now - one).total_seconds()) for one in written), default=0.0),
+        "bytes": sum(meta.size for meta in existing.values()),
+        "oldest_age": 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         "blocked_parts": len(blocked),
     }
 

@@ -8,6 +8,7 @@ Parse and evaluate maintenance windows: ``22:00-06:00``, ``Mon-Fri 20:00-24:00``
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -65,7 +66,7 @@ class Schedule:
             return self.every
         trigger = cron_trigger(str(self.cron), self.zone)
         first = trigger.get_next_fire_time(None, now)
-        second = None if first is None else trigger.get_next_fire_time(first, first + _TICK)
+        second = None if first is None else trigger.get_next_fire_time(first, first.astimezone(UTC) + _TICK)
         return timedelta(days=1) if first is None or second is None else second - first
 
     def literal(self) -> str:
@@ -127,17 +128,35 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
         # cron runs if either matches, APScheduler only if both do: the line would run at other times than in cron.
         raise ValueError(f"the cron line {text!r} gives a day of the month and a weekday; leave one of them '*'.")
     try:
-        return CronTrigger(
+        return _Cron(
+            is_wildcard=hour.startswith("*"),
+            late=jitter,
             minute=minute,
             hour=hour,
             day=day,
             month=month.lower(),
             day_of_week=",".join(_weekdays(weekday)),
             timezone=zone,
-            jitter=jitter,
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{text!r} is not a cron line: {error}.") from None
+
+
+class _Cron(CronTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A cron line that fires as cron does where clocks go back: at fixed hours once, at any hour (``*``) again."""
+
+    def __init__(self, *, is_wildcard: bool, late: int | None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._is_wildcard, self._late = is_wildcard, late
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
+        """The next time, up to ``late`` seconds after it."""
+        fires = super().get_next_fire_time(previous, now)
+        while fires is not None and fires.fold and not self._is_wildcard:
+            fires = super().get_next_fire_time(None, fires.astimezone(UTC) + _TICK)
+        # By UTC: an addition forgets which of two equal hours it is.
+        late = timedelta(seconds=random.uniform(0, self._late or 0))  # noqa: S311 - jitter
+        return None if fires is None else (fires.astimezone(UTC) + late).astimezone(self.timezone)
 
 
 def _weekdays(text: str) -> Iterator[str]:

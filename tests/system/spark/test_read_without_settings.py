@@ -1,4 +1,4 @@
-"""``spark.read.format("memwal")`` in a program that sets nothing for Python workers, as a process of its own."""
+"""Every function that takes a session, in a program that sets nothing for Python workers, as a process of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.spark import CHEAP_JAVA, skip_without_spark, submit_args
+from tests.support.tables import damage
 from tests.support.tables.workload import Workload
 
 pytestmark = pytest.mark.timeout(1800)
@@ -17,12 +18,16 @@ PATIENCE = 1500.0
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
+from memwal_ops import run_job
 from memwal_ops.errors import SparkUnavailableError
-from memwal_ops.spark import register
+from memwal_ops.spark import bulk_load, bulk_merge, register
 spark = SparkSession.builder.master("local[1]").getOrCreate()
+uri, copy = sys.argv[1], sys.argv[3]
 try:
+    print(run_job(copy, "merge", engine="spark").decision, bulk_merge(spark, uri, max_generations=1).decision)
     register(spark)
-    print("rows", spark.read.format("memwal").load(sys.argv[1]).count())
+    rows = spark.read.format("memwal").load(uri)
+    print("loaded", bulk_load(rows.where("id < 0"), uri) > 0, "rows", rows.count())
 except SparkUnavailableError as error:
     print("refused", error.reason, error.remedy)
 assert spark.sparkContext.pythonExec == sys.argv[2], spark.sparkContext.pythonExec
@@ -39,7 +44,8 @@ def run(uri: str, other_python: Path, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": CHEAP_JAVA}
     kept |= {"PATH": f"{other_python.parent}:{kept['PATH']}", "PYSPARK_SUBMIT_ARGS": submit_args(settings)}
-    command = [sys.executable, "-c", PROGRAM, uri, environment.get("PYSPARK_PYTHON", "python3")]
+    copied = damage.copy_table(uri, str(other_python.parent / "copy.lance"))
+    command = [sys.executable, "-c", PROGRAM, uri, environment.get("PYSPARK_PYTHON", "python3"), copied]
     done = subprocess.run(
         command, env={**kept, **environment}, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
@@ -56,7 +62,7 @@ def table(tmp_path: Path) -> Workload:
 
 def test_workers_run_the_drivers_interpreter(table: Workload, tmp_path: Path) -> None:
     """Later Python functions of the session still run where PySpark would run them."""
-    assert f"rows {len(table.expected())}" in run(table.uri, tmp_path / "bin/python3")
+    assert f"merged merged\nloaded True rows {len(table.expected())}" in run(table.uri, tmp_path / "bin/python3")
 
 
 def test_a_chosen_interpreter_without_our_packages_is_refused(table: Workload, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ layout one of its log as well, and one request for each generation.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, Regio
 from memwal_ops.formats.lance.generations.generation import missing_generation
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.regions.listed_log import unlisted
-from memwal_ops.formats.lance.wire.names import region_folder
+from memwal_ops.formats.lance.wire.names import parse_generation_dir, region_folder
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
@@ -87,6 +88,38 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
     }
     blocked = tuple((known | faults)[region_id] for region_id in sorted({*known, *faults}))
     return CheckedBacklog(replace(backlog, regions=regions, blocked=blocked), files)
+
+
+def oldest_unmerged(table: Table, checked: CheckedBacklog) -> datetime | None:
+    """When the oldest unmerged generation of a backlog was written; None: there is none.
+
+    A generation whose files are gone was written before the first manifest that lists it: an age that alerts must not
+    fall when it is lost. Of a region whose manifest cannot be read, directories above its progress count.
+    """
+    backlog = checked.backlog
+    times = [_written_before(table, backlog.regions[region_id], files) for region_id, files in checked.files.items()]
+    times += [
+        _oldest_directory(table, one.region_id) for one in backlog.blocked if one.region_id not in backlog.regions
+    ]
+    return min(filter(None, times), default=None)
+
+
+def _written_before(table: Table, region: RegionBacklog, files: GenerationFiles) -> datetime | None:
+    first = region.manifest.unmerged(region.merged)[0].generation
+    if first in files.written:
+        return files.written[first]
+    listed = table.region(region.manifest.region_id).listed_since(first)
+    return min(filter(None, [listed, *files.written.values()]), default=None)
+
+
+def _oldest_directory(table: Table, region_id: UUID) -> datetime | None:
+    merged, times = table.index.merged_generations.get(region_id, 0), []
+    with suppress(LinkError):
+        for meta in table.store.list(region_folder(region_id)):
+            directory = parse_generation_dir(meta.path.split("/")[2])
+            if directory is not None and directory.generation > merged:
+                times.append(meta.last_modified)
+    return min(times, default=None)
 
 
 def _is_first(generation: int, known: Blocked | None) -> bool:

@@ -9,6 +9,7 @@ region therefore passes ``checked=True``, which lists the folder once and refuse
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -257,6 +258,21 @@ class RegionManifestStore:
             not meta.path.startswith(f"{self.folder}/") for meta in self._store.list(region_folder(self.region_id))
         )
 
+    def listed_since(self, generation: int) -> datetime | None:
+        """When the oldest manifest that lists a generation was written; the newest one lists it. None: there is none.
+
+        Reads some manifests, by bisection.
+        """
+        metas = sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
+        first = bisect_left(metas, True, key=lambda meta: self._lists(_version_of(meta), generation))  # noqa: FBT003
+        return metas[min(first, len(metas) - 1)].last_modified if metas else None
+
+    def _lists(self, version: int, generation: int) -> bool:
+        try:
+            return any(one.generation == generation for one in self.read(version).flushed_generations)
+        except RegionManifestCorruptError:
+            return False
+
     def versions(self) -> tuple[int, ...]:
         """All versions in the folder, ascending."""
         listed = [meta for meta in self._store.list(self.folder) if _version(meta) is not None]
@@ -354,6 +370,10 @@ class RegionManifestStore:
                     f"{newest} {'exists' if newest == versions[-1] else 'is in ' + HINT}."
                 )
         raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _version_of(meta: ObjectMeta) -> int:
+    return _version(meta) or 0
 
 
 def _versions(listed: Iterable[ObjectMeta]) -> tuple[int, ...]:

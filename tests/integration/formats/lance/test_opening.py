@@ -14,7 +14,8 @@ import pytest
 from botocore.credentials import RefreshableCredentials
 
 from memwal_ops.core.registry import open_table
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.core.run import run_job
+from memwal_ops.errors import StoreUnavailableError, TableCorruptError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.engines.merge.locate import has_key_index, is_indexed
 from memwal_ops.formats.lance.files.versions import version_path
@@ -23,6 +24,8 @@ from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import LinkError
 from tests.support.counting_store import CountingStore
+from tests.support.stores import LyingStore
+from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
@@ -156,3 +159,27 @@ def test_what_a_commit_made_has_renewed_credentials(bucket: tuple[str, dict[str,
     made = table.committed()
     assert made.location.lance_options["aws_session_token"] > location.lance_options["aws_session_token"]
     assert made.handle is made.handle.at(made.location), "the handle opens with them"
+
+
+@pytest.mark.parametrize("seen", ["nothing", "what was there before"])
+def test_a_listing_that_falls_behind_during_a_run_is_no_missing_table(tmp_path: Path, seen: str) -> None:
+    """The run has published; the store's next listings do not show it, and the URI has no typo."""
+    made = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance"))
+    before, behind = [*opened(made.uri).store.list("_versions")], 0
+    made.put([1])
+    made.flush()
+    run_job(made.uri, "merge")
+    table = opened(made.uri)
+
+    def stale(prefix: str = "", **named: Any) -> Any:
+        nonlocal behind
+        behind -= prefix == "_versions"
+        shown = before if prefix == "_versions" and seen != "nothing" else []
+        return iter(shown) if behind >= 0 else table.store.list(prefix, **named)
+
+    known = replace(table, store=LyingStore(table.store, list=stale))
+    behind = 3
+    assert known.newest().version == table.version
+    behind = 100
+    with pytest.raises(StoreUnavailableError, match=f"lacks its version {table.version}, which exists"):
+        known.newest()

@@ -64,6 +64,32 @@ def test_cron_means_what_cron_means(line: str, zone: ZoneInfo, fires: datetime) 
     assert cron_trigger(line, zone).get_next_fire_time(None, now) == fires
 
 
+@pytest.mark.parametrize(
+    ("line", "hours"),
+    [
+        ("30 2 * * *", ["00:30", "01:30"]),  # by UTC: of the 25th, and of the 26th
+        ("30 1-3 * * *", ["23:30", "00:30", "02:30"]),
+        ("30 * * * *", ["22:30", "23:30", "00:30", "01:30", "02:30"]),
+        ("30 */2 * * *", ["22:30", "00:30", "01:30", "03:30"]),
+    ],
+)
+@pytest.mark.parametrize("jitter", [None, 60])
+def test_where_clocks_go_back_a_fixed_hour_comes_once(line: str, hours: list[str], jitter: int | None) -> None:
+    fires, now = [], datetime(2026, 10, 24, 22, 0, tzinfo=UTC)
+    trigger = cron_trigger(line, BERLIN, jitter)
+    for _ in hours:
+        at = trigger.get_next_fire_time(None, now)
+        assert at is not None
+        now = at.astimezone(UTC) + timedelta(seconds=121)
+        fires.append(f"{at.astimezone(UTC):%H:%M}")
+    assert [hour[:2] for hour in fires] == [hour[:2] for hour in hours]
+
+
+def test_where_clocks_go_forward_it_runs_an_hour_later() -> None:
+    fires = cron_trigger("30 2 * * *", BERLIN).get_next_fire_time(None, datetime(2027, 3, 27, 20, tzinfo=UTC))
+    assert fires == datetime(2027, 3, 28, 1, 30, tzinfo=UTC)
+
+
 @pytest.mark.parametrize("line", ["", "* * * *", "61 * * * *", "* * * * 8", "* * * * x", "*/0 * * * *", "0 3 1 * 1"])
 def test_no_cron_line(line: str) -> None:
     with pytest.raises(ValueError, match="cron"):

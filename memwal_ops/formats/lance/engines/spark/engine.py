@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.spark.faults import between_stages
-from memwal_ops.core.spark.session import check_executors, quiet
+from memwal_ops.core.spark.session import our_tasks
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import sharing
 from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
@@ -80,8 +80,7 @@ class SparkEngine:
             SparkUnavailableError: the executors' Python cannot run our tasks.
             SparkJobFailedError: a stage failed in Spark.
         """
-        with quiet(), between_stages():
-            check_executors(self._spark)
+        with between_stages(), our_tasks(self._spark):
             return self._pass(table, merge_pass).run(note, on_rows)
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
@@ -95,8 +94,7 @@ class SparkEngine:
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
             sharing.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))
             return
-        with quiet():
-            check_executors(self._spark)
+        with our_tasks(self._spark):
             self._pass(table, whole).refuse_shared_keys()
 
     def _pass(self, table: Table, merge_pass: MergePass) -> _Pass:

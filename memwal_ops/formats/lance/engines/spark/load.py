@@ -13,7 +13,7 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 
 from memwal_ops.core.spark.faults import between_stages, reported
-from memwal_ops.core.spark.session import check_executors, quiet
+from memwal_ops.core.spark.session import our_tasks
 from memwal_ops.core.spark.stages import Stages, release
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable, check_takes_rows
@@ -72,8 +72,7 @@ def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | N
     check_committable(table)
     check_takes_rows(table)
     probe_conditional_writes(table.store)
-    with quiet(), between_stages():
-        check_executors(df.sparkSession)
+    with between_stages(), our_tasks(df.sparkSession):
         stages = Stages(df.sparkSession.sparkContext, table.location.uri)
         columns = _columns(df, table)
         rows = _marked(df, table).persist()

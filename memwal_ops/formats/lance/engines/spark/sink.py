@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from memwal_ops.core.context import Progress
 from memwal_ops.core.spark.counters import Counters
 from memwal_ops.core.spark.faults import between_stages, reported
-from memwal_ops.core.spark.session import check_executors, quiet, session
+from memwal_ops.core.spark.session import our_tasks, session
 from memwal_ops.core.spark.stages import Stages
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
@@ -93,8 +93,7 @@ def running(
         report(Progress(f"migrating: {stage.stage}", "tasks", stage.tasks_done, stage.tasks or None))
 
     report(Progress("starting Spark", "tasks", 0))
-    with session(master, app_name="memwal-ops migrate") as active, quiet(), between_stages():
-        check_executors(active)
+    with session(master, app_name="memwal-ops migrate") as active, between_stages(), our_tasks(active):
         context = active.sparkContext
         counters = Counters.of(context)
         spark = active.newSession()  # the same application, with settings of its own

@@ -30,7 +30,7 @@ from memwal_ops.formats.lance.engines.merge.collapse import collapse, read_all_k
 from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
 from memwal_ops.formats.lance.engines.merge.sharing import refuse_shared_keys
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
 from memwal_ops.formats.lance.jobs.legacy.merge_report import LegacyMergeReport, LegacyPass
 from memwal_ops.formats.lance.legacy.emptied import find_emptied, restore_emptied
 from memwal_ops.formats.lance.legacy.index import BlockedMemWal, Meanings, RegionWork, mem_wals_of, read_work
@@ -210,11 +210,12 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def _age(table: Table, version: int) -> float:
-    """Seconds since a version was published, by its manifest; 0 where it is gone."""
+    """Seconds since a version was published, by its manifest; where that is gone, since the next one was."""
     try:
         stamp = read_version_manifest(table.store, version, table.naming).manifest.timestamp
     except MemwalOpsError:
-        return 0.0
+        later = [number for number in list_versions(table.store).numbered if number > version]
+        return _age(table, min(later)) if later else 0.0
     return max(0.0, (datetime.now(UTC) - stamp.ToDatetime(UTC)).total_seconds())
 
 

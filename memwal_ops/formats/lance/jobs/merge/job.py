@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.commit.commit import (
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.local import LocalEngine
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, backlog_of, with_listed_log
-from memwal_ops.formats.lance.generations.generation_files import checked_backlog
+from memwal_ops.formats.lance.generations.generation_files import checked_backlog, oldest_unmerged
 from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
@@ -375,14 +375,14 @@ def backlog(table: Table) -> Mapping[str, float]:
     read = cached_for_poll(table, "backlog", lambda: backlog_of(listed))
     checked = cached_for_poll(table, "files", lambda: checked_backlog(listed, read, _MAX_GENERATIONS_POLLED))
     current, now = checked.backlog, datetime.now(UTC)
-    oldest = [min(one.written.items())[1] for one in checked.files.values() if one.written]
+    oldest = oldest_unmerged(listed, checked)
     sizes, log = current.to_json(), read_unflushed(listed, read)
     written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
     return {
         "generations": sizes["generations"],
         "rows": sizes["rows"],
         "bytes": sizes["bytes"],
-        "oldest_age": max((_age(written, now) for written in oldest), default=0.0),
+        "oldest_age": 0.0 if oldest is None else _age(oldest, now),
         "regions_behind": sizes["regions"],
         "blocked_regions": len(current.blocked),
         "unflushed_entries": log.entries,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -64,6 +66,22 @@ def test_a_region_that_lost_its_manifests(made: Workload) -> None:
     assert report.decision == "blocked"
     assert [(str(one.region_id), one.error.reason) for one in report.blocked] == [(lost, "region_manifest_corrupt")]
     assert read_base(made.uri) == made.expected(dict(wire.progress(Files(made.uri))))
+
+
+@pytest.mark.parametrize("lost", ["generation", "manifest"])
+def test_the_oldest_age_counts_what_is_lost(made: Workload, lost: str) -> None:
+    """Manifests and directories are an hour old; then newer ones are written, and older manifests deleted."""
+    region, hour_ago = made.regions[0], time.time() - 3600
+    for path in Path(made.uri, "_mem_wal").rglob("*"):
+        os.utime(path, (hour_ago, hour_ago))
+    if lost == "generation":
+        damage.remove_generation(made.uri, region, 1)
+        made.put([0])
+        made.flush()
+    else:
+        damage.truncate_region_manifest(made.uri, region)
+    shutil.rmtree(Path(made.uri, "_mem_wal", made.regions[1]))
+    assert job.backlog(open_table(made.uri))["oldest_age"] >= 3600
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])

@@ -21,6 +21,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs.legacy import merge as legacy_merge
 from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.memwal import read
@@ -75,6 +76,14 @@ def test_one_version_has_rows_deletions_and_states(tmp_path: Path, v2_names: boo
     assert merge(table.uri).decision == "nothing_to_merge"
     assert lance.dataset(table.uri).version == 3
     assert lance.dataset(table.uri).scanner(filter="id = 1").to_table().to_pylist() == [{"id": 1, "val": 101.0}]
+
+
+def test_the_oldest_age_counts_what_has_no_version(table: LegacyTable) -> None:
+    """The manifest of the version that flushed it is gone: it is as old as the next version, at least."""
+    table.flushed("a", 0, {1: 100.0})
+    opened: Any = open_table(table.finish().uri)
+    Path(table.uri, version_path(1, opened.naming)).unlink()
+    assert legacy_merge._age(opened, 1) > 0
 
 
 def test_generation_by_generation_under_a_budget(table: LegacyTable) -> None:
