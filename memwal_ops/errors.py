@@ -125,7 +125,10 @@ class RegionManifestCorruptError(MemwalOpsError):
 
     exit_code = 11
     reason = "region_manifest_corrupt"
-    remedy = "Keep the file, stop the region's writer, and restore the manifest version from a backup."
+    remedy = (
+        "Keep the file, stop the region's writer, and restore the manifest version from a backup; without one, "
+        "memwal-ops repair URI shows what is left of it, and what is lost."
+    )
 
 
 class RegionManifestGapError(MemwalOpsError):
@@ -133,7 +136,16 @@ class RegionManifestGapError(MemwalOpsError):
 
     exit_code = 12
     reason = "region_manifest_gap"
-    remedy = "Restore the missing manifest version from a backup; never write over the gap."
+    remedy = (
+        "Restore the missing manifest version from a backup; without one, memwal-ops repair URI shows what fills the "
+        "gap. Write nothing there by hand."
+    )
+
+
+_WRITE_AGAIN = (
+    "Restore the generation's directory from a backup; without one, memwal-ops repair URI writes it again from the "
+    "log, and shows what is lost if that lacks its rows, too."
+)
 
 
 class GenerationMissingError(MemwalOpsError):
@@ -141,7 +153,7 @@ class GenerationMissingError(MemwalOpsError):
 
     exit_code = 13
     reason = "generation_missing"
-    remedy = "Restore the generation's directory from a backup; merging past it would lose its rows."
+    remedy = _WRITE_AGAIN
 
 
 class GenerationCorruptError(MemwalOpsError):
@@ -149,7 +161,7 @@ class GenerationCorruptError(MemwalOpsError):
 
     exit_code = 14
     reason = "generation_corrupt"
-    remedy = "Restore the generation's directory from a backup; merging past it would lose its rows."
+    remedy = _WRITE_AGAIN
 
 
 _TABLE_REPLACED = (
@@ -338,8 +350,8 @@ class WalCorruptError(InvalidFormatError):
     exit_code = 33
     reason = "wal_corrupt"
     remedy = (
-        "Keep the file and restore the named entry from a backup; the entries after it were acknowledged, and "
-        "a log without the entry would be replayed to another state."
+        "Keep the file and restore the named entry from a backup; the entries after it were acknowledged. Without a "
+        "copy, memwal-ops repair URI shows how to go on without it, and what is lost."
     )
 
 

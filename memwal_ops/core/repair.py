@@ -17,7 +17,16 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.leases import end_expired
 from memwal_ops.core.protocols import Table
 from memwal_ops.core.quarantine import content_of, digest, keep, read_record
-from memwal_ops.core.repair_report import Choice, Fixed, OpenDecision, Outcome, RepairDecision, RepairReport, Undone
+from memwal_ops.core.repair_report import (
+    Choice,
+    Fixed,
+    Loss,
+    OpenDecision,
+    Outcome,
+    RepairDecision,
+    RepairReport,
+    Undone,
+)
 from memwal_ops.core.verification import Finding, Severity
 from memwal_ops.errors import (
     CommitStateUnknownError,
@@ -53,18 +62,20 @@ class FixAttempt(enum.Enum):
 
 @dataclass(frozen=True)
 class Fix(Generic[TableT]):
-    """A fix that is provably safe now.
+    """A fix that is provably safe now, or loses what its ``loss`` names.
 
     Attributes:
         part: what it changes; findings with the same part are fixed together.
         text: what it does: a sentence without a subject.
         make: replans on the newest revision of the table, keeps what it replaces, and replaces it. Raises
-            ``UnsafeError`` if it is not safe any more.
+            ``UnsafeError`` if it is not safe any more, or would lose more than ``loss``.
+        loss: what it gives up, so that it is made only with ``--accept-loss``; None: nothing.
     """
 
     part: str
     text: str
     make: Callable[[TableT, Keep], FixAttempt]
+    loss: Loss | None = None
 
 
 class UnsafeError(Exception):
@@ -126,7 +137,7 @@ class RepairJob(Generic[TableT]):
             report = RepairReport(table.revision, apply=apply, undone=undone)
         else:
             found = self.verify(table, options, context)
-            run = _Run(self, table, context, RepairReport(found.revision, apply=apply))
+            run = _Run(self, table, context, RepairReport(found.revision, apply=apply), options.accept_loss)
             run.plan(found)
             if apply and run.fixes:
                 probe_conditional_writes(table.store)
@@ -166,6 +177,7 @@ class _Run(Generic[TableT]):
     table: TableT
     context: RunContext
     report: RepairReport
+    accepts_loss: bool
     fixes: list[tuple[Fix[TableT], Finding, Fixed]] = field(default_factory=list)
 
     def plan(self, found: VerifyReport) -> None:
@@ -185,8 +197,10 @@ class _Run(Generic[TableT]):
                     self._add_decision(finding, "It has no fix that is provably safe.")
             elif fix.part in seen:
                 seen[fix.part].findings.append(finding)
+            elif fix.loss is not None and not self.accepts_loss:
+                self._add_decision(finding, "It has no fix that loses nothing.", fix)
             else:
-                seen[fix.part] = Fixed(fix.text, [finding])
+                seen[fix.part] = Fixed(fix.text, [finding], loss=fix.loss)
                 self.fixes.append((fix, finding, seen[fix.part]))
         self.report.fixes = [*seen.values()]
         self.report.more = sum(found.findings.counts.values()) - len(found.findings.kept)
@@ -221,9 +235,14 @@ class _Run(Generic[TableT]):
         if made is not FixAttempt.DONE:
             fixed.kept = None
 
-    def _add_decision(self, finding: Finding, why: str) -> None:
+    def _add_decision(self, finding: Finding, why: str, fix: Fix[TableT] | None = None) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
-        self.report.decisions.append(OpenDecision(finding, why, choices or tuple(_default_choices(finding))))
+        choices, loss = choices or tuple(_default_choices(finding)), None
+        if fix is not None:
+            loss = fix.loss
+            go_on = f"memwal-ops repair URI --accept-loss --apply: {fix.text}."
+            choices = (*choices, Choice(go_on, f"Lost: {loss}. Older rows of these keys are visible again."))
+        self.report.decisions.append(OpenDecision(finding, why, choices, loss))
 
 
 _OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.CONFLICT: Outcome.OVERTAKEN}

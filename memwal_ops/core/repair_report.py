@@ -47,18 +47,53 @@ class Choice:
     consequence: str
 
 
+_MAX_KEYS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a fix gives up.
+
+    Attributes:
+        what: what cannot be read any more: a noun phrase.
+        rows: how many rows are lost; None: unknown.
+        keys: their keys, as text; None: unknown.
+    """
+
+    what: str
+    rows: int | None = None
+    keys: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        rows = "an unknown number of rows" if self.rows is None else counted(self.rows, "row")
+        if self.rows == 0:
+            return f"{self.what}: no row is lost"
+        if self.keys is None:
+            return f"{self.what}: {rows} with unknown keys"
+        more = len(self.keys) - _MAX_KEYS
+        shown = ", ".join(self.keys[:_MAX_KEYS]) + (f" and {more:,} more" if more > 0 else "")
+        return f"{self.what}: {rows} with the keys {shown}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``loss`` of a fix or a decision."""
+        return {"what": self.what, "rows": self.rows, "keys": None if self.keys is None else [*self.keys[:100]]}
+
+
 @dataclass(frozen=True, slots=True)
 class OpenDecision:
-    """A finding that needs an operator's decision: why, and the choices."""
+    """A finding that needs an operator's decision: why, and the choices. ``loss``: of going on (``--accept-loss``)."""
 
     finding: Finding
     why: str
     choices: tuple[Choice, ...]
+    loss: Loss | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``decisions``."""
-        choices = [{"choice": one.choice, "cost": one.consequence} for one in self.choices]
-        return {**_finding(self.finding), "why": self.why, "choices": choices, "runbook": self.finding.page or None}
+        choices = [{"choice": choice.choice, "cost": choice.consequence} for choice in self.choices]
+        loss = None if self.loss is None else self.loss.to_json()
+        page = self.finding.page or None
+        return {**_finding(self.finding), "why": self.why, "choices": choices, "loss": loss, "runbook": page}
 
 
 @dataclass(slots=True)
@@ -71,6 +106,7 @@ class Fixed:
         outcome: how it ended.
         kept: the id by which it can be undone; None: it replaced nothing.
         error: why it failed.
+        loss: what it gives up; None: nothing.
     """
 
     text: str
@@ -78,6 +114,7 @@ class Fixed:
     outcome: Outcome = Outcome.PLANNED
     kept: str | None = None
     error: MemwalOpsError | None = None
+    loss: Loss | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``fixes``."""
@@ -86,6 +123,7 @@ class Fixed:
             "fix": self.text,
             "outcome": self.outcome.value,
             "quarantine": self.kept,
+            "loss": None if self.loss is None else self.loss.to_json(),
             "error": None if error is None else {"reason": error.reason, "detail": f"{error} {error.remedy}"},
             "findings": [_finding(one) for one in self.findings],
         }
@@ -165,6 +203,8 @@ class RepairReport:
                 paragraph(f"{finding.check}: {finding.place}: {finding.evidence}", indent="  ", hanging="    ")
                 for finding in one.findings
             ]
+            if one.loss is not None:
+                lines.append(paragraph(f"Lost: {one.loss}.", indent="  ", hanging="  "))
             if one.error is not None:
                 lines.append(paragraph(f"{one.error} {one.error.remedy}", indent="  ", hanging="  "))
             if one.kept is not None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 from memwal_ops.core.job import JobSpec, MetricSpec
-from memwal_ops.core.options import count, text
+from memwal_ops.core.options import count, flag, text
 from memwal_ops.core.verification import VerifyOptions
 
 
@@ -16,6 +16,9 @@ class RepairOptions(VerifyOptions):
     """Options of every repair."""
 
     max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
+    accept_loss: bool = flag(
+        help="Also make the fixes that go on without what cannot be read any more; the plan prints what each loses."
+    )
     undo: str = text("", metavar="ID", help="Restore what the repair with that id replaced; do nothing else.")
 
 

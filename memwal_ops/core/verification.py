@@ -105,10 +105,16 @@ class Finding:
 
 
 def finding_of(
-    error: MemwalOpsError, check: str, place: str, consequence: str, severity: Severity = Severity.ERROR
+    error: MemwalOpsError,
+    check: str,
+    place: str,
+    consequence: str,
+    severity: Severity = Severity.ERROR,
+    about: str = "",
 ) -> Finding:
     """A finding whose evidence, remedy and page are those of an error."""
-    return Finding(severity, check, place, str(error), consequence, error.remedy, runbook(error.exit_code) or "")
+    page = runbook(error.exit_code) or ""
+    return Finding(severity, check, place, str(error), consequence, error.remedy, page, about)
 
 
 def missing_object(table: Any) -> Iterator[Finding]:

@@ -435,8 +435,9 @@ Exit codes: 0 healthy, or warnings alone; 9 an error was found; others: runbooks
 REPAIR = repair_job(
     help="""Verify the table at URI, and fix each finding that has a provably safe fix: hints, references to merged
 generations without files, snapshots that cannot be read, stale catch-up entries, expired leases, transaction files,
-versions that a commit of indexes emptied. For the other findings it prints the choices that you have, and their
-consequences.
+versions that a commit of indexes emptied, generations whose log has their rows, gaps in region manifests. For the other
+findings it prints the choices that you have, and their consequences. With --accept-loss it also goes on without what
+cannot be read any more: the plan prints what that is, in rows and keys as far as they are known.
 
 What is replaced is kept below _mem_wal_ops/quarantine/; --undo ID restores it, unless it was changed since. Safe to
 kill, to run twice, and to run beside writers and all other jobs. Without --apply, nothing is changed.
@@ -445,11 +446,12 @@ kill, to run twice, and to run beside writers and all other jobs. Without --appl
 Examples:
   memwal-ops repair s3://bucket/orders.lance
   memwal-ops repair orders.lance --apply
+  memwal-ops repair orders.lance --accept-loss
 
 Exit codes: 0 nothing_to_repair, planned, repaired or undone; 9 an error needs your decision; others:
 runbooks/README.md.""",
-    load=f"{_JOBS}.repair.job:JOB",
-    load_by_layout={"legacy": f"{_JOBS}.repair.job:LEGACY_JOB"},
+    load=f"{_JOBS}.repair.fixes:JOB",
+    load_by_layout={"legacy": f"{_JOBS}.repair.legacy:LEGACY_JOB"},
 )
 WHY = read_only_job(
     name="why",

@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from tests.support.gc_options import IMMEDIATE
-from tests.support.tables import wire
+from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.schemas import key_of
@@ -90,7 +90,16 @@ def test_repair_a_table(tmp_path: Path) -> None:
         assert shown.startswith("planned")
         assert undone.startswith("undone")
         assert hint.read_bytes() == b""
-    assert_same(read_base(table.uri), table.expected())
+        before = table.expected()
+        write(table, 4, 42)
+        damage.remove_generation(table.uri, table.regions[0], max(generations(table)))
+        for entry in Path(table.uri, "_mem_wal", table.regions[0], "wal").iterdir():
+            entry.unlink()
+        lost, gone_on, merged_ = page.run("Go on without what is gone")
+        assert "Lost: what generation" in lost
+        assert gone_on.startswith("repaired")
+        assert merged_.startswith("merged")
+    assert_same(read_base(table.uri), before)
 
 
 def claim_too_much(uri: str) -> None:

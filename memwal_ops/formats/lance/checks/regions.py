@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.generations.generation import open_generation
 from memwal_ops.formats.lance.generations.generation_files import look_at_generations
 from memwal_ops.formats.lance.generations.generation_ref import generation_ref
 from memwal_ops.formats.lance.generations.region_contents import read_region_contents
-from memwal_ops.formats.lance.generations.wal import read_writer_epoch, wal_entry_path
+from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
-# Without --deep, the number of newest manifest versions, and of newest WAL entries, that are read of each region.
+# Without --deep, the number of newest manifest versions that are read of each region.
 _NEWEST = 20
+_MOST_MISSING = 100
 _STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
 
 
@@ -105,6 +106,7 @@ def check_generations(
         )  # fmt: skip
     for flushed in manifest.flushed_generations:
         ref = generation_ref(manifest.region_id, flushed)
+        about = f"{manifest.region_id}/{flushed.generation}"
         exists = flushed.path in contents.directories
         if flushed.generation <= merged:
             if not exists:
@@ -113,18 +115,18 @@ def check_generations(
                     f"Generation {flushed.generation} is merged and listed, and its directory is missing.",
                     "The base table has its rows; a reader of an older version, or one whose index lacks them, fails.",
                     "memwal-ops gc URI --apply removes it from the list once nothing needs it.",
-                    about=f"{manifest.region_id}/{flushed.generation}",
+                    about=about,
                 )  # fmt: skip
         elif not exists:
             error = GenerationMissingError(f"The directory of {ref} is missing.")
-            yield finding_of(error, "generation_missing", ref.folder, _STOPS)
+            yield finding_of(error, "generation_missing", ref.folder, _STOPS, about=about)
         elif (damage := files.damaged.get(flushed.generation)) is not None:
-            yield finding_of(damage, "generation", ref.folder, _STOPS)
+            yield finding_of(damage, "generation", ref.folder, _STOPS, about=about)
         else:
             try:
                 yield open_generation(table, ref, history)
             except MemwalOpsError as error:
-                yield finding_of(error, "generation", ref.folder, _STOPS)
+                yield finding_of(error, "generation", ref.folder, _STOPS, about=about)
     listed = {one.path for one in manifest.flushed_generations}
     for name, directory in sorted(contents.directories.items()):
         if parse_generation_dir(name) is not None and name not in listed:
@@ -136,37 +138,39 @@ def check_generations(
             )  # fmt: skip
 
 
-def check_log(table: Table, state: RegionBacklog, contents: RegionContents, *, deep: bool) -> Iterator[Finding]:
+def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> Iterator[Finding]:
     """Above the last flushed entry the log has no gap, its epochs never fall, and none is above the manifest's."""
-    manifest = state.manifest
+    manifest, region_id = state.manifest, state.manifest.region_id
+    layout = table.layout_of(region_id)
     flushed = manifest.replay_after_wal_id or 0
     ids = [entry for entry in contents.wal.ids if entry > flushed]
     last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
-    missing = _missing_entry(table, manifest, flushed, ids, last) if len(ids) < last - flushed else None
-    if missing is not None:
-        path = wal_entry_path(manifest.region_id, missing, table.layout_of(manifest.region_id))
-        error = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
-        yield finding_of(error, "wal_gap", path, "A replay stops there, and misses acknowledged rows above it.")
-    epoch = 0
-    for entry in ids if deep else ids[-_NEWEST:]:
-        path = wal_entry_path(manifest.region_id, entry, table.layout_of(manifest.region_id))
-        try:
-            found = read_writer_epoch(table, manifest.region_id, entry)
-        except (ObjectNotFoundError, NotExportedError):
+    for missing in _missing_entries(table, manifest, flushed, ids, last):
+        path = wal_entry_path(region_id, missing, layout)
+        error: MemwalOpsError = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
+        what = "A replay stops there, and misses acknowledged rows above it."
+        yield finding_of(error, "wal_gap", path, what, about=f"{region_id}/{missing}")
+    highest = 0
+    for entry, epoch in read_epochs(table, region_id, ids):
+        path = wal_entry_path(region_id, entry, layout)
+        if isinstance(epoch, ObjectNotFoundError | NotExportedError):
             continue
-        except MemwalOpsError as error:
-            yield finding_of(error, "wal_entry", path, "A replay stops there.")
+        if isinstance(epoch, MemwalOpsError):
+            error = WalCorruptError(str(epoch))
+            yield finding_of(error, "wal_entry", path, "A replay stops there.", about=f"{region_id}/{entry}")
             continue
-        if found < epoch or found > manifest.writer_epoch:
-            above = f"of epoch {epoch}" if found < epoch else f"of the manifest's epoch {manifest.writer_epoch}"
+        if epoch < highest or epoch > manifest.writer_epoch:
+            late = epoch > manifest.writer_epoch
+            above = (
+                f"a claim of the manifest's epoch {manifest.writer_epoch}" if late else f"an entry of epoch {highest}"
+            )
             yield Finding(
-                Severity.ERROR, "wal_epoch", path,
-                f"It was written under epoch {found}, behind {'an entry ' if found < epoch else 'a claim '}{above}.",
+                Severity.ERROR, "wal_epoch", path, f"It was written under epoch {epoch}, behind {above}.",
                 "A writer that was fenced continued to write, or the manifests are older than the log.",
                 "Stop the region's writers; find out which of them wrote it before you trust any of its rows.",
-                runbook(WalCorruptError.exit_code) or "",
+                runbook(WalCorruptError.exit_code) or "", about=str(region_id) if late else "",
             )  # fmt: skip
-        epoch = max(epoch, found)
+        highest = max(highest, epoch)
 
 
 def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
@@ -186,15 +190,20 @@ def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _missing_entry(
+def _missing_entries(
     table: Table, manifest: RegionManifest, flushed: int, listed: Iterable[int], last: int
-) -> int | None:  # fmt: skip
-    """The first entry behind the flushed ones, up to ``last``, that does not exist.
+) -> Iterator[int]:
+    """The first entries behind the flushed ones, up to ``last``, that do not exist.
 
     A listing of local files beside a writer may lack an entry, and have the next one.
     """
     layout, known = table.layout_of(manifest.region_id), {*listed}
-    for entry in range(flushed + 1, last + 1):  # a damaged ``last`` may be huge: stop at the first missing one
+    if len(known) >= last - flushed:
+        return
+    missing = 0
+    for entry in range(flushed + 1, last + 1):
         if entry not in known and table.store.head(wal_entry_path(manifest.region_id, entry, layout)) is None:
-            return entry
-    return None
+            missing += 1
+            yield entry
+        if missing == _MOST_MISSING:  # a damaged ``last`` may be huge
+            return

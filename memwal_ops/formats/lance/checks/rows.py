@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PAGE = runbook(DuplicateKeysError.exit_code) or ""
 _TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
 _REGION = "_region"
+_MAX_BYTES = 64 << 20
 
 
 def check_base_keys(table: Table, reader: Reader) -> Iterator[Finding]:
@@ -80,8 +82,10 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
         for one in opened[region_id]:
             try:
                 rows = one.read_keys()
+                deque(one.read_rows(max_bytes=_MAX_BYTES), maxlen=0)  # the other columns may be damaged alone
             except MemwalOpsError as error:
-                yield finding_of(error, "generation_rows", one.ref.folder, "Merges stop before it; readers fail.")
+                what, about = "Merges stop before it; readers fail.", f"{region_id}/{one.ref.generation}"
+                yield finding_of(error, "generation_rows", one.ref.folder, what, about=about)
                 continue
             yield from check_key_files(table.store, one, rows.drop_columns([TOMBSTONE]))
             keys = rows.select(range(len(table.primary_key)))

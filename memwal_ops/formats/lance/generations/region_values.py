@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.regions.specs import MANUAL, RegionSpec, by_region, decode_spec, region_values
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 _TOP = -1
+# Regions of the same values, each but the last of which was sealed.
+_MOST_SEALED = 100
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,15 @@ class RegionValues:
             for one, value in zip(self.spec.fields, self.values, strict=True)
         )
         return tuple((name, value) for name, value in stored if value is not None)
+
+    def region_id(self, number: int) -> UUID:
+        """The id of the region with these values, derived from them; the next number where that one is sealed."""
+        text = repr((self.spec.spec_id, self.encoded(), number)).encode()
+        return UUID(bytes=sha256(text).digest()[:16], version=4)
+
+    def has_region(self, region_id: UUID) -> bool:
+        """Whether the id is derived from these values."""
+        return any(self.region_id(number) == region_id for number in range(_MOST_SEALED))
 
     def other_values(self, rows: pa.Table) -> list[tuple[Any, ...]]:
         """The region values of rows that belong to other regions."""

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, WalCorruptError
 from memwal_ops.formats.lance.files.referenced_files import list_manifests
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.listed_log import ListedLog
 from memwal_ops.formats.lance.wire.names import U64_MAX, parse_wal_entry_name, region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.backlog import Backlog
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")
 _CONCURRENT_READS = 8
+MOST_READ = 100
+"""Entries of a log that :func:`log_fault` reads."""
 # Entries by which writers claim have no rows. Whether the first entries are such ones is read once the log is quiet:
 # until then the next flush counts them.
 _QUIET, _MAX_CLAIMS = timedelta(minutes=10), 8
@@ -93,6 +96,24 @@ def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
     return sum(layout.entry_rows(table.store, wal_entry_path(manifest.region_id, one, layout)) for one in entries)
 
 
+def log_fault(table: Table, manifest: RegionManifest, unflushed: int) -> WalCorruptError | None:
+    """The first entry in no generation that is missing or cannot be read; of a longer log, the first 100 are read.
+
+    Args:
+        unflushed: :func:`unflushed_entries`, which ends before an entry that is missing.
+    """
+    region_id, first = manifest.region_id, (manifest.replay_after_wal_id or 0) + 1
+    entries = range(first, first + min(unflushed, MOST_READ))
+    for _, error in read_epochs(table, region_id, entries):
+        if isinstance(error, InvalidFormatError | ObjectNotFoundError):
+            return WalCorruptError(str(error))
+    layout, end = table.layout_of(region_id), first + unflushed
+    gap, later = (wal_entry_path(region_id, one, layout) for one in (end, end + 1))
+    if table.store.head(later) is not None and table.store.head(gap) is None:
+        return WalCorruptError(f"WAL entry {gap} is missing, and later entries exist.")
+    return None
+
+
 def has_unflushed_rows(table: Table, manifest: RegionManifest) -> bool:
     """Whether an entry in no generation has rows, or cannot be read. An entry by which a writer claims has none."""
     try:
@@ -117,6 +138,19 @@ def read_writer_epoch(table: Table, region_id: UUID, entry_id: int) -> int:
     if epoch is None or _NUMBER.fullmatch(epoch) is None:
         raise InvalidFormatError(f"WAL entry {path} has no writer epoch.")
     return int(epoch)
+
+
+def read_epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> Iterator[tuple[int, int | MemwalOpsError]]:
+    """For each entry its writer epoch, or why it cannot be read, or that it does not exist."""
+
+    def read(entry_id: int) -> int | MemwalOpsError:
+        try:
+            return read_writer_epoch(table, region_id, entry_id)
+        except (InvalidFormatError, ObjectNotFoundError, NotExportedError) as error:
+            return error
+
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        yield from zip(entries, pool.map(read, entries), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

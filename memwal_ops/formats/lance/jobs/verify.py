@@ -178,7 +178,9 @@ class _Verification:
         backlog_ = read_backlog(table)
         for fault in backlog_.blocked:
             place = f"region {fault.region_id}" + (f", generation {fault.generation}" if fault.generation else "")
-            self.findings.add(finding_of(fault.error, fault.error.reason, place, "Merges of the region stop there."))
+            about = f"{fault.region_id}/{fault.generation}" if fault.generation else str(fault.region_id)
+            what = "Merges of the region stop there."
+            self.findings.add(finding_of(fault.error, fault.error.reason, place, what, about=about))
         opened: dict[UUID, list[Generation]] = {}
         states = sorted(backlog_.regions.items())
         with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
@@ -284,7 +286,7 @@ class _Verification:
                 region.generations += 1
                 if deep:  # a handle needs some KiB, and there may be many thousand
                     region.opened.append(one)
-            region.findings += check_log(self.table, state, contents, deep=deep)
+            region.findings += check_log(self.table, state, contents)
             region.findings += check_unrecognized(contents)
         except NotExportedError:
             pass  # it is in ``skipped``

@@ -112,6 +112,17 @@ class Layout:
         del store, path
         raise self._lacks("region logs")
 
+    def empty_entry(self, schema: pa.Schema, writer_epoch: int, path: str) -> bytes:
+        """A WAL entry without rows, as one by which a writer claims a region.
+
+        Args:
+            schema: of the region's rows.
+            writer_epoch: its writer's.
+            path: where it is to be, for errors.
+        """
+        del schema, writer_epoch, path
+        raise self._lacks("region logs")
+
     @property
     def generations_in_log(self) -> bool:
         """Whether a generation's rows are in WAL entries that it refers to (S0-147), and not in files of its own."""

@@ -61,6 +61,11 @@ class RegionLayout(Layout):
         metadata = {} if found is None else dict(found.metadata)
         return lance_bytes(rows.slice(0, 0).replace_schema_metadata(metadata), _EMPTY_VERSION, f"WAL entry {path}")
 
+    def empty_entry(self, schema: pa.Schema, writer_epoch: int, path: str) -> bytes:
+        """A file with these columns."""
+        rows = schema.with_metadata({WRITER_EPOCH: str(writer_epoch)}).empty_table()
+        return lance_bytes(rows, _EMPTY_VERSION, f"WAL entry {path}")
+
     def snapshot_rows(
         self,
         regions: Mapping[UUID, RegionManifest | Row],

@@ -57,9 +57,12 @@ class ShardLayout(Layout):
 
     def emptied_entry(self, store: Store, path: str) -> bytes:
         """A stream with the same schema, whose metadata has the writer epoch, and no batch."""
-        schema, sink = self.entry_table(store, path).schema, pa.BufferOutputStream()
-        pa.ipc.new_stream(sink, schema).close()
-        return bytes(sink.getvalue())
+        return _without_batches(self.entry_table(store, path).schema)
+
+    def empty_entry(self, schema: pa.Schema, writer_epoch: int, path: str) -> bytes:
+        """A stream without columns, as pylance writes it for a claim."""
+        del schema, path
+        return _without_batches(pa.schema([], metadata={"fence_sentinel": "true", WRITER_EPOCH: str(writer_epoch)}))
 
     def snapshot_rows(
         self,
@@ -69,6 +72,12 @@ class ShardLayout(Layout):
     ) -> pa.Table:
         """Rows with the regions' ids and fields only; their states are in the schema's metadata."""
         return with_states(shard_rows([*regions.values()], specs), states)
+
+
+def _without_batches(schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, schema).close()
+    return bytes(sink.getvalue())
 
 
 SHARD = ShardLayout()

@@ -49,8 +49,9 @@ class LoggedColumns:
             UnsupportedFeatureError: other columns than the table has, and no ids to identify them.
         """
         if _are(self._own, entry):
+            path = entry_path(self._region_id, entry.entry_id)
             if entry.writer_epoch not in self._by_epoch:
-                self._by_epoch[entry.writer_epoch] = self._own if self._is_current(entry) else replace(self._own)
+                self._by_epoch[entry.writer_epoch] = self._own if self.is_current(path) else replace(self._own)
             return self._by_epoch[entry.writer_epoch]
         if _are(last, entry):
             return last
@@ -61,9 +62,9 @@ class LoggedColumns:
             )
         return stored_columns(entry.rows.schema, entry.field_ids, self._own)
 
-    def _is_current(self, entry: WalEntry) -> bool:
-        """Whether no column was dropped and added again since the entry was put."""
-        meta = self._table.store.head(entry_path(self._region_id, entry.entry_id))
+    def is_current(self, path: str) -> bool:
+        """Whether no column was dropped and added again since the entry at a path was put."""
+        meta = self._table.store.head(path)
         if meta is None:
             return False
         put = nanoseconds(meta.last_modified)

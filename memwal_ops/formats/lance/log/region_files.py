@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
-from memwal_ops.formats.lance.wire.feature_flags import DELETION_FILES
+from memwal_ops.formats.lance.wire.feature_flags import BASE_PATHS, DELETION_FILES
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, NamingScheme, region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
@@ -129,7 +129,14 @@ def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
 
 
 def put_generation(
-    store: Store, location: Location, region_id: UUID, path: str, entries: Sequence[WalEntry], columns: RegionColumns
+    store: Store,
+    location: Location,
+    region_id: UUID,
+    path: str,
+    entries: Sequence[WalEntry],
+    columns: RegionColumns,
+    *,
+    copied: bool = False,
 ) -> bool:
     """Write a generation whose fragments are WAL entries: manifest, deletion vectors, bloom filter and key index.
 
@@ -139,6 +146,7 @@ def put_generation(
         path: directory of the generation, relative to the region's folder.
         entries: WAL entries in ascending order, which becomes the order of row addresses: the newest row of a key is
             the last one.
+        copied: write the rows to files of its own instead, as pylance's readers expect them in the shard layout.
 
     Returns:
         False if the directory already has a manifest, which is left as it is.
@@ -158,6 +166,11 @@ def put_generation(
         fragment.physical_rows = entry.rows.num_rows
         fragment.files[0].path = wal_entry_name(entry.entry_id, WAL_SUFFIX)
         fragment.files[0].file_size_bytes = entry.size
+        if copied:
+            data = lance_bytes(entry.rows, columns.file_version, f"the rows of WAL entry {entry.entry_id}")
+            fragment.files[0].file_size_bytes = len(data)
+            fragment.files[0].ClearField("base_id")
+            files[f"data/{fragment.files[0].path}"] = data
         if superseded:
             deletion = pb.DeletionFile(
                 file_type=_BITMAP,
@@ -170,7 +183,12 @@ def put_generation(
     if files:
         made.manifest.reader_feature_flags |= DELETION_FILES
         made.manifest.writer_feature_flags |= DELETION_FILES
-    made.manifest.base_paths[0].path = f"{location.uri}/{region_folder(region_id)}/wal"
+    if copied:
+        del made.manifest.base_paths[:]
+        made.manifest.reader_feature_flags &= ~BASE_PATHS
+        made.manifest.writer_feature_flags &= ~BASE_PATHS
+    else:
+        made.manifest.base_paths[0].path = f"{location.uri}/{region_folder(region_id)}/wal"
     made.manifest.timestamp.FromNanoseconds(time.time_ns())
     manifest = version_path(made.manifest.version, NamingScheme.V2, folder=target)
     # The manifest comes first: it reserves the directory.

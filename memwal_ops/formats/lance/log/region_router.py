@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self
-from uuid import UUID
 
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from types import TracebackType
+    from uuid import UUID
 
     import pyarrow as pa
 
@@ -151,10 +150,9 @@ class RegionRouter:
         """
         number = 0
         while values.values not in self._regions:
-            text = repr((values.spec.spec_id, values.encoded(), number)).encode()
-            found = UUID(bytes=sha256(text).digest()[:16], version=4)
-            if found not in self._sealed:
-                self._regions[values.values] = found
+            derived = values.region_id(number)
+            if derived not in self._sealed:
+                self._regions[values.values] = derived
             number += 1
         return self._regions[values.values]
 

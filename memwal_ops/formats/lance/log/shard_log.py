@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.log.region_files import WalEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
@@ -38,7 +39,7 @@ def read_shard_log(table: Table, manifest: RegionManifest) -> list[WalEntry]:
     numbers = range(first, first + unflushed_entries(table, manifest))
     _refuse_gap(table, manifest, numbers.stop)
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-log") as pool:
-        entries = list(pool.map(lambda number: _read(table, manifest, number), numbers))
+        entries = list(pool.map(lambda number: read_shard_entry(table, manifest.region_id, number), numbers))
     return [entry for entry in entries if entry.rows.num_rows]
 
 
@@ -50,8 +51,13 @@ def _refuse_gap(table: Table, manifest: RegionManifest, end: int) -> None:
         raise WalCorruptError(f"WAL entry {missing} is missing, and later entries exist.")
 
 
-def _read(table: Table, manifest: RegionManifest, number: int) -> WalEntry:
-    path = wal_entry_path(manifest.region_id, number, table.layout_of(manifest.region_id))
+def read_shard_entry(table: Table, region_id: UUID, number: int) -> WalEntry:
+    """Read one entry. One request.
+
+    Raises:
+        WalCorruptError: it is missing or unreadable.
+    """
+    path = wal_entry_path(region_id, number, table.layout_of(region_id))
     try:
         data = table.store.get(path)
         rows = read_stream(data)

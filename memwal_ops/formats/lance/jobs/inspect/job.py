@@ -15,7 +15,7 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
-from memwal_ops.formats.lance.generations.wal import unflushed_entries
+from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.writers import last_writer
@@ -76,7 +76,7 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
         limit: the maximum of generations, and of strays, in the report; missing and unmerged generations come first.
 
     Requests: those of the backlog; for each region with unmerged generations a listing, and one for each of these; and
-    for every region those to find the end of its log.
+    for every region those to find the end of its log, and one or two for each of the first entries behind its flush.
     """
     table = with_listed_log(table)
     checked = checked_backlog(table, backlog_of(table))
@@ -86,8 +86,8 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
         unflushed = pool.map(lambda region_id: _unflushed(table, backlog.regions.get(region_id)), region_ids)
         regions = tuple(
-            _region(region_id, backlog.regions.get(region_id), entries, faults.get(region_id), checked, limit)
-            for region_id, entries in zip(region_ids, unflushed, strict=True)
+            _region(region_id, backlog.regions.get(region_id), log, faults.get(region_id), checked, limit)
+            for region_id, log in zip(region_ids, unflushed, strict=True)
         )
     regions = _bounded(regions, limit)
     if (refusal := table.refusal) is not None:
@@ -156,26 +156,29 @@ def _bounded(regions: tuple[RegionState, ...], limit: int) -> tuple[RegionState,
     )
 
 
-def _unflushed(table: Table, region: RegionBacklog | None) -> int | LinkError | None:
+def _unflushed(table: Table, region: RegionBacklog | None) -> tuple[int | None, MemwalOpsError | None]:
+    """The number of a region's log entries that are in no generation, and why its log cannot be replayed."""
     if region is None:
-        return None
+        return None, None
     try:
-        return unflushed_entries(table, region.manifest)
+        unflushed = unflushed_entries(table, region.manifest)
+        return unflushed, log_fault(table, region.manifest, unflushed)
     except LinkError as error:
-        return error
+        return None, error
 
 
 def _region(
     region_id: UUID,
     backlog: RegionBacklog | None,
-    unflushed: int | LinkError | None,
+    log: tuple[int | None, MemwalOpsError | None],
     fault: Blocked | None,
     checked: CheckedBacklog,
     limit: int,
 ) -> RegionState:
-    """The region's state, with the first fault that would block a merge, as far as it shows without reading rows."""
-    if isinstance(unflushed, LinkError):
-        fault, unflushed = fault or Blocked(region_id, None, unflushed), None
+    """The region's state, with the first fault that would block it, as far as it shows without reading rows."""
+    unflushed, error = log
+    if fault is None and error is not None:
+        fault = Blocked(region_id, None, error)
     counts, generations = _generations(backlog, checked.files.get(region_id), limit)
     return RegionState(region_id, backlog, counts, generations, unflushed, fault)
 

@@ -10,6 +10,7 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.next_run import describe_next_run
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError
+from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.inspect.branches import BranchState, describe_branches
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
@@ -217,8 +218,10 @@ class Inspection:
         else:
             lines.append(paragraph(_without_index(table), indent="  "))
         if unflushed := sum(region.unflushed_wal_entries or 0 for region in self.regions):
+            most = max(region.unflushed_wal_entries or 0 for region in self.regions)
+            read = f" Of a region, the first {MOST_READ} were looked at." if most > MOST_READ else ""
             lines.append(
-                f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them."
+                f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.{read}"
             )
         if self.regions:
             lines += ["", _regions(self)]
@@ -306,9 +309,13 @@ def _how_far_behind(inspection: Inspection) -> str:
     broken = sum(region.fault is not None for region in inspection.regions)
     problems = f" {counted(broken, 'region has a problem', 'regions have a problem')}, see below." if broken else ""
     if not backlog["generations"]:
-        unreadable = any(region.backlog is None for region in inspection.regions)
-        which = "every flushed generation that can be read" if unreadable else "every flushed generation"
-        return f"Up to date: the base table has {which}.{problems}"
+        if broken:
+            return (
+                f"Not known to be up to date: the base table has every flushed generation that can be read.{problems}"
+            )
+        if inspection.versions.newest is not None:
+            return "Not known to be up to date: the newest version has a problem, see below."
+        return "Up to date: the base table has every flushed generation."
     return (
         f"Behind by {counted(backlog['generations'], 'generation')} in {counted(backlog['regions'], 'region')}: "
         f"{counted(backlog['rows'], 'row')}, {size_text(backlog['bytes'])} not merged.{problems}"

@@ -18,19 +18,13 @@ _NEW_REGION = Choice(
     "Stop the region's writer, let it write to a new region, and leave the old folder for a later decision.",
     "The unmerged rows of the old region are not merged, and older rows of their keys stay visible.",
 )
-# No choice moves an unreadable generation away: its entry in the manifest has to keep blocking merges; readers could
-# not open its intact files any more; and a restore needs the folder at its path.
+# No choice moves an unreadable generation away: until it is written again, its entry in the manifest has to keep
+# blocking merges; readers could not open its intact files any more; and a restore needs the folder at its path.
 _GENERATION = (
     Choice(
         "Restore the generation's folder, with all its files under the same names, from a backup or the bucket's "
         "versions; then merge.",
         "None: a generation is never rewritten, so every copy is correct.",
-    ),
-    Choice(
-        "Copy the entries of the region's log to another place, write their rows again with a writer of a new region, "
-        "and leave this one.",
-        "The rows count as written now: later writes of the same keys are overwritten by them. The log has them only "
-        "as long as gc has not collected it; it keeps entries of generations that are not merged.",
     ),
     Choice(
         "Leave it as it is.",
@@ -50,11 +44,6 @@ _ROLLED_BACK = (
     Choice(
         "Restore the missing manifest versions from a backup or the bucket's versions.",
         "None: a manifest version is never rewritten.",
-    ),
-    Choice(
-        "If the hint is wrong and no version was lost (say, it was copied from another region): stop the writer, "
-        "move version_hint.json out of the table, and run memwal-ops repair URI --apply.",
-        "If you are wrong, generations of lost versions are never merged, and a fenced writer may be accepted again.",
     ),
     _WAIT,
 )
@@ -83,10 +72,6 @@ _REPLACED = (
 _LOG = (
     Choice(
         "Restore the entry from a backup or the bucket's versions.", "None: an entry of the log is never rewritten."
-    ),
-    Choice(
-        "Stop the region's writers, copy the log away, and open a new region.",
-        "Rows in entries that no generation has are lost, except for those that your producers can send again.",
     ),
     Choice("Leave it as it is.", "A replay stops at the entry: rows that were acknowledged above it are lost to it."),
 )

@@ -7,6 +7,7 @@
 * ``snapshot`` (or its ``base_file``) that cannot be read: take another. The manifests are authoritative, and all read.
 * ``transaction_file``: write it again. The version's manifest has the transaction, under the same id.
 * ``version_emptied``: publish the rows of the version before. The commit that lost them changed indexes alone.
+* what a region lacks: write it again (:mod:`memwal_ops.formats.lance.jobs.repair.regions`).
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from uuid import UUID
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.quarantine import ObjectPlace
-from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.catchup_entries import stale_entries
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
+from memwal_ops.formats.lance.jobs import verify
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
+from memwal_ops.formats.lance.jobs.repair.choices import CHOICES
 from memwal_ops.formats.lance.jobs.repair.places import (
     CatchupPlace,
-    RegionPlace,
     RowsPlace,
     SnapshotPlace,
     catchup_entry,
     fragments_of,
+    place_of,
     snapshot_content,
-    without_number,
 )
+from memwal_ops.formats.lance.jobs.repair.regions import entry_fix, generation_fix, manifest_fix, swap_region
 from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.legacy.emptied import transaction_of
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
@@ -46,7 +49,6 @@ from memwal_ops.formats.lance.retention.unreadable_versions import missing_of_ma
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.formats.lance.wire.region_manifest import (
     decode_version_hint,
-    encode_region_manifest,
     encode_version_hint,
     listed_as_stored,
 )
@@ -106,7 +108,7 @@ def _drain(table: Table, finding: Finding) -> Fix[Table]:
             manifest, numbers = _drainable(table, region_id, generation, store_time(table.store))
         except _NotMissingError:
             return FixAttempt.GONE
-        return _swap_region(table, manifest, manifest.without_generations(numbers), keep)
+        return swap_region(table, manifest, manifest.without_generations(numbers), keep)
 
     return Fix(f"drain:{region_id}", f"remove generation {listed} from the list of region {region_id}", make)
 
@@ -150,17 +152,9 @@ def _order(table: Table, finding: Finding) -> Fix[Table]:
         numbers = listed_as_stored(manifest.source)
         if numbers == sorted(set(numbers)):
             return FixAttempt.GONE
-        return _swap_region(table, manifest, manifest, keep)
+        return swap_region(table, manifest, manifest, keep)
 
     return Fix(f"order:{region_id}", f"write the list of region {region_id} in order", make)
-
-
-def _swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep: Keep) -> FixAttempt:
-    """Publish the next manifest with the content of ``wanted``, made from ``seen``."""
-    place = RegionPlace(table, seen.region_id)
-    before, after = without_number(seen.source), without_number(encode_region_manifest(wanted))
-    keep(place.name, before, after)
-    return FixAttempt.DONE if place.swap(before, after) else FixAttempt.CONFLICT
 
 
 # -- the MemWAL index
@@ -310,4 +304,14 @@ _FIXES: dict[str, Callable[[Table, Finding], Fix[Table] | None]] = {
     "snapshot": _snapshot,
     "transaction_file": transaction_fix,
     "version_emptied": _emptied,
+    "wal_entry": entry_fix,
+    "wal_gap": entry_fix,
+    "wal_epoch": manifest_fix,
+    "region_manifest_corrupt": manifest_fix,
+    "region_manifest_gap": manifest_fix,
+    "generation": generation_fix,
+    "generation_corrupt": generation_fix,
+    "generation_missing": generation_fix,
+    "generation_rows": generation_fix,
 }
+JOB = RepairJob(verify.verified, fix_of, place_of, CHOICES)

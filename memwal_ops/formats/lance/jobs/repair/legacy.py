@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
+from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.repair_report import Choice
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.jobs.legacy import verify as legacy_verify
 from memwal_ops.formats.lance.jobs.repair.choices import CHOICES
 from memwal_ops.formats.lance.jobs.repair.fixes import transaction_fix
-from memwal_ops.formats.lance.jobs.repair.places import RowsPlace, fragments_of
+from memwal_ops.formats.lance.jobs.repair.places import RowsPlace, fragments_of, place_of
 from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied, restore_emptied
 from memwal_ops.formats.lance.retention.unreadable_versions import missing_of_manifest
 
@@ -98,3 +99,4 @@ LEGACY_CHOICES: Mapping[str, tuple[Choice, ...]] = {
         Choice("Leave it as it is.", "A replay gives the rows of both; gc keeps the log."),
     ),
 }
+LEGACY_JOB = RepairJob(legacy_verify.verified, fix_of_legacy, place_of, LEGACY_CHOICES)

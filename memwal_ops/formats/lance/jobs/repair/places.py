@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_OBJECTS = re.compile(rf"object:(_mem_wal/{_UUID}/manifest/version_hint\.json|_transactions/[^/]+\.txn)")
+_OBJECTS = re.compile(
+    rf"object:(_mem_wal/{_UUID}/(?:manifest/(?:version_hint\.json|[01]{{64}}\.binpb)|wal/[01]{{64}}\.(?:lance|arrow))"
+    r"|_transactions/[^/]+\.txn)"
+)
 _REGION = re.compile(rf"region:({_UUID})")
 _CATCHUP = re.compile(r"catchup:(.+)", re.DOTALL)
 _DELETION_FILES = 1  # a feature flag

@@ -19,9 +19,7 @@ from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_snapshot
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
-from tests.integration.formats.lance.jobs.verify_tables import (
-    manifest_folder,
-)
+from tests.integration.formats.lance.jobs.verify_tables import log_entries, manifest_folder, waiting
 from tests.support.run_cli import contents
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
@@ -51,6 +49,15 @@ def merged_generations_gone(uri: str, region: str) -> None:
     at = time.time() - 31 * 86400
     for version in Path(uri, "_versions").glob("*.manifest"):
         os.utime(version, (at, at))
+
+
+def generation_and_log_gone(uri: str, region: str) -> None:
+    """Of the newest generation, with the last entry that it was flushed from."""
+    damage.remove_generation(uri, region, waiting(uri, region))
+    last = wire.region_manifest(Files(uri), region).replay_after
+    for path in log_entries(uri, region):
+        if path.name.startswith(wire.bit_reversed(last)):
+            path.unlink()
 
 
 def change_details(uri: str, change: Callable[[Any], Any]) -> None:

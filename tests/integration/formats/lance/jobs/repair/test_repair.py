@@ -15,6 +15,7 @@ from tests.integration.formats.lance.jobs.repair.repair_tables import (
     catchup_too_high,
     counts,
     emptied_by_an_index_commit,
+    generation_and_log_gone,
     hint_unreadable,
     merged_generations_gone,
     opened,
@@ -171,6 +172,8 @@ UNFIXABLE = [
     ]
     if severity != "info"
     and (check not in FIXED_CHECKS or "tag needs" in name)
+    # test_losses.py: these are written again.
+    and name not in {"a generation's folder is gone", "a generation's manifest is cut", "a region manifest is missing"}
     # These need older versions, or rows that are in the log alone.
     and check not in {"version_manifest", "tag", "hold", "wal_entry", "wal_epoch"}
 ]
@@ -199,7 +202,7 @@ def test_what_has_no_safe_fix_names_the_choices(
 def test_an_unreadable_generation_blocks_and_stays(merged_copy: tuple[str, str]) -> None:
     uri, region = merged_copy
     number = waiting(uri, region)
-    damage.truncate_generation_manifest(uri, region, number)
+    generation_and_log_gone(uri, region)
     before = without_quarantine(uri)
     assert repaired(uri)["decision"] == "decision_needed"
     assert without_quarantine(uri) == before
@@ -250,7 +253,7 @@ def test_the_command(merged_copy: tuple[str, str], capfd: pytest.CaptureFixture[
     uri, region = merged_copy
     assert run_here(capfd, "repair", uri, "--json").document["decision"] == "nothing_to_repair"
     hint_behind(uri, region)
-    damage.remove_generation(uri, region, waiting(uri, region))
+    generation_and_log_gone(uri, region)
     plan = run_here(capfd, "repair", uri)
     assert plan.code == 9
     assert "PLANNED: write the hint" in plan.out
