@@ -29,6 +29,7 @@ SNAPSHOT = (
     "Restore it from a backup, or remove it if that snapshot is not needed: gc deletes nothing before that, since it "
     "is not known which revision it pins."
 )
+SERVER = "The object is intact. Let its Zeppelin server delete or correct the row: this release cannot read it."
 RECORDING = "Run it again when fewer compactions run at once: nothing was published."
 REVISIONS = "Give a revision that exists: memwal-ops inspect URI shows the newest one."
 

@@ -17,7 +17,9 @@ from memwal_ops.errors import (
     SegmentCorruptError,
     UnsupportedFeatureError,
 )
+from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.training import read_training
+from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError
 from memwal_ops.formats.zeppelin.wire.indexes import bitmap_name, encode_bitmaps, encode_text_index, text_name
 from memwal_ops.formats.zeppelin.wire.segment import (
     CENTROIDS,
@@ -349,5 +351,7 @@ def _signature(data: bytes) -> tuple[int, str]:
 def _decoded(path: str, decode: Callable[[], T]) -> T:
     try:
         return decode()
+    except UnstorableError as error:
+        raise UnsupportedFeatureError(f"{path} cannot be read: {error}", remedy=remedies.SERVER) from error
     except InvalidFormatError as error:
         raise SegmentCorruptError(f"{path} cannot be read: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +35,12 @@ WIKI, NATIVE = "wiki", "native"
 _MESSAGE_PACK = b"\x01"
 _WIKI_FIELDS = {"id", "namespace", "vectors", "deletes", "checksum", "created_at"}
 _NATIVE_FIELDS = {"id", "vectors", "deletes", "checksum"}
+_VECTOR_FIELDS = {"id", "values", "attributes"}
 _INT64 = range(-(2**63), 2**63)
 _SPACE = re.compile(r"[ \t\r\n]*")
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]')
+# Lists and maps within each other; what recurses over attributes must not end with a RecursionError.
+_MAX_DEPTH = 100
 
 
 class UnstorableError(InvalidFormatError):
@@ -150,7 +155,13 @@ def _wiki_vectors(fragment: Fragment) -> str:
 
 def _decode_wiki(data: bytes) -> Fragment:
     text = data.decode()
-    document, spans = _members(text)
+    twice: list[str] = []
+    try:
+        document, spans = _members(text, twice)
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, json.JSONDecodeError) or not _is_intact(text):
+            raise
+        raise UnstorableError("It has lists within lists too deep, or an integer too long to be read.") from error
     missing = _WIKI_FIELDS - {"namespace", "created_at"} - document.keys()
     if missing:
         raise InvalidFormatError(f"It is not a fragment: {', '.join(sorted(missing))} is missing.")
@@ -162,6 +173,9 @@ def _decode_wiki(data: bytes) -> Fragment:
     own = (text[slice(*spans["deletes"])], text[slice(*spans["vectors"])])
     if not any(expected in _wiki_checksums(*texts) for texts in chain([own], _wiki_spellings(text, vectors, deletes))):
         raise InvalidFormatError(f"Its checksum is {expected!r}, which does not match its content.")
+    _check_known(document, _WIKI_FIELDS, "It")
+    if twice:
+        raise UnstorableError(f"The member {twice[0]!r:.40} is twice in one of its objects: only one can be stored.")
     rows = [_wiki_row(one) for one in vectors]
     return Fragment(
         id=check_id(document["id"], "The fragment's"),
@@ -183,7 +197,30 @@ def _wiki_values(one: Any) -> list[float]:
 
 def _wiki_row(one: Any) -> tuple[str, list[float], Attributes | None]:
     values = _wiki_values(one)
+    _check_known(one, _VECTOR_FIELDS, f"The vector {one.get('id')!r:.80}")
     return check_id(one.get("id"), "The vector's"), values, check_attributes(one.get("attributes"), WIKI)
+
+
+def _check_known(found: Mapping[str, Any], fields: set[str], what: str) -> None:
+    """Refuse other members: the compaction would drop them. Raises ``UnstorableError``."""
+    unknown = found.keys() - fields
+    if unknown:
+        raise UnstorableError(f"{what} has the member {min(unknown)!r:.40}, which no segment can store.")
+
+
+def _is_intact(text: str) -> bool:
+    """Whether the checksum of a fragment that cannot be decoded is that of its text: without recursion, or numbers."""
+    values, depth, begins, name, last = dict[str, str](), 0, 0, "", ""
+    for token in _TOKENS.finditer(text):
+        sign = token[0]
+        if depth == 1 and sign == ":":
+            name, begins = last, token.end()
+        elif depth == 1 and sign in {",", "}"}:
+            values[name] = text[begins : token.start()].strip()
+        depth += (sign in {"[", "{"}) - (sign in {"]", "}"})
+        last = sign
+    deletes, vectors, checksum = (values.get(f'"{name}"', "") for name in ("deletes", "vectors", "checksum"))
+    return checksum.isdecimal() and int(checksum[:20]) in _wiki_checksums(deletes, vectors)
 
 
 def _wiki_checksums(deletes_text: str, vectors_text: str) -> Iterator[int]:
@@ -251,9 +288,17 @@ def _with_tokens(value: Any, strings: Callable[[Any], str], in_order: _Order) ->
     return strings(value)
 
 
-def _members(text: str) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """The members of a JSON object, and the start and end of each value's text."""
-    decoder = json.JSONDecoder(parse_constant=_refused)
+def _members(text: str, twice: list[str]) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """The members of a JSON object, and the start and end of each value's text; ``twice`` gets members that repeat."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice.append(next(name for name in names if names.count(name) > 1))
+        return members
+
+    decoder = json.JSONDecoder(parse_constant=_refused, object_pairs_hook=unique)
     found: dict[str, Any] = {}
     spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, 0)
@@ -334,7 +379,10 @@ def _decode_native_json(data: bytes) -> Fragment:
     if found.keys() - _NATIVE_FIELDS or _NATIVE_FIELDS - found.keys():
         raise InvalidFormatError(f"It has the unexpected members {', '.join(sorted(found))}.")
     rows = [(one["id"], one["values"], one.get("attributes")) for one in found["vectors"]]
-    return _native(found["id"], rows, found["deletes"], found["checksum"])
+    fragment = _native(found["id"], rows, found["deletes"], found["checksum"])
+    for vector in found["vectors"]:
+        _check_known(vector, _VECTOR_FIELDS, f"The vector {vector['id']!r:.80}")
+    return fragment
 
 
 def _native(name: Any, rows: list[tuple[Any, Any, Any]], deletes: list[Any], checksum: Any) -> Fragment:
@@ -395,7 +443,7 @@ def check_attributes(found: Any, dialect: str) -> Attributes | None:
     check = _is_json if dialect == WIKI else _is_native
     for key, value in found.items():
         if not isinstance(key, str) or not _is_text(key) or not check(value):
-            raise UnstorableError(f"The attribute {key!r:.40} is {value!r:.80}, which cannot be stored.")
+            raise UnstorableError(f"The attribute {key!r:.40} is {reprlib.repr(value):.80}, which cannot be stored.")
     return found
 
 
@@ -410,11 +458,13 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _is_json(value: object) -> bool:
+def _is_json(value: object, depth: int = 0) -> bool:
+    if isinstance(value, list | dict) and depth == _MAX_DEPTH:
+        return False
     if isinstance(value, list):
-        return all(map(_is_json, value))
+        return all(_is_json(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_text(key) and _is_json(one) for key, one in value.items())
+        return all(isinstance(key, str) and _is_text(key) and _is_json(item, depth + 1) for key, item in value.items())
     return value is None or isinstance(value, int) or _is_scalar(value)
 
 

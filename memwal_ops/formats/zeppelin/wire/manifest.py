@@ -67,6 +67,11 @@ class FragmentRef:
     created_at: str | None = None
     bytes: int | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither a vector nor a delete, as writers other than memwal-ops may leave one."""
+        return not self.vectors and not self.deletes
+
 
 @dataclass(frozen=True)
 class SegmentRef:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import InvalidFormatError
+from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError
 from memwal_ops.formats.zeppelin.wire.json_text import compact_json
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ def decode_attributes(data: bytes, count: int) -> list[Attributes | None]:
     """
     try:
         found = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidFormatError(f"It is not JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UnstorableError(f"It has attributes that cannot be read: {error}.") from error
     if not isinstance(found, list) or len(found) != count:
         raise InvalidFormatError(f"It is not a list of the attributes of {count} rows.")
     if not all(one is None or isinstance(one, dict) for one in found):

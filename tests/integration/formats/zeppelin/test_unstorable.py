@@ -27,7 +27,7 @@ SURROGATE = "a\ud800"
 
 def fragment_of(made: NamespaceUnderTest, vectors: list[dict[str, Any]]) -> str:
     """Another program's fragment, last in the log: as it would write it, with a checksum that is right."""
-    rows = [{"attributes": one.get("attributes", {}), "id": one["id"], "values": VALUES} for one in vectors]
+    rows = [{"attributes": {}, "values": VALUES, **one} for one in vectors]
     if made.dialect == "native":
         name, packed = ulid(), [[row["id"], row["values"], row["attributes"]] for row in rows]
         checksum = independent.native_checksum(packed, [])
@@ -36,7 +36,8 @@ def fragment_of(made: NamespaceUnderTest, vectors: list[dict[str, Any]]) -> str:
         return name
     name = zeppelin.open_writer(made.uri).append([{"id": f"x{at}", "values": VALUES} for at in range(len(vectors))])
     body = json.dumps({"deletes": [], "vectors": rows}, sort_keys=True, separators=(",", ":"))
-    body = body.replace("Infinity", "1e999")
+    body = body.replace("Infinity", "1e999").replace('"second"', '"first"').replace('"long"', "9" * 5000)
+    body = body.replace('"deep"', "[" * 5000 + "]" * 5000)
     document = f'{{"id":"{name}","checksum":{xxhash.xxh64_intdigest(body.encode())},' + body[1:]
     Path(made.uri, "wal", f"{name}.fragment.json").write_text(document)
     return name
@@ -47,6 +48,14 @@ WIKI: dict[str, dict[str, Any]] = {
     "key": {"id": "x", "attributes": {SURROGATE: 1}},
     "text": {"id": "x", "attributes": {"a": ["b", SURROGATE]}},
     "number": {"id": "x", "attributes": {"a": {"b": [float("inf")]}}},
+    "depth": {"id": "x", "attributes": {"a": json.loads("[" * 200 + "]" * 200)}},
+}
+# Of other programs alone: the writer has no such members, and reads no text.
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "member": ({"id": "x", "text": "important"}, "'text'"),
+    "twice": ({"id": "x", "attributes": {"first": 1, "second": 2}}, "'first' is twice"),
+    "long": ({"id": "x", "attributes": {"a": "long"}}, "integer too long"),
+    "deep": ({"id": "x", "attributes": {"a": "deep"}}, "too deep"),
 }
 NATIVE: dict[str, dict[str, Any]] = {
     "null": {"id": "x", "attributes": {"a": None}},
@@ -102,6 +111,32 @@ def test_the_writer_refuses_what_cannot_be_stored(tmp_path: Path, dialect: str, 
     with pytest.raises(InvalidUsageError, match="surrogate"):
         zeppelin.open_writer(made.uri).append(deletes=[SURROGATE])
     assert contents(made.uri) == before
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_segment_would_lose_blocks_the_log(tmp_path: Path, name: str) -> None:
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "wiki")
+    row, why = OTHERS[name]
+    bad = fragment_of(made, [row])
+    path = Path(made.uri, "wal", f"{bad}.fragment.json")
+    (blocked,) = run_job(made.uri, "merge", FAST).to_json()["blocked"]
+    assert (blocked["fragment"], blocked["reason"]) == (bad, "fragment_corrupt")
+    assert why in blocked["detail"], blocked
+    assert "intact" in blocked["remedy"]
+    # It says so of an object whose checksum is right alone.
+    text = path.read_text()
+    path.write_text(text.replace('"x"', '"y"'))
+    (blocked,) = run_job(made.uri, "merge", FAST).to_json()["blocked"]
+    assert "intact" not in blocked["remedy"], blocked
+
+
+def test_a_member_of_the_fragment_that_is_not_in_the_document_blocks_the_log(tmp_path: Path) -> None:
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "wiki")
+    bad = fragment_of(made, [{"id": "x"}])
+    path = Path(made.uri, "wal", f"{bad}.fragment.json")
+    path.write_text('{"sparse":[1],' + path.read_text()[1:])
+    (blocked,) = run_job(made.uri, "merge", FAST).to_json()["blocked"]
+    assert "'sparse'" in blocked["detail"]
 
 
 ANY_JSON = {"null": None, "bools": [True, False], "mixed": [1, "x", None], "map": {"b": [{"c": 1}]}, "huge": 10**400}
