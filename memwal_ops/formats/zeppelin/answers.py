@@ -1,7 +1,11 @@
-"""Ask the indexes of a namespace, and compare: clusters with exact distances, bitmaps and inverted lists with rows."""
+"""Ask the indexes of a namespace, and compare: clusters with exact distances, bitmaps and inverted lists with rows.
+
+What is right is computed here, by other code than that of queries and of compactions: it would have their faults.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,32 +15,40 @@ from memwal_ops.core.answers import IndexAnswers, share_by_query
 from memwal_ops.core.verification import Finding, Severity, with_findings
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, SegmentCorruptError
 from memwal_ops.formats.zeppelin.compaction import metric_of
-from memwal_ops.formats.zeppelin.reader import distances, live_rows, nearest_rows, read_log
+from memwal_ops.formats.zeppelin.reader import live_rows, nearest_rows, read_log
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI
 from memwal_ops.formats.zeppelin.wire.indexes import (
     bitmap_name,
     decode_bitmaps,
     decode_text_index,
-    encode_bitmaps,
-    encode_text_index,
     text_name,
 )
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.compaction import Inputs
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.options import VerifyOptions
+    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+
+    Matrix = NDArray[np.float32]
+    # Per key of a bitmap, or word: the rows of the cluster, and how often they have it.
+    Listed = Mapping[str, Mapping[int, int]]
 
 VECTORS = "vectors"
 _KINDS = {"bitmap": "Bitmap", "text": "Inverted"}
 _K, _NPROBE = 10, 8
-# Times that clusters are read: to draw queries, to find the nearest of all rows, and by the queries.
+# Times that clusters are read: to draw queries, by the queries, and to find the nearest of all rows.
 _READ = 3
+_AT_ONCE = 4096
 _TIES = 1e-5
+_MOST_VALUES, _LONGEST_WORD = 10_000, 40
 _PAGE = "runbooks/wrong-answers.md"
 _REWRITE = "memwal-ops merge URI --retrain writes it again."
 
@@ -128,30 +140,69 @@ def _vectors(table: Namespace, options: VerifyOptions, context: RunContext, seed
     if not drawn:
         return IndexAnswers(**base, skipped="it has no rows")
     metric, _ = metric_of(table, options.metric)
-    nearest = [np.full(_K, np.inf, np.float32) for _ in drawn]
-    for part in live_rows(table, log):
-        context.checkpoint()
-        if not part.ids:
-            continue
-        for number, vector in enumerate(drawn):
-            far = np.concatenate([nearest[number], distances(part.vectors, vector, metric)])
-            nearest[number] = np.partition(far, _K - 1)[:_K]
-    hits, totals = [], []
     answers = nearest_rows(table, log, drawn, _K, _NPROBE, metric, checkpoint=context.checkpoint)
-    for number, found in enumerate(answers):
+    returned = defaultdict[str, list[int]](list)
+    for number, answer in enumerate(answers):
         context.advance("asking indexes", "queries", total=len(drawn))
-        real = nearest[number][np.isfinite(nearest[number])]
-        limit = float(real.max()) if real.size else 0.0
-        near = sum(far <= limit + _TIES * max(abs(limit), 1e-3) for far, _, _ in found)
-        totals.append(int(real.size))
-        hits.append(min(near, int(real.size)))
+        for _, name, _ in answer:
+            returned[name].append(number)
+    hits, totals = [], []
+    for returned_far, nearest_far in zip(*_scanned(table, log, drawn, returned, metric, context), strict=True):
+        there = nearest_far[np.isfinite(nearest_far)]
+        limit = float(there.max(initial=-np.inf))
+        near = sum(far <= limit + _TIES * max(abs(limit), 1e-3) for far in returned_far)
+        totals.append(int(there.size))
+        hits.append(min(near, int(there.size)))
+    # Where a query probes all clusters, nothing may be missing.
+    whole = all(segment.clusters <= _NPROBE for segment in table.manifest.segments)
     return IndexAnswers(
         **base,
         queries=len(drawn),
+        wrong=sum(hit < total for hit, total in zip(hits, totals, strict=True)) if whole else 0,
         recall=share_by_query(hits, totals, seed),
         rows_compared=rows,
         bytes_at_most=_READ * size,
     )
+
+
+def _scanned(
+    table: Namespace, log: Inputs, drawn: Sequence[Matrix], returned: Mapping[str, list[int]], metric: str,
+    context: RunContext,
+) -> tuple[list[list[float]], list[NDArray[np.float64]]]:  # fmt: skip
+    """Per query the distances of the rows that were ``returned``, and those of the nearest of all rows."""
+    real, nearest = [list[float]() for _ in drawn], [np.full(_K, np.inf) for _ in drawn]
+    for ids, vectors in _slices(table, log):
+        context.checkpoint()
+        far = np.stack([_exact(vectors, vector, metric) for vector in drawn])
+        for place, name in enumerate(ids):
+            for number in returned.get(name, ()):
+                real[number].append(float(far[number, place]))
+        for number, row in enumerate(far):
+            nearest[number] = np.partition(np.concatenate([nearest[number], row]), _K - 1)[:_K]
+    return real, nearest
+
+
+def _slices(table: Namespace, log: Inputs) -> Iterator[tuple[Sequence[str], Matrix]]:
+    """Ids and vectors of all live rows, some thousands at a time."""
+    for part in live_rows(table, log):
+        for begins in range(0, len(part.ids), _AT_ONCE):
+            yield part.ids[begins : begins + _AT_ONCE], part.vectors[begins : begins + _AT_ONCE]
+
+
+def _exact(vectors: Matrix, wanted: Matrix, metric: str) -> NDArray[np.float64]:
+    """Per row its distance, in double precision; of cosine: half the square of the chord between both directions."""
+    points, to = vectors.astype(np.float64), wanted.astype(np.float64)
+    far: NDArray[np.float64]
+    if metric == "dot_product":
+        far = -np.einsum("nd,d->n", points, to)
+        return far
+    if metric == "cosine":
+        lengths, length = np.linalg.norm(points, axis=1), np.linalg.norm(to)
+        if not length:
+            return np.ones(len(points))
+        points, to = points / np.where(lengths, lengths, 1)[:, None], to / length
+    far = np.linalg.norm(points - to, axis=1) ** 2
+    return np.where(lengths, far / 2, 1) if metric == "cosine" else far
 
 
 def _lists(table: Namespace, names: list[str], context: RunContext, size: int | None) -> list[IndexAnswers]:
@@ -177,18 +228,17 @@ def _lists(table: Namespace, names: list[str], context: RunContext, size: int | 
                     continue
                 path = segment.prefix_of(number) + (bitmap_name(number) if kind == "bitmap" else text_name(number))
                 try:
-                    found = _rows_of(kind, reader.read(path))
+                    listed = listed_rows(kind, reader.read(path))
                 except (SegmentCorruptError, InvalidFormatError) as error:
                     errors |= {f"{kind} {field}": str(error) for field in wanted}
                     continue
-                encode = encode_bitmaps if kind == "bitmap" else encode_text_index
-                right = _rows_of(kind, encode(cluster.attributes, fields))
                 for field in wanted:
-                    name, one, other = f"{kind} {field}", right.get(field, {}), found.get(field, {})
-                    for key in one.keys() | other.keys():
+                    name, there = f"{kind} {field}", listed.get(field, {})
+                    right = expected_rows(kind, cluster.attributes, field)
+                    for key in right.keys() | there.keys():
                         asked[name] += 1
-                        lost = one.get(key, frozenset()) - other.get(key, frozenset())
-                        more = other.get(key, frozenset()) - one.get(key, frozenset())
+                        lost = right.get(key, {}).keys() - there.get(key, {}).keys()
+                        more = there.get(key, {}).keys() - right.get(key, {}).keys()
                         wrong[name] += bool(lost or more)
                         missing[name] += len(lost)
                         extra[name] += len(more)
@@ -214,21 +264,61 @@ def _lists(table: Namespace, names: list[str], context: RunContext, size: int | 
     ]
 
 
-def _rows_of(kind: str, data: bytes) -> Mapping[str, Mapping[str, frozenset[int]]]:
-    """By field and key the rows of a bitmap object, or of an object of inverted lists."""
+def listed_rows(kind: str, data: bytes) -> Mapping[str, Listed]:
+    """By field what a bitmap object, or an object of inverted lists, has.
+
+    Raises:
+        InvalidFormatError: it cannot be read, or contradicts itself.
+    """
     if kind == "bitmap":
         maps = decode_bitmaps(data)
-        return {field: {key: frozenset(rows) for key, rows in found.items()} for field, found in maps.items()}
+        return {field: {key: dict.fromkeys(rows, 1) for key, rows in keys.items()} for field, keys in maps.items()}
+    lists = {}
     try:
-        return {
-            field: {
-                word: frozenset(int(entry["position"]) for entry in listed["entries"])
-                for word, listed in found["postings"].items()
+        for field, of in decode_text_index(data).items():
+            words = {
+                word: {int(entry["position"]): int(entry["tf"]) for entry in listed["entries"]}
+                for word, listed in of["postings"].items()
             }
-            for field, found in decode_text_index(data).items()
-        }
+            documents = len({row for rows in words.values() for row in rows})
+            length = sum(sum(rows.values()) for rows in words.values())
+            if (
+                of["doc_count"] != documents
+                or abs(of["avg_doc_length"] * documents - length) > _TIES * length
+                or any(listed["df"] != len(words[word]) for word, listed in of["postings"].items())
+            ):
+                raise InvalidFormatError(f"Its counts of {field!r} are not those of its lists.")
+            lists[field] = words
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidFormatError(f"Its inverted lists cannot be read: {error!r:.120}.") from error
+    return lists
+
+
+def expected_rows(kind: str, rows: Sequence[Attributes | None], field: str) -> Listed:
+    """What the index of a field must have of the rows of a cluster; nothing: the field has no index there."""
+    listed: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for place, attributes in enumerate(rows):
+        value = (attributes or {}).get(field)
+        if kind == "text":
+            for word in re.findall(r"\w+", value.lower()) if isinstance(value, str) else ():
+                if len(word) <= _LONGEST_WORD:
+                    listed[word][place] += 1
+            continue
+        for item in value if isinstance(value, list) else () if value is None else (value,):
+            if not isinstance(item, str | int | float) or (isinstance(item, int) and abs(item) >= 2**1024):
+                return {}
+            listed[_key(item)][place] = 1
+    return listed if kind == "text" or len(listed) <= _MOST_VALUES else {}
+
+
+def _key(value: Any) -> str:
+    match value:
+        case bool():
+            return "b:true" if value else "b:false"
+        case float():
+            return f"f:{np.float64(value).view(np.uint64)}"
+        case _:
+            return f"{'s' if isinstance(value, str) else 'i'}:{value}"
 
 
 def _findings(answers: IndexAnswers) -> Iterator[Finding]:
@@ -236,6 +326,13 @@ def _findings(answers: IndexAnswers) -> Iterator[Finding]:
     if answers.error:
         yield Finding(
             Severity.ERROR, "index_misses_rows", place, answers.error, "Queries by it fail.", _REWRITE, _PAGE
+        )  # fmt: skip
+    if answers.index == VECTORS and answers.wrong:
+        yield Finding(
+            Severity.ERROR, "index_recall_low", place,
+            f"{counted(answers.wrong, 'query', 'queries')} of {answers.queries:,} miss some of the {_K} nearest rows, "
+            "although all clusters are probed.",
+            "Queries by it do not find the nearest rows.", _REWRITE, _PAGE,
         )  # fmt: skip
     if answers.missing:
         yield Finding(

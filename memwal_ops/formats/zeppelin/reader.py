@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # If objects were deleted because the manifest was replaced meanwhile, a reader retries with the newest, this often.
 _ATTEMPTS = 5
 _K1, _B = 1.2, 0.75
+_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class Query:
         """Refuse invalid arguments. Raises ``InvalidUsageError``."""
         if (self.vector is None) == (self.text is None):
             raise InvalidUsageError("Give a vector or a text, and not both.")
-        if self.text is not None and self.field is None:
-            raise InvalidUsageError("A text needs the field that it is searched in.")
-        if self.k < 1 or self.nprobe < 1:
-            raise InvalidUsageError("k and nprobe must be at least 1.")
+        if self.text is not None and not (isinstance(self.text, str) and isinstance(self.field, str)):
+            raise InvalidUsageError("A text needs the name of the field that it is searched in, both as strings.")
+        if any(type(number) is not int or number < 1 for number in (self.k, self.nprobe)):
+            raise InvalidUsageError("k and nprobe must be whole numbers of at least 1.")
         if self.consistency not in {"strong", "eventual"}:
             raise InvalidUsageError(f"The consistency is strong or eventual, not {self.consistency!r}.")
         if self.metric is not None and self.metric not in METRICS:
@@ -131,7 +132,8 @@ def _by_vector(
 ) -> Sequence[Hit]:
     metric, _ = metric_of(table, query.metric)
     try:
-        wanted = np.asarray(query.vector, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
+            wanted = np.asarray(query.vector, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidUsageError(f"The vector is not a list of numbers: {error}.") from error
     dimensions = dimensions_of(table) or (log.rows.vectors.shape[1] if log.rows.ids else None)
@@ -181,20 +183,26 @@ def _best(
     return [(float(far[at]), rows.ids[kept[at]], rows.attributes[kept[at]]) for at in best]
 
 
-def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDArray[np.float32]:
-    """Per row its distance, smaller is nearer: 1 - cosine, squared Euclidean, or the negative dot product."""
-    found: NDArray[np.float32]
-    if metric == "euclidean":
-        found = ((vectors - wanted) ** 2).sum(axis=1)
-        return found
-    dot = vectors @ wanted
-    if metric == "dot_product":
-        found = -dot
-        return found
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(wanted)
-    cosine = np.divide(dot, lengths, out=np.zeros_like(dot), where=lengths > np.finfo(np.float32).eps)
-    found = 1 - np.clip(cosine, -1, 1)
-    return found
+def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDArray[np.float64]:
+    """Per row its distance, smaller is nearer: 1 - cosine, squared Euclidean, or the negative dot product.
+
+    In double precision: squares of single-precision numbers overflow above 1e19, and vanish below 1e-23.
+    """
+    far, to = np.empty(len(vectors)), wanted.astype(np.float64)
+    for begins in range(0, len(vectors), _AT_ONCE):
+        part = vectors[begins : begins + _AT_ONCE].astype(np.float64)
+        if metric == "euclidean":
+            part -= to
+        squares = np.einsum("nd,nd->n", part, part)
+        if metric == "euclidean":
+            far[begins : begins + _AT_ONCE] = squares
+        elif metric == "dot_product":
+            far[begins : begins + _AT_ONCE] = -(part @ to)
+        else:
+            lengths = np.sqrt(squares) * np.linalg.norm(to)
+            cosine = np.divide(part @ to, lengths, out=np.zeros(len(part)), where=lengths > 0)
+            far[begins : begins + _AT_ONCE] = 1 - np.clip(cosine, -1, 1)
+    return far
 
 
 def _newest_first(table: Namespace) -> Iterator[tuple[SegmentReader, set[str]]]:

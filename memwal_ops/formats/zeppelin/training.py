@@ -38,6 +38,7 @@ _FOLDER = "_mem_wal_ops/training"
 _CHUNK, _PRODUCTS = 4096, 16 << 20
 # Among so few points, many may be equal, which leaves clusters empty.
 _FEW = 16
+_SQUARED = (1e-15, 1e15)
 _SUBSPACE = 4
 
 
@@ -104,21 +105,35 @@ def prepared(vectors: Matrix, metric: str) -> Matrix:
     """Vectors as used for distances to centroids: normalized for cosine."""
     if metric != "cosine":
         return vectors
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: Matrix = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
-    return found
+    directions = np.zeros_like(vectors)
+    for begins in range(0, len(vectors), _CHUNK):
+        # In double precision: in single, the squares of short vectors vanish, and those of long ones overflow.
+        part = vectors[begins : begins + _CHUNK].astype(np.float64)
+        lengths = np.sqrt(np.einsum("nd,nd->n", part, part))[:, None]
+        directions[begins : begins + _CHUNK] = np.divide(part, lengths, out=np.zeros_like(part), where=lengths > 0)
+    return directions
 
 
 def nearest(vectors: Matrix, centroids: Matrix, metric: str) -> NDArray[np.intp]:
     """Per row the nearest centroid (S4-031)."""
-    found = np.empty(len(vectors), dtype=np.intp)
+    labels = np.empty(len(vectors), dtype=np.intp)
     to = prepared(centroids, metric)
-    half = (to**2).sum(axis=1) / 2
-    chunk = max(1, min(_CHUNK, _PRODUCTS // (4 * len(to))))
+    half, chunk = None, max(1, min(_CHUNK, _PRODUCTS // (4 * len(to))))
     for begins in range(0, len(vectors), chunk):
-        products = prepared(vectors[begins : begins + chunk], metric) @ to.T
-        found[begins : begins + chunk] = np.subtract(half, products, out=products).argmin(axis=1)
-    return found
+        points = prepared(vectors[begins : begins + chunk], metric)
+        if to.dtype == np.float32 and not (_has_squares(points) and _has_squares(to)):
+            half, to = None, to.astype(np.float64)
+        if half is None:
+            half = (to**2).sum(axis=1) / 2
+        products = points.astype(to.dtype, copy=False) @ to.T
+        labels[begins : begins + chunk] = np.subtract(half, products, out=products).argmin(axis=1)
+    return labels
+
+
+def _has_squares(values: Matrix) -> bool:
+    """Whether sums of squares are single-precision numbers: neither infinite, nor all zero."""
+    largest = float(np.abs(values).max(initial=0))
+    return largest == 0 or _SQUARED[0] < largest < _SQUARED[1]
 
 
 class Sample:

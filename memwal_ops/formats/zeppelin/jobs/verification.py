@@ -25,6 +25,7 @@ from memwal_ops.errors import (
     runbook,
 )
 from memwal_ops.formats.zeppelin import history, remedies
+from memwal_ops.formats.zeppelin.answers import expected_rows, listed_rows
 from memwal_ops.formats.zeppelin.backlog import Contested, other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
 from memwal_ops.formats.zeppelin.completeness import REWRITE, Listed
@@ -33,16 +34,9 @@ from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.options import GcOptions
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.summary import missing_of
-from memwal_ops.formats.zeppelin.training import imbalance, prepared
+from memwal_ops.formats.zeppelin.training import imbalance
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
-from memwal_ops.formats.zeppelin.wire.indexes import (
-    bitmap_name,
-    decode_bitmaps,
-    decode_text_index,
-    encode_bitmaps,
-    encode_text_index,
-    text_name,
-)
+from memwal_ops.formats.zeppelin.wire.indexes import bitmap_name, text_name
 from memwal_ops.formats.zeppelin.wire.json_text import finite
 from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import attributes_name
@@ -209,6 +203,7 @@ class _Segment:
         dimensions = self.table.meta.dimensions
         if dimensions is not None and centroids.shape[1] != dimensions:
             yield self._error(f"Its centroids have {centroids.shape[1]} dimensions; meta.json has {dimensions}.")
+        points = self._points(centroids)
         sizes: list[int] = []
         hashes: list[Any] = []
         random = np.random.default_rng(0)
@@ -233,20 +228,27 @@ class _Segment:
                     "Readers that are strict about JSON cannot read the cluster's attributes.",
                     "memwal-ops merge URI --retrain writes null in their place.",
                 )  # fmt: skip
-            yield from self._rows(number, rows, centroids, random)
+            yield from self._rows(number, rows, points, random)
             yield from self._indexes(number, rows)
         yield from self._others()
         yield from self._whole(sizes, np.concatenate(hashes) if hashes else np.zeros(0, np.uint64))
 
-    def _rows(self, number: int, rows: Rows, centroids: Any, random: np.random.Generator) -> Iterator[Finding]:
+    def _points(self, vectors: Any) -> Any:
+        """Vectors as they are compared with centroids, by other code than the compaction's: in double precision."""
+        points = vectors.astype(np.float64)
+        if self.metric != "cosine":
+            return points
+        lengths = np.linalg.norm(points, axis=1, keepdims=True)
+        return points / np.where(lengths, lengths, 1)
+
+    def _rows(self, number: int, rows: Rows, to: Any, random: np.random.Generator) -> Iterator[Finding]:
         if not np.isfinite(rows.vectors).all():
             yield self._error(f"Cluster {number} has a vector with a value that is not a finite number.")
             return
         chosen = np.arange(len(rows.ids))
         if not self.options.deep and len(chosen) > _SAMPLED:
             chosen = random.choice(len(chosen), _SAMPLED, replace=False)
-        to, points = prepared(centroids, self.metric), prepared(rows.vectors[chosen], self.metric)
-        far = (to**2).sum(axis=1) / 2 - points @ to.T
+        far = (to**2).sum(axis=1) / 2 - self._points(rows.vectors[chosen]) @ to.T
         slack = _NEAR * (1 + np.abs(far).max(initial=0))
         wrong = int((far[:, number] > far.min(axis=1, initial=np.inf) + slack).sum())
         if wrong:
@@ -257,20 +259,18 @@ class _Segment:
             )  # fmt: skip
 
     def _indexes(self, number: int, rows: Rows) -> Iterator[Finding]:
-        prefix, compares = self.segment.prefix_of(number), self.options.deep
-        wanted: list[tuple[str, Any, Any, tuple[str, ...]]] = []
-        if self.segment.bitmap_fields:
-            wanted.append((bitmap_name(number), decode_bitmaps, encode_bitmaps, self.segment.bitmap_fields))
-        if self.segment.fts_fields:
-            wanted.append((text_name(number), decode_text_index, encode_text_index, self.segment.fts_fields))
-        for name, decode, encode, fields in wanted:
-            path, wrong = prefix + name, None
+        compares = self.options.deep and self.table.manifest.dialect == WIKI
+        for kind, name, fields in (
+            ("bitmap", bitmap_name(number), self.segment.bitmap_fields),
+            ("text", text_name(number), self.segment.fts_fields),
+        ):
+            if not fields:
+                continue
+            path, wrong = self.segment.prefix_of(number) + name, None
             try:
-                found = decode(self.reader.read(path))
-                if (
-                    compares
-                    and self.table.manifest.dialect == WIKI
-                    and found != decode(encode(rows.attributes, fields))
+                listed = listed_rows(kind, self.reader.read(path))
+                if compares and any(
+                    listed.get(field, {}) != expected_rows(kind, rows.attributes, field) for field in fields
                 ):
                     wrong = "It does not match its cluster's attributes."
             except (SegmentCorruptError, InvalidFormatError) as error:

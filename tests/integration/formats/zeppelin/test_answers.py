@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.zeppelin import reader, segments
+from memwal_ops.formats.zeppelin.wire import indexes
 from memwal_ops.formats.zeppelin.wire.indexes import decode_bitmaps, encode_bitmaps
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
@@ -47,6 +50,42 @@ def test_a_bitmap_that_lost_a_row(made: NamespaceUnderTest) -> None:
     [entry] = [one for one in report.answers if one.index == "bitmap color"]
     assert (entry.wrong, entry.missing, entry.examples_missing) == (1, 1, [f"{cluster}:{lost}"])
     assert report.exit_code == 9
+
+
+def test_wrong_distances_are_found(made: NamespaceUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is right is computed by other code than that of queries: else a fault of theirs would be in both."""
+
+    def farthest(vectors: Any, wanted: Any, metric: str) -> Any:
+        return -right(vectors, wanted, metric)
+
+    for number in range(40):
+        made.put(f"more{number}")
+    right = reader.distances
+    monkeypatch.setattr(reader, "distances", farthest)
+    report = run_job(made.uri, "verify", answers=True)
+    assert {one.check for one in report.findings.kept} == {"index_recall_low"}, report.describe()
+    monkeypatch.undo()
+    assert run_job(made.uri, "verify", answers=True).decision == "healthy"
+
+
+@pytest.mark.parametrize(("kind", "encoder"), [("bitmap", "encode_bitmaps"), ("text", "encode_text_index")])
+def test_wrong_indexes_are_found(
+    made: NamespaceUnderTest, monkeypatch: pytest.MonkeyPatch, kind: str, encoder: str
+) -> None:
+    """A fault of the encoder is not one of verify."""
+
+    def late(rows: Any, fields: Any) -> bytes:
+        return right([*rows[1:], None], fields)
+
+    right = getattr(segments, encoder)
+    monkeypatch.setattr(segments, encoder, late)
+    monkeypatch.setattr(indexes, encoder, late)
+    run_job(made.uri, "merge", clusters=1, retrain=True)
+    report = run_job(made.uri, "verify", deep=True)
+    assert report.exit_code == 9, report.describe()
+    [entry] = [one for one in report.answers if one.index == f"{kind} color"]
+    assert entry.wrong
+    assert any(one.check == "index" for one in report.findings.kept)
 
 
 def test_an_unknown_index_is_refused(made: NamespaceUnderTest) -> None:
