@@ -34,10 +34,14 @@ _NAMED = 3
 
 
 def figures(table: Namespace) -> Mapping[str, float]:
-    """Backlog metrics; for the requests, see :mod:`memwal_ops.formats.zeppelin.completeness`."""
+    """Backlog metrics; for the requests, see :mod:`memwal_ops.formats.zeppelin.completeness`.
+
+    A log of contested rows alone is no backlog: no compaction changes it, and each poll would start another one.
+    """
     listed = Listed(table.store)
     blocked = cached_for_poll(table, "damaged", lambda: damaged_parts(table, listed))
-    refs, now = table.manifest.fragments, datetime.now(UTC)
+    left = cached_for_poll(table, "contested", lambda: contested(table))
+    refs, now = () if left.alone else table.manifest.fragments, datetime.now(UTC)
     existing = {ref.id: meta for ref in refs if (meta := listed.folder(ref.key).get(ref.key)) is not None}
     written = [written_at(ref) or (existing[ref.id].last_modified if ref.id in existing else None) for ref in refs]
     oldest = min(filter(None, written), default=None)
@@ -45,7 +49,7 @@ def figures(table: Namespace) -> Mapping[str, float]:
         oldest = getattr(table.store.head(MANIFEST), "last_modified", None)
     return {
         "fragments": len(refs),
-        "rows": sum(one.vectors for one in refs),
+        "rows": sum(ref.vectors for ref in refs),
         "bytes": sum(meta.size for meta in existing.values()),
         "oldest_age": 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         "blocked_parts": len(blocked),
@@ -76,12 +80,12 @@ def contested(table: Namespace) -> Contested:
     if not hidden:
         return Contested()
     newest: dict[str, bool] = {}
-    whole = True
-    for _, found in read_fragments(table, table.manifest.fragments, None):
-        if isinstance(found, MemwalOpsError):
+    whole = not any(ref.is_empty for ref in table.manifest.fragments)
+    for _, fragment in read_fragments(table, table.manifest.fragments, None):
+        if isinstance(fragment, MemwalOpsError):
             whole = False  # it blocks the log, and those behind it are not compacted
             break
-        newest |= dict.fromkeys(found.deletes, False) | dict.fromkeys(found.ids, True)
+        newest |= dict.fromkeys(fragment.deletes, False) | dict.fromkeys(fragment.ids, True)
     ids = {name for name in hidden if newest.get(name)}
     return Contested(tuple(sorted(ids)), whole and ids == hidden and newest.keys() == ids)
 

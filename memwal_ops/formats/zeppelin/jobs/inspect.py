@@ -140,7 +140,8 @@ def plan(table: Namespace, options: InspectOptions, context: RunContext | None =
     with poll_cache():
         figures = log.figures(table)
         damaged = cached_for_poll(table, "damaged", lambda: damaged_parts(table))
-    return Inspection(table, figures, damaged, log.contested(table), stored and stored[0], options.limit)
+        left = cached_for_poll(table, "contested", lambda: log.contested(table))
+    return Inspection(table, figures, damaged, left, stored and stored[0], options.limit)
 
 
 apply = plan

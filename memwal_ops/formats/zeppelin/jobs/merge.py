@@ -341,9 +341,7 @@ class _Run:
             if not inputs.fragments:
                 return table, False
         if inputs.changes_nothing and not self.options.retrain:
-            # Only contested rows: read more, if there are more.
-            self.options = replace(self.options, max_bytes=2 * self.options.max_bytes)
-            return table, inputs.blocked is None and len(inputs.fragments) < len(table.manifest.fragments)
+            return self._clear_empty(table, inputs, started)
         compaction = Compaction(inputs, self.options, self.metric, self.context, self.spark)
         carried: list[FragmentRef] = []
         try:
@@ -367,6 +365,20 @@ class _Run:
         self.options = replace(self.options, retrain=False)  # once
         return table, inputs.blocked is None
 
+    def _clear_empty(self, table: Namespace, inputs: Inputs, started: float) -> tuple[Namespace, bool]:
+        """Remove fragments without vectors and deletes from the log; others have only contested rows, which stay."""
+        empty = tuple(ref for ref in inputs.fragments if ref.is_empty)
+        if empty:
+            inputs = replace(inputs, fragments=empty, upserts=0)
+            table = self._commit(inputs, None)
+            segments = table.manifest.segments
+            kept = Built(segments[-1] if segments else None, rows=sum(segment.vectors for segment in segments))
+            self._note(table, inputs, kept, time.monotonic() - started)
+            return table, inputs.blocked is None
+        # Read more, if there are more.
+        self.options = replace(self.options, max_bytes=2 * self.options.max_bytes)
+        return table, inputs.blocked is None and len(inputs.fragments) < len(table.manifest.fragments)
+
     def _within_budget(self, table: Namespace) -> Sequence[FragmentRef]:
         """The first fragments of the log, up to the budget; at least one."""
         sizes = {meta.path: meta.size for meta in table.store.list("wal")} if table.manifest.fragments else {}
@@ -386,15 +398,17 @@ class _Run:
         """Whether the live manifest still lists them; else another compactor replaced them, and gc deleted them."""
         return {one.id for one in table.manifest.segments} <= {one.id for one in table.newest().manifest.segments}
 
-    def _commit(self, inputs: Inputs, built: Built) -> Namespace:
+    def _commit(self, inputs: Inputs, built: Built | None) -> Namespace:
         """Publish, if this run's token is current and all inputs are listed; checked at every attempt (S4-042, S4-043).
+
+        Without ``built``, the segments stay.
 
         Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile. In
         their place are those with the rows that stay in the log.
         """
         read = {one.id for one in inputs.fragments}
-        old = {one.id for one in inputs.table.manifest.segments}
-        retired = self._retired(inputs) if inputs.table.manifest.dialect == NATIVE else []
+        old = set() if built is None else {one.id for one in inputs.table.manifest.segments}
+        retired = self._retired(inputs, segments=bool(old)) if inputs.table.manifest.dialect == NATIVE else []
 
         def change(table: Namespace) -> Manifest:
             live = table.manifest
@@ -408,22 +422,23 @@ class _Run:
                 # They would hide ids that the log wrote again, which are in the new segment.
                 raise _ReplacedError("ids were added to pending_deletes")
             segments = [one for one in live.segments if one.id not in old]
-            if built.segment is not None:
+            if built is not None and built.segment is not None:
                 segments.insert(0, built.segment)
             if live.dialect == NATIVE:
                 pending = [*live.pending, *(one for one in retired if one not in live.pending)]
             else:
                 later = {one.id for one in live.fragments} - read  # it may write hidden ids
                 pending = [one for one in live.pending if later or one in inputs.kept_pending]
-            fragments = [*built.carried, *(one for one in live.fragments if one.id not in read)]
+            carried = () if built is None else built.carried
+            fragments = [*carried, *(one for one in live.fragments if one.id not in read)]
             return live.changed(fragments=fragments, segments=segments, pending=pending)
 
         with self.context.phase("commit"):
             return retried(inputs.table.newest(), change, compaction=True)
 
-    def _retired(self, inputs: Inputs) -> list[str]:
+    def _retired(self, inputs: Inputs, *, segments: bool) -> list[str]:
         """Keys that the commit retires: those of the log, and of all objects that only the old segment needs."""
-        prefixes = sorted(inputs.table.manifest.prefixes)
+        prefixes = sorted(inputs.table.manifest.prefixes) if segments else []
         objects = [meta.path for prefix in prefixes for meta in inputs.table.store.list(prefix.rstrip("/"))]
         return [*(one.key for one in inputs.fragments), *objects]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
 from memwal_ops import open_table, run_job
+from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
 from tests.support.overtaken import Overtaken
@@ -20,6 +23,24 @@ from tests.support.stores import Beside
 from tests.support.zeppelin import independent
 from tests.support.zeppelin.merging import FAST
 from tests.support.zeppelin.namespace import NamespaceUnderTest
+
+BAD_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"k": 2.5}, {"k": "3"}, {"k": True}, {"k": 0}, {"nprobe": None}, {"vector": "ab"}, {"vector": [1, None]},
+    {"vector": [[1, 2]]}, {"vector": [1e39, 0]}, {"vector": None, "text": 3, "field": "t"},
+    {"vector": None, "text": "a", "field": 3}, {"consistency": "x"}, {"filter": []}, {"filter": "price"},
+    {"filter": {"op": "range", "field": "price", "gte": "3"}},
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_arguments_of_other_types_are_refused(tmp_path: Path) -> None:
+    uri = str(tmp_path / "ns")
+    zeppelin.create(uri, dimensions=2)
+    zeppelin.open_writer(uri).append([{"id": "a", "values": [1, 2], "attributes": {"price": 3}}])
+    for more in BAD_ARGUMENTS:
+        with pytest.raises(InvalidUsageError):
+            zeppelin.query(uri, **{"vector": [1, 2], **more})
+
 
 CREATED = "2026-01-15T10:00:00Z"
 
@@ -57,6 +78,37 @@ def test_distances(tmp_path: Path) -> None:
             assert [one["id"] for one in found] == ["x", "y", "z"]
             assert [one["distance"] for one in found] == pytest.approx(distances)
             run_job(uri, "merge")
+
+
+FAR: dict[str, list[float]] = {
+    "short": [1e-4, 0.0], "shorter": [0.0, 1e-30], "against": [-1e-4, 0.0], "long": [1e20, 1e20],
+    "longest": [3e38, -3e38], "one": [1.0, 0.0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean", "dot_product"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_distances_of_very_short_and_very_long_vectors(tmp_path: Path, metric: str) -> None:
+    """Squares of single-precision numbers overflow above 1e19, and vanish below 1e-23."""
+
+    def expected(values: list[float], wanted: list[float]) -> float:
+        one, other = ([float(np.float32(value)) for value in vector] for vector in (values, wanted))
+        if metric == "euclidean":
+            return math.dist(one, other) ** 2
+        dot = sum(a * b for a, b in zip(one, other, strict=True))
+        return -dot if metric == "dot_product" else 1 - dot / math.hypot(*one) / math.hypot(*other)
+
+    uri = str(tmp_path / "ns")
+    zeppelin.create(uri, dimensions=2, metric=metric)
+    zeppelin.open_writer(uri).append([{"id": name, "values": values} for name, values in FAR.items()])
+    for _ in range(2):
+        for wanted in ([1e-4, 0.0], [1e20, 0.0], [1e-30, 1e-30], [2.0, 1.0]):
+            found = {one["id"]: one["distance"] for one in zeppelin.query(uri, vector=wanted, k=9)}
+            right = {name: expected(values, wanted) for name, values in FAR.items()}
+            assert found == pytest.approx(right, rel=1e-9, abs=1e-15)
+            assert [*found.values()] == sorted(found.values())
+        run_job(uri, "merge", clusters=2)
+    assert run_job(uri, "verify", deep=True).decision == "healthy"
 
 
 def test_text_queries(tmp_path: Path) -> None:
@@ -181,6 +233,8 @@ def test_neither_a_pending_delete_nor_a_write_of_the_log_is_dropped(tmp_path: Pa
     assert any("'new'" in one and "2 ids" in one for one in report.to_json()["warnings"])
     assert made.manifest["pending_deletes"] == ["old", "new"]
     assert {*made.read()} == {"a", "b"}
+    waiting = open_table(made.uri).summary().backlog
+    assert (waiting["fragments"], waiting["oldest_age"]) == (0, 0), "a trigger would start compactions for ever"
     for apply in (True, True, False):  # and nothing is written again and again
         before = contents(made.uri)
         report = run_job(made.uri, "merge", options, apply=apply)

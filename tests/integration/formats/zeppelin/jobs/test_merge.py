@@ -10,7 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
+import xxhash
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
@@ -27,9 +29,60 @@ from memwal_ops.formats.zeppelin.options import MergeOptions
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.integration.formats.zeppelin.test_queries import Script
 from tests.support.overtaken import Overtaken
-from tests.support.zeppelin import independent
+from tests.support.zeppelin import independent, server
 from tests.support.zeppelin.merging import FAST, opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
+
+
+def empty_fragment(made: NamespaceUnderTest) -> None:
+    """Another program's fragment without vectors and deletes."""
+    if made.dialect == "native":
+        name = server.ulid()
+        data = b"\x01" + msgpack.packb([name, [], [], independent.native_checksum([], [])])
+        server.append(made.uri, name, data, 0, 0)
+        return
+    name = server.ulid()
+    checksum = xxhash.xxh64_intdigest(b'{"deletes":[],"vectors":[]}')
+    document = {"id": name, "namespace": "ns", "vectors": [], "deletes": [], "checksum": checksum, "created_at": None}
+    path = Path(made.uri, "wal", f"{name}.fragment.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document))
+    entry = {"id": name, "key": f"{Path(made.uri).name}/wal/{name}.fragment.json", "vector_count": 0, "delete_count": 0}
+    server.edit(made.uri, lambda found: found["fragments"].append(entry))
+
+
+def test_an_empty_fragment_leaves_the_log(made: NamespaceUnderTest) -> None:
+    """It would keep the triggers of a supervisor due, by its age, for ever."""
+    run_job(made.uri, "merge", FAST)
+    segments = opened(made).manifest.segments
+    empty_fragment(made)
+    empty_fragment(made)
+    assert open_table(made.uri).summary().backlog["fragments"] == 2
+    report = run_job(made.uri, "merge", FAST)
+    assert (report.decision, report.fragments) == ("merged", 2)
+    assert opened(made).manifest.segments == segments, "nothing is written again"
+    assert opened(made).manifest.fragments == ()
+    assert open_table(made.uri).summary().backlog["oldest_age"] == 0
+    assert made.read() == made.expected()
+    run_job(made.uri, "gc", apply=True, reader_grace="0s", keep_revisions=1, allow_unsafe=True)
+    assert made.read() == made.expected()
+    assert run_job(made.uri, "verify", deep=True).decision == "healthy"
+    empty_fragment(made)
+    made.put("z")
+    assert run_job(made.uri, "merge", FAST).fragments == 2
+    assert made.read() == made.expected()
+
+
+def test_an_empty_fragment_beside_a_contested_row(tmp_path: Path) -> None:
+    made = NamespaceUnderTest(str(tmp_path / "ns"), "wiki")
+    made.put("a", "b")
+    server.hide(made.uri, "a")
+    run_job(made.uri, "merge", FAST)
+    empty_fragment(made)
+    assert run_job(made.uri, "merge", FAST).decision == "merged"
+    assert [one.vectors for one in opened(made).manifest.fragments] == [1]
+    assert run_job(made.uri, "merge", FAST).decision == "nothing_to_merge"
+    assert {one["id"] for one in zeppelin.query(made.uri, vector=[1, 0, 0, 0])} == {"b"}
 
 
 @pytest.mark.req("S4-009", "S4-025", "S4-027", "S4-028", "S4-029", "S4-033")
