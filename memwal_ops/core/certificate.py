@@ -42,10 +42,12 @@ class Evidence(Protocol):
 
     Attributes:
         not_seen: where nothing was read.
+        unsearched: what was not looked for in the bytes that stay.
         written_in_place: objects, or folders with a slash, that later commits write again under the same name.
     """
 
     not_seen: ClassVar[tuple[str, ...]]
+    unsearched: tuple[str, ...]
     written_in_place: ClassVar[tuple[str, ...]]
 
     @property
@@ -85,7 +87,7 @@ def write_certificate(
         "deleted_before": None if erasure.before is None else erasure.before.isoformat(),
         "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
         "written_in_place": [*erasure.written_in_place],
-        "not_seen": [*erasure.not_seen],
+        "not_seen": [*erasure.not_seen, *erasure.unsearched],
     }
     if options.sign_with is not None:
         document["signature"] = _sign(_signed_bytes(document), options.sign_with)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
 from memwal_ops.core.verification import AnswersOptions
@@ -53,6 +54,13 @@ class CompactOptions(WaitOptions):
 @dataclass(frozen=True, kw_only=True)
 class GcOptions(CollectOptions, WaitOptions):
     """Options of gc."""
+
+
+@dataclass(frozen=True)
+class EraseOptions(BaseEraseOptions):
+    """Options of erase: a folder keeps no times, so no age is too low."""
+
+    minimums = {}  # noqa: RUF012 - as the base class has it
 
 
 @dataclass(frozen=True, kw_only=True)

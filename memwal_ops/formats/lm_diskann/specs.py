@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.lm_diskann.options import (
     CatchupOptions,
     CompactOptions,
+    EraseOptions,
     GcOptions,
     InitOptions,
     InspectOptions,

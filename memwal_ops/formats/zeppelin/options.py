@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import ClassVar
 
 from memwal_ops.core.collector import CollectOptions
+from memwal_ops.core.erasure import SAFE_AGE
+from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
@@ -111,6 +113,13 @@ class GcOptions(CollectOptions, SafeMinimums):
     orphan_min_age: timedelta = duration(
         timedelta(days=7), help="Delete an unlisted fragment after that; until then its writer may be stalled."
     )
+
+
+@dataclass(frozen=True)
+class EraseOptions(BaseEraseOptions):
+    """Options of erase."""
+
+    minimums = {"older_than": (SAFE_AGE, GcOptions.minimums["reader_grace"][1])}  # noqa: RUF012 - see above
 
 
 @dataclass(frozen=True)

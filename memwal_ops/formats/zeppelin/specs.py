@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair_spec import repair_job
 from memwal_ops.formats.zeppelin.options import (
+    EraseOptions,
     GcOptions,
     InspectOptions,
     MaintainOptions,

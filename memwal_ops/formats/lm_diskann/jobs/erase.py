@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
-from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
+from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import ObjectNotFoundError
@@ -22,7 +22,7 @@ from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA, log_pa
 from memwal_ops.formats.lm_diskann.following import versions_behind
 from memwal_ops.formats.lm_diskann.jobs import catchup, gc, merge
 from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, lowest_reader
-from memwal_ops.formats.lm_diskann.options import CatchupOptions, GcOptions, MergeOptions
+from memwal_ops.formats.lm_diskann.options import CatchupOptions, EraseOptions, GcOptions, MergeOptions
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
 from memwal_ops.formats.lm_diskann.store import LOG, NAME

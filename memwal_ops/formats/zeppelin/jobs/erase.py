@@ -1,7 +1,7 @@
 """Erase rows of a namespace: delete them by an append, compact, and collect what the compaction replaced.
 
 A compaction writes living rows alone into a new segment. So what may hold a deleted row is the log, and each object
-that the live manifest does not list any more.
+that the live manifest does not list any more. Before a certificate is written, all bytes that stay are searched.
 """
 
 from __future__ import annotations
@@ -16,41 +16,60 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core import collector
 from memwal_ops.core.candidates import UNKNOWN, Verdict
-from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
-from memwal_ops.core.erasure import EraseOptions, EraseReport, Holder
+from memwal_ops.core.erasing import NOT_SEEN, ErasedValues, Erasure, Survey, run_erasure
+from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import MemwalOpsError, VersionGoneError
 from memwal_ops.formats.zeppelin import history
-from memwal_ops.formats.zeppelin.backlog import read_fragment
+from memwal_ops.formats.zeppelin.backlog import contested, read_fragment
 from memwal_ops.formats.zeppelin.filters import compile_filter
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.options import GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.options import EraseOptions, GcOptions, MergeOptions
 from memwal_ops.formats.zeppelin.publish import probe
-from memwal_ops.formats.zeppelin.reader import live_rows
+from memwal_ops.formats.zeppelin.reader import live_rows, read_log
 from memwal_ops.formats.zeppelin.roots import prefix_of
-from memwal_ops.formats.zeppelin.segments import SegmentReader
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
+from memwal_ops.formats.zeppelin.wire.manifest import FIELDS, FRAGMENT_FIELDS, SEGMENT_FIELDS
 from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.writer import Writer
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwal_ops.core.candidates import Candidate
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.segments import Rows
-    from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 
     Test = Callable[[str, Any], bool]
 
+_MAY_HAVE = "it may have rows that were deleted before that time"
+_NAMESAKES = (
+    "{} with another id and an attribute named id that matches: the id is meant, and such rows stay. Name their ids to "
+    "erase them."
+)
 _NEXT_RUN = timedelta(minutes=15)
 _NO_ROWS = "it has no rows"
 _LISTS = re.compile(r"(manifest|meta|lease)\.json|(manifests|snapshots|_gc|_lifecycle|_staging)/.*")
 _KEEPERS = ("hold ", "the snapshot ")
+_AVERAGES = ("centroids.bin", "pq_codebook.bin", "sq_calibration.bin")
+_VECTOR_BYTES = 16
+_REMEDY = {
+    True: "memwal-ops merge URI --retrain trains others",
+    False: "move or delete it if a server or a person wrote it, or report this",
+}
+_WORDS = json.dumps([
+    *FIELDS, *FRAGMENT_FIELDS, *SEGMENT_FIELDS, "key_prefix", "centroid_count", "created_at", "attributes", "checksum",
+    "vectors", "sorted_numeric_keys", "avg_doc_length", "doc_count", "postings", "position", "expires_at",
+    "acquired_at", "candidates", "first_seen_unreachable_at", "unreachable_since_manifest_version", "imbalance",
+    "dimensions", "distance_metric", "index_type", "ivf_flat", "updated_at", "full_text_search", "cosine", "euclidean",
+    "dot_product", "fencing_token", "holder_id", "namespace",
+]).encode()  # fmt: skip
+"""Names in objects of every namespace: a value that is one of them is not looked for."""
 
 __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
 
@@ -75,13 +94,18 @@ def _begin(table: Namespace, options: EraseOptions, context: RunContext) -> Name
     if options.ttl.column is not None:
         raise OptionError("{ttl} does not apply: an attribute of a namespace has no type of times.", "ttl")
     table.check_writable()
-    matches = None if options.where is None else _compiled(options.where)
+    wanted = None if options.where is None else _parsed(options.where)
+    test = compile_filter(wanted)
+    # The id comes last: an attribute named "id" would hide it, another row be deleted, and the asked one stay.
+    matches: Test = lambda name, attributes: test({**(attributes or {}), "id": name})  # noqa: E731 - one line
     now = min(datetime.now(UTC), store_time(table.store))
-    return NamespaceErasure(table.newest(), matches, now, options=options, context=context)
+    return NamespaceErasure(
+        table.newest(), None if wanted is None else matches, now, wanted, options=options, context=context
+    )
 
 
-def _compiled(where: str) -> Test:
-    """The predicate on a row's id and attributes.
+def _parsed(where: str) -> dict[str, Any]:
+    """The filter on a row's attributes and id.
 
     Raises:
         OptionError: it is no filter.
@@ -90,14 +114,13 @@ def _compiled(where: str) -> Test:
         found = json.loads(where)
         if not isinstance(found, dict) or not found:
             raise OptionError("{where} is no filter, as queries have it: a JSON object that is not empty.", "where")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(
             f"{{where}} is no filter, as queries have it: {error}.",
             "where",
             remedy='Write it like {{"id": "a"}} or {{"op": "in", "field": "user", "values": [1, 2]}}.',
         ) from error
-    test = compile_filter(found)
-    return lambda name, attributes: test({"id": name, **(attributes or {})})
+    return found
 
 
 @dataclass
@@ -108,11 +131,14 @@ class NamespaceErasure(Erasure):
         table: the newest manifest that it has read.
         matches: whether a row must be gone; None: all that was deleted before a time.
         now: by the slower of both clocks.
+        wanted: the filter of ``matches``.
     """
 
     table: Namespace
     matches: Test | None
     now: datetime
+    wanted: dict[str, Any] | None
+    _values: ErasedValues = field(default_factory=ErasedValues, init=False)
     _left: Survey | None = field(default=None, init=False)
     _read: dict[str, str | None] = field(default_factory=dict, init=False)
     not_seen: ClassVar[tuple[str, ...]] = (
@@ -149,6 +175,10 @@ class NamespaceErasure(Erasure):
             return self._left
         self.table = newest
         found = Survey(newest, living=len(self._living()))
+        if self.matches is None and (left := contested(newest)).ids:
+            found.holders.append(
+                Holder("row", "wal/", f"{left}: delete them by an append, or write them again", blocks=True)
+            )
         evidence = gc.Evidence.of(newest, self.gc_options, self.now)
         report = gc.ZeppelinGcReport(applied=False)
         listed = {one.path: one for one in collector.candidates([gc.Objects(newest, evidence)], report)}
@@ -168,9 +198,21 @@ class NamespaceErasure(Erasure):
             self._left = None
 
     def _living(self) -> list[str]:
+        """Rows to be deleted; and contested ones, which no query returns, and no compaction removes before a delete."""
         if self.matches is None:
             return []
-        return [name for rows in live_rows(self.table) for name in self._matching(rows.ids, rows.attributes)]
+        log, test, namesakes = read_log(self.table), compile_filter(self.wanted), 0
+        living = [*self._matching(log.contested.ids, log.contested.attributes)]
+        for rows in live_rows(self.table, log):
+            matching = [*self._matching(rows.ids, rows.attributes)]
+            living += matching
+            chosen = {*matching}
+            namesakes += sum(
+                name not in chosen and "id" in (more or {}) and test(more)
+                for name, more in zip(rows.ids, rows.attributes, strict=True)
+            )
+        self.warnings = [_NAMESAKES.format(counted(namesakes, "row"))] if namesakes else []
+        return living
 
     def _matching(self, ids: Any, attributes: Any) -> Iterator[str]:
         assert self.matches is not None  # noqa: S101 - the callers check
@@ -211,14 +253,14 @@ class NamespaceErasure(Erasure):
         if self.matches is None:
             meta = self.table.store.head(ref.key)
             old = meta is None or self.before is None or meta.last_modified < self.before
-            return "it may have rows that were deleted before that time" if old or not is_live else None
+            return _MAY_HAVE if old or not is_live else None
         found = read_fragment(self.table, ref)
         gone = self._matching(found.deletes, [None] * len(found.deletes))
         return self._counted(sum(1 for _ in (*self._matching(found.ids, found.attributes), *gone)))
 
     def _why_segment(self, segment: Any, *, is_live: bool) -> str | None:
         if self.matches is None:
-            return None if is_live else "it may have rows that were deleted before that time"
+            return None if is_live else _MAY_HAVE
         parts: Iterator[Rows] = SegmentReader(self.table.store, segment).clusters()
         return self._counted(sum(1 for part in parts for _ in self._matching(part.ids, part.attributes)))
 
@@ -252,6 +294,8 @@ class NamespaceErasure(Erasure):
 
     def erase(self) -> Survey:
         """See the base class."""
+        if self.options.certificate is not None and self.matches is not None:
+            self._remember()
         found = self.survey()
         if self.matches is not None and found.living:
             self.context.step("delete")
@@ -265,7 +309,89 @@ class NamespaceErasure(Erasure):
             if merged.blocked is not None:
                 self.faults.append(Holder("fragment", merged.blocked.id, str(merged.blocked.error), blocks=True))
         if self.survey().holders:
+            if self.options.certificate is not None and self.matches is None:
+                self._remember()
             self.context.step("gc")
             report = gc.apply(self.table.newest(), self.gc_options, self.context)
             self.count("objects_deleted", report.deleted_objects)
         return self.survey()
+
+    def _remember(self) -> None:
+        """Keep the values of the rows that must be gone, in all objects of recorded revisions, while they are there.
+
+        Without an expression: of all rows of objects that the live manifest does not list any more.
+        """
+        self._values.add("a value of --where", _values_of(self.wanted))
+        live = self.table.newest().manifest
+        evidence = gc.Evidence.of(self.table, self.gc_options, self.now)
+        seen = set[str]() if self.matches is not None else {*live.fragment_keys, *live.prefixes}
+        for number in [None, *(revision.entry.revision for revision in evidence.roots.revisions)]:
+            manifest = live
+            if number is not None:
+                try:
+                    manifest = history.read(self.table, number)
+                except VersionGoneError:
+                    continue
+            reads: list[tuple[str, Callable[[], Iterable[Rows]]]] = [
+                *((ref.key, partial(self._rows_of, ref)) for ref in manifest.fragments),
+                *((segment.prefix, SegmentReader(self.table.store, segment).clusters) for segment in manifest.segments),
+            ]
+            for key, read in reads:
+                if key not in seen:
+                    seen.add(key)
+                    with suppress(MemwalOpsError):  # collected meanwhile, or it cannot be read: the survey names it
+                        for rows in read():
+                            self._keep(rows)
+
+    def _rows_of(self, ref: FragmentRef) -> Iterator[Rows]:
+        fragment = read_fragment(self.table, ref)
+        yield Rows(fragment.ids, fragment.values, fragment.attributes)
+
+    def _keep(self, rows: Rows) -> None:
+        for name, vector, attributes in zip(rows.ids, rows.vectors, rows.attributes, strict=True):
+            if self.matches is None or self.matches(name, attributes):
+                self._values.add("the id", name)
+                if vector.nbytes >= _VECTOR_BYTES:
+                    packed = b"".join(b"\xca" + value.tobytes() for value in vector.astype(">f4"))
+                    self._values.add("the vector", vector.astype("<f4").tobytes(), packed, ",".join(map(str, vector)))
+                for attribute, value in (attributes or {}).items():
+                    self._values.add(f"the attribute {attribute!r:.40}", value)
+
+    def leaks(self) -> list[Holder]:
+        """See the base class."""
+        self.context.step("search bytes")
+        table = self.table.newest()
+        if not len(self._values):
+            self.unsearched = ("values of the rows in the bytes that stay: when this run began, no object had them",)
+        names = [
+            field for segment in table.manifest.segments for field in (*segment.bitmap_fields, *segment.fts_fields)
+        ]
+        self._values.forget(_WORDS, [table.manifest.namespace, *names, *table.meta.full_text])
+        for rows in live_rows(table):
+            data = json.dumps([*rows.ids, *rows.attributes], ensure_ascii=False).encode("utf-8", "surrogatepass")
+            self._values.forget(data + rows.vectors.tobytes(), [*rows.ids, *rows.attributes])
+        return [
+            Holder(
+                "object",
+                path,
+                f"its bytes have {label} of such a row: {_REMEDY[path.endswith(_AVERAGES)]}",
+                blocks=True,
+            )
+            for path, label in self._values.in_store(table.store)
+        ]
+
+
+def _values_of(wanted: Any) -> list[Any]:
+    """The values to which a filter compares for equality."""
+    if isinstance(wanted, list):
+        return [value for part in wanted for value in _values_of(part)]
+    if not isinstance(wanted, dict):
+        return []
+    if "op" not in wanted:
+        return [*wanted.values()]
+    return [
+        wanted.get("value"),
+        wanted.get("values"),
+        *_values_of(wanted.get("filters")),
+        *_values_of(wanted.get("filter")),
+    ]

@@ -20,6 +20,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import erase as job
 from tests.support.dying_store import DyingStore, Killed
+from tests.support.zeppelin import server
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 # In the segment; replaced by the log; in the log alone; deleted before.
@@ -129,6 +130,80 @@ def test_bad_input_is_refused(made: Made) -> None:
             run_job(made.uri, "erase", where=where)
     Path(made.uri, "export.csv").write_text("a,b")
     assert {one.kind for one in erase(made.uri).holders} == {"unrecognized"}
+
+
+def test_an_attribute_that_is_named_id_hides_no_id(tmp_path: Path) -> None:
+    uri = str(tmp_path / "namespace")
+    zeppelin.create(uri, dimensions=4)
+    rows = [("user-1", "ext-9"), ("user-2", "user-3"), ("user-3", None)]
+    zeppelin.open_writer(uri).append([
+        {**row("p0001"), "id": name, "attributes": {"mail": f"mail-of-{name}"} | ({"id": other} if other else {})}
+        for name, other in rows
+    ])  # fmt: skip
+    for gone, left in (("user-1", {"user-2", "user-3"}), ("user-3", {"user-2"})):
+        report = erase(uri, where=f'{{"id":"{gone}"}}', certificate=f"{uri}.json")
+        assert report.decision == "erased", report.describe()
+        assert {hit["id"] for hit in zeppelin.query(uri, vector=[1, 1, 1, 1])} == left
+        assert not any(f"mail-of-{gone}".encode() in path.read_bytes() for path in files_of(uri))
+    assert "1 row with another id" in " ".join(report.describe().split()), "user-2 has the attribute"
+
+
+def test_contested_ids_are_deleted(tmp_path: Path) -> None:
+    """No query returns them, and no compaction removes them: without a delete, they would wait for ever."""
+    uri = str(tmp_path / "namespace")
+    zeppelin.create(uri, dimensions=4)
+    zeppelin.open_writer(uri).append([row("p0003"), row("p0050")])
+    server.hide(uri, "p0003")
+    assert run_job(uri, "erase", where=WHERE).living == 1
+    # Without an expression, nothing says that it is to be deleted: a person decides.
+    report = erase(uri, where=None, deleted_before=datetime.now(UTC).isoformat())
+    assert (report.decision, report.exit_code) == ("held", 63)
+    assert any("both in pending_deletes and in the log: 'p0003'" in one.why for one in report.holders)
+    assert erase(uri, certificate=f"{uri}.json").decision == "erased"
+    assert holders(uri) == set()
+    assert [hit["id"] for hit in zeppelin.query(uri, vector=[1, 1, 1, 1])] == ["p0050"]
+
+
+def files_of(uri: str) -> list[Path]:
+    return [path for path in Path(uri).rglob("*") if path.is_file()]
+
+
+LEAKS = {
+    "a bitmap of the segment": "segments/{segment}/bitmap_0.bin",
+    "the state of memwal-ops": "_mem_wal_ops/training/{segment}.json",
+    "a note of a hold": "_mem_wal_ops/holds/note.json",
+    "settings": "meta.json",
+}
+
+
+@pytest.mark.parametrize("where", [WHERE, None])
+@pytest.mark.parametrize("name", LEAKS)
+def test_bytes_that_stay_prevent_a_certificate(made: Made, tmp_path: Path, name: str, where: str | None) -> None:
+    """The survey takes these objects for clean: it knows what the format writes into them."""
+    if where is None:
+        zeppelin.open_writer(made.uri).append(deletes=[gone for gone in GONE if gone != "p0009"])
+    more = {"where": where, "deleted_before": None if where else datetime.now(UTC).isoformat()}
+    certificate = Path(tmp_path, "proof.json")
+    assert erase(made.uri, **more, older_than="7d", allow_unsafe=False).decision == "waiting"
+    table: Any = open_table(made.uri)
+    (segment,) = table.manifest.segments
+    path = Path(made.uri, LEAKS[name].format(segment=segment.id))
+    path.parent.mkdir(exist_ok=True)
+    before = path.read_bytes() if path.exists() else b"{}"
+    path.write_bytes(before.rstrip()[:-1] + b',"x":"%b"}' % pattern("p0003").encode())
+    report = erase(made.uri, **more, certificate=str(certificate))
+    assert (report.decision, report.exit_code) == ("held", 63), report.describe()
+    assert [one.name for one in report.holders] == [path.relative_to(made.uri).as_posix()]
+    assert "the attribute 'text'" in report.holders[0].why
+    assert not certificate.exists()
+
+
+def test_warnings_are_those_of_namespaces(made: Made) -> None:
+    text = run_job(made.uri, "erase", where=WHERE, **NOW).describe()
+    assert "a reader reads the manifest" in " ".join(text.split())
+    assert "a writer begins at version N" not in text
+    with pytest.raises(InvalidUsageError, match="a reader reads the manifest"):
+        run_job(made.uri, "erase", where=WHERE, older_than="0s")
 
 
 def kill(uri: str, at: int) -> int:
