@@ -164,6 +164,17 @@ class GenerationCorruptError(MemwalOpsError):
     remedy = _WRITE_AGAIN
 
 
+class ForeignRootError(GenerationCorruptError):
+    """A generation names another place than its own table for its rows, and this table has not all of their files."""
+
+    exit_code = 65
+    reason = "foreign_root"
+    remedy = (
+        "Copy the files that it lacks, under their names, into the same folder of this table: from a backup, or from "
+        "the copy's origin if that is still the same table. memwal-ops adopt URI --moved shows whether it has all."
+    )
+
+
 _TABLE_REPLACED = (
     "Was the table overwritten, or removed and created again, since the generation was flushed? Then its rows belong "
     "to the previous table, and nothing below applies to them: stop the region's writer and move the region's folder "

@@ -394,9 +394,12 @@ class AdoptOptions(Options):
     same_columns: bool = flag(
         help="The columns of generations blocked by schema_projection are those of the base, as the plan spells out."
     )
+    moved: bool = flag(help="The table was copied or moved: generations that name its old path name this table.")
 
     def validate(self) -> None:
         """Refuse two decisions at once."""
+        if self.moved and (self.answer is not None or self.same_columns):
+            raise OptionError("{moved} excludes {answer} and {same_columns}.", "moved", "answer", "same_columns")
         if self.up_to is not None and (self.answer != "merged" or len(self.regions) != 1):
             raise OptionError("{up_to} is for {answer} merged and one region.", "up_to", "answer", "regions")
         if self.same_columns and self.answer is not None:

@@ -424,6 +424,22 @@ def test_33_wal_corrupt(drill: Drill, tmp_path: Path) -> None:
     assert int(counted.out) == 11
 
 
+def test_65_foreign_root(drill: Drill, tmp_path: Path) -> None:
+    made = RegionLayout(1, regions=1, base_rows=10).create(str(tmp_path / "t.lance"))
+    made.put([1, 300])
+    made.flush()
+    (region,) = made.regions
+    uri, backup = str(tmp_path / "restored.lance"), shutil.copytree(made.uri, tmp_path / "backup")
+    shutil.move(made.uri, uri)
+    for entry in Path(uri, "_mem_wal", region, "wal").iterdir():
+        entry.unlink()
+    drill.given(URI=uri, REGION=region, BACKUP=str(backup))
+    drill.refused('memwal-ops adopt "$URI" --moved --apply')
+    _, inspected, *_ = drill.rest()
+    assert "generation 1: foreign_root" in inspected.out
+    assert_same(read_base(uri), made.expected())
+
+
 def test_40_invariant_violated(drill: Drill, table: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows come back in another order than that of their addresses, as a broken reader might give them."""
     real = Generation.read_keys

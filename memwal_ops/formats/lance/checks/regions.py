@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import (
+    ForeignRootError,
     GenerationMissingError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -24,6 +25,7 @@ from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,6 +97,16 @@ def check_generations(
     """
     manifest, merged = state.manifest, state.merged
     files = look_at_generations(table, state, footers=True)
+    for root in sorted({*files.foreign_roots.values()}):
+        generations = [number for number, named in files.foreign_roots.items() if named == root]
+        yield Finding(
+            Severity.INFO, ForeignRootError.reason, f"{root} in {manifest.region_id}",
+            f"By the manifests of {counted(len(generations), 'generation')} from {min(generations)} on, their table is "
+            "at that path.",
+            "Jobs read the files of this table. Programs that read generations by themselves read that path.",
+            "If the table was copied or moved: memwal-ops adopt URI --moved --apply. If programs mount it at several "
+            "paths: none.", runbook(ForeignRootError.exit_code) or "",
+        )  # fmt: skip
     numbers = listed_as_stored(manifest.source)  # decoded, they are in order
     late = next((after for before, after in pairwise(numbers) if after <= before), None)
     if late is not None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import lance
 from packaging.version import InvalidVersion, Version
 
-from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.errors import ForeignRootError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.names import log_folder
 from memwal_ops.storage.locations import below, has_scheme
 from memwal_ops.storage.metering import LOCAL, REMOTE, Traffic
 from memwal_ops.version import OLDEST_PYLANCE
@@ -53,11 +55,49 @@ def require_pylance() -> None:
 def open_dataset(location: Location, folder: str = "", *, version: int | None = None) -> lance.LanceDataset:
     """Open the dataset at ``folder`` below the location (by default the table itself).
 
+    A generation whose manifest names its log by another path, as the table was copied, moved or mounted elsewhere,
+    reads the log of this table.
+
     Raises pylance's own errors; callers translate them with
     :func:`memwal_ops.formats.lance.files.lance_errors.lance_errors`, giving the action for the message.
+
+    Raises:
+        ForeignRootError: see :func:`own_log`.
     """
-    root = location.files or location.uri
-    return metered(lance.dataset(below(root, folder) if folder else root, version=version, **handle_options(location)))
+    uri = location.files or location.uri
+    uri = below(uri, folder) if folder else uri
+    dataset = metered(lance.dataset(uri, version=version, **handle_options(location)))
+    bases = dataset.base_paths().values() if folder else ()
+    if all(base.path == own_log(location, folder, base.path) for base in bases):
+        return dataset
+    manifest = table_pb2.Manifest.FromString(dataset._ds.serialized_manifest())  # noqa: SLF001 - it has no other name
+    for base in manifest.base_paths:
+        base.path = own_log(location, folder, base.path)
+    data = manifest.SerializeToString()
+    return metered(lance.LanceDataset(uri, dataset.version, serialized_manifest=data, **handle_options(location)))
+
+
+def own_log(location: Location, folder: str, path: str) -> str:
+    """The URI of the log from which a generation is read: its region's, in this table.
+
+    Timeline without it: a table is restored from a backup to another path, and a new table is created at the old one;
+    the generations of the first, which name the old path, have the rows of the second.
+
+    Args:
+        location: of the table.
+        folder: of the generation, relative to the table.
+        path: of the log, as the generation's manifest names it.
+
+    Raises:
+        ForeignRootError: the path is not that of the region's log, in whichever table.
+    """
+    log = log_folder(folder)
+    if not path.rstrip("/").endswith(f"/{log}"):
+        raise ForeignRootError(
+            f"{folder} of {location.uri} names {path} as the place of its rows, which is not the log of its region.",
+            remedy="Restore the generation's folder, with all its files under the same names, from a backup.",
+        )
+    return below(location.files or location.uri, log)
 
 
 def metered(dataset: lance.LanceDataset) -> lance.LanceDataset:

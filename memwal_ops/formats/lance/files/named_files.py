@@ -1,7 +1,8 @@
 """Find the data and deletion files that a manifest names: below the dataset's own root, or at one of its base paths.
 
 A branch and a shallow clone name files of another table, and a generation of the region layout files of the log, by
-base paths. A version that names a file is not readable without it, wherever that is.
+base paths. A version that names a file is not readable without it, wherever that is. A generation's log is the one of
+the table that was opened, whatever path its manifest names: the table may have been copied, moved or mounted elsewhere.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import own_log
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import Store
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # Files before Lance 2.0 (written as 0.3) have another footer.
 _FOOTER_SINCE = (0, 3)
 _TAIL_BYTES = 32 << 10
+# Fewer files of one folder are asked for one by one.
+_FEW = 8
 
 
 class _Entry(Protocol):
@@ -77,6 +81,14 @@ class NamedFile:
     def __str__(self) -> str:
         return self.place.shown(self.path)
 
+    def missing(self, size: int | None) -> str | None:
+        """What is wrong by its size, as the end of a sentence; None: nothing. ``size``: None: it does not exist."""
+        if size is None:
+            return "it is missing, and the generation's manifest names it"
+        if self.size not in {0, size}:
+            return f"it has {size:,} bytes, and {self.size:,} by the generation's manifest"
+        return None
+
     def damage(self, size: int) -> str | None:
         """What is wrong with the end of a data file that has that many bytes; None: nothing. One request.
 
@@ -108,6 +120,29 @@ def _has_footer(file: table_pb2.DataFile) -> bool:
     return (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
 
 
+def sizes_of(store: Store, files: Iterable[NamedFile], known: Mapping[str, int]) -> Mapping[str, int]:
+    """By path the sizes of those of the files in a store that exist, except those that are ``known``.
+
+    Requests: one for each of a few files in a folder, else a listing of it.
+    """
+    folders: dict[str, set[str]] = {}
+    for file in files:
+        if file.place.store is store and file.path not in known:
+            folders.setdefault(file.path.rpartition("/")[0], set()).add(file.path)
+    sizes: dict[str, int] = {}
+    for folder, paths in folders.items():
+        if len(paths) <= _FEW:
+            sizes |= {path: meta.size for path in paths if (meta := store.head(path)) is not None}
+            continue
+        for meta in store.list(folder):
+            if meta.path in paths:
+                sizes[meta.path] = meta.size
+                paths.discard(meta.path)
+            if not paths:
+                break
+    return sizes
+
+
 def absolute_base(uri: str, path: str) -> str:
     """A base path; a relative one of a branch is its table's root, if a relative URI created the branch.
 
@@ -133,12 +168,17 @@ class Places:
         location: of the table, whose storage options are used for base paths outside of it.
         manifest: of the dataset: of the table, or of a generation.
         folder: of the dataset, relative to the table.
+
+    Attributes:
+        foreign_root: the path of another table, or of this one by another mount, that a generation names as its own.
     """
 
     def __init__(self, location: Location, store: Store, manifest: table_pb2.Manifest, folder: str = "") -> None:
         """No request is made."""
         self._location, self._store = location, store
         self._own = Place(store, folder)
+        roots = (base.path.rstrip("/").removesuffix(f"/{log_folder(folder)}") for base in manifest.base_paths)
+        self.foreign_root = next((root for root in roots if folder and root != location.uri), None)
         self._bases = {base.id: base for base in manifest.base_paths}
         self._opened: dict[int, Place] = {}
 
@@ -148,6 +188,7 @@ class Places:
         Raises:
             InvalidFormatError: the manifest does not define the base path.
             UnsupportedFeatureError: the base path is relative.
+            ForeignRootError: see :func:`memwal_ops.formats.lance.files.datasets.own_log`.
             NotExportedError: the base path is outside of a table that is read from an export.
             MemwalOpsError: its store cannot be opened.
         """
@@ -160,6 +201,9 @@ class Places:
         return self._opened[entry.base_id]
 
     def _open(self, base: table_pb2.BasePath) -> Place:
+        if self._own.folder:
+            own_log(self._location, self._own.folder, base.path)
+            return Place(self._store, log_folder(self._own.folder), base.is_dataset_root)
         path, own = absolute_base(self._location.folder, base.path.rstrip("/")), f"{self._location.folder}/"
         if path.startswith(own):
             return Place(self._store, path.removeprefix(own), base.is_dataset_root)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import (
+    ForeignRootError,
     GenerationCorruptError,
     GenerationMissingError,
     InvalidFormatError,
@@ -27,6 +28,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.named_files import Places, sizes_of
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
@@ -41,16 +43,18 @@ from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import lance
     import numpy as np
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.lance.files.named_files import NamedFile
     from memwal_ops.formats.lance.generations.copies import GenerationCopies
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.locations import Location
 
 _MAX_BATCH_ROWS = 8192
@@ -229,6 +233,7 @@ def open_generation(
     Raises:
         GenerationMissingError: no directory, or an empty one.
         GenerationCorruptError: a directory that does not open.
+        ForeignRootError: its manifest names another table, and this one has not all of its files.
         SchemaProjectionError: columns that cannot be projected onto the base schema.
         StorageError: the store failed; the generation may be intact.
     """
@@ -238,6 +243,7 @@ def open_generation(
             dataset = open_dataset(place.location, ref.folder)
             fragments = [fragment.metadata for fragment in dataset.get_fragments()]
         written = read_written_by(place.store, ref.folder, dataset.version)
+        _refuse_lacking_files(table, ref, written.manifest)
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except (StorageError, TableNotFoundError) as error:
@@ -273,6 +279,29 @@ def open_generation(
         physical_rows=sum(fragment.physical_rows for fragment in fragments),
         newest_row_first=written.newest_row_first,
     )
+
+
+def _refuse_lacking_files(table: Table, ref: GenerationRef, manifest: table_pb2.Manifest) -> None:
+    places = Places(table.location, table.store, manifest, ref.folder)
+    if places.foreign_root is None:
+        return
+    files = tuple(places.data_files(manifest))
+    lacking = lacks_files(ref, places.foreign_root, files, sizes_of(table.store, files, {}))
+    if lacking is not None:
+        raise lacking
+
+
+def lacks_files(
+    ref: GenerationRef, foreign_root: str, files: Iterable[NamedFile], sizes: Mapping[str, int]
+) -> ForeignRootError | None:
+    """The error if the table has not all files of a generation that names another root; ``sizes``: by path."""
+    for file in files:
+        if (why := file.missing(sizes.get(file.path))) is not None:
+            return ForeignRootError(
+                f"{ref} names {foreign_root} as its table, and nothing is read there, as it may be another table now. "
+                f"Of {file} in this table: {why}."
+            )
+    return None
 
 
 def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | None:

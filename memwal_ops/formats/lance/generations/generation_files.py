@@ -10,15 +10,21 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import GenerationCorruptError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.named_files import NamedFile, Places
+from memwal_ops.errors import (
+    ForeignRootError,
+    GenerationCorruptError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+)
+from memwal_ops.formats.lance.files.named_files import NamedFile, Places, sizes_of
 from memwal_ops.formats.lance.files.referenced_files import version_of_main
 from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
-from memwal_ops.formats.lance.generations.generation import missing_generation
+from memwal_ops.formats.lance.generations.generation import lacks_files, missing_generation
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.regions.listed_log import unlisted
 from memwal_ops.formats.lance.wire.names import parse_generation_dir, region_folder
@@ -27,7 +33,7 @@ from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -35,8 +41,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta
 
 _CONCURRENT_READS = 8
-# Fewer files of one folder are asked for one by one.
-_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,13 @@ class GenerationFiles:
         written: per generation that has files, when the first of them was written.
         damaged: per generation that has files, but cannot be read, the error.
         fault: the first generation that is missing or damaged, and its error; None: there is none.
+        foreign_roots: per generation whose manifest names another path as its table, that path.
     """
 
     written: Mapping[int, datetime]
     damaged: Mapping[int, MemwalOpsError]
     fault: tuple[int, MemwalOpsError] | None
+    foreign_roots: Mapping[int, str]
 
     def state(self, generation: int) -> str:
         """``missing``, ``damaged`` or ``pending``."""
@@ -140,9 +146,9 @@ def look_at_generations(
     refs = [generation_ref(region_id, one) for one in region.manifest.unmerged(region.merged)][:limit]
     files = _listed(table, refs)
     existing = [ref for ref in refs if files[ref.path]]
-    found = dict(
-        zip((ref.generation for ref in existing), _errors(table, existing, files, footers=footers), strict=True)
-    )
+    named = _all_named(table, existing, files)
+    errors = _errors(table, existing, named, files, footers=footers)
+    found = {ref.generation: error for ref, error in zip(existing, errors, strict=True)}
     fault: tuple[int, MemwalOpsError] | None = None
     for ref in refs:
         if fault is not None:
@@ -152,7 +158,12 @@ def look_at_generations(
             fault = ref.generation, error
     written = {ref.generation: min(one.last_modified for one in files[ref.path].values()) for ref in existing}
     damaged = {generation: error for generation, error in found.items() if error is not None}
-    return GenerationFiles(written, damaged, fault)
+    roots = {
+        ref.generation: one.foreign_root
+        for ref, one in zip(existing, named, strict=True)
+        if isinstance(one, _Named) and one.foreign_root is not None
+    }
+    return GenerationFiles(written, damaged, fault, roots)
 
 
 def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsError | None:
@@ -164,7 +175,8 @@ def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsE
         files = {}
     if not files:
         return missing_generation(table, ref)
-    return next(iter(_errors(fresh, [ref], {ref.path: files}, footers=footers)))
+    listed = {ref.path: files}
+    return next(iter(_errors(fresh, [ref], _all_named(fresh, [ref], listed), listed, footers=footers)))
 
 
 def _listed(table: Table, refs: Sequence[GenerationRef]) -> Mapping[str, dict[str, ObjectMeta]]:
@@ -197,23 +209,42 @@ def _files(table: Table, refs: Sequence[GenerationRef]) -> Iterator[ObjectMeta]:
             return
 
 
+def _all_named(
+    table: Table, refs: Sequence[GenerationRef], files: Mapping[str, Mapping[str, ObjectMeta]]
+) -> Sequence[_Named | MemwalOpsError]:
+    """For each generation with files, the files that it names, or why they cannot be read. A request for each."""
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        return list(pool.map(lambda ref: _named(table, ref, files[ref.path]), refs))
+
+
 def _errors(
-    table: Table, refs: Sequence[GenerationRef], files: Mapping[str, Mapping[str, ObjectMeta]], *, footers: bool
+    table: Table,
+    refs: Sequence[GenerationRef],
+    named: Sequence[_Named | MemwalOpsError],
+    files: Mapping[str, Mapping[str, ObjectMeta]],
+    *,
+    footers: bool,
 ) -> Sequence[MemwalOpsError | None]:
     """For each generation with files, why it cannot be read."""
     sizes = {path: meta.size for listed in files.values() for path, meta in listed.items()}
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        named = list(pool.map(lambda ref: _named(table, ref, files[ref.path]), refs))
-        try:
-            read = (one for one in named if not isinstance(one, MemwalOpsError))
-            sizes |= _sizes(table, chain.from_iterable(read), sizes)
+    try:
+        read = (file for one in named if isinstance(one, _Named) for file in one.files)
+        sizes |= sizes_of(table.store, read, sizes)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             return list(pool.map(lambda ref, one: _damage(ref, one, sizes, footers=footers), refs, named))
-        except LinkError as error:
-            return [error for _ in refs]
+    except LinkError as error:
+        return [error for _ in refs]
 
 
-def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> Sequence[NamedFile] | MemwalOpsError:
+@dataclass(frozen=True, slots=True)
+class _Named:
     """The files that the newest manifest of a generation names; none if an export has no manifest."""
+
+    files: tuple[NamedFile, ...]
+    foreign_root: str | None
+
+
+def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> _Named | MemwalOpsError:
     start = len(ref.folder) + 1
     versions = {version: path for path in files if (version := version_of_main(path[start:])) is not None}
     if not versions:
@@ -221,51 +252,28 @@ def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) ->
     path = versions[max(versions)]
     try:
         manifest = decode_named(path, table.store.get(path)).manifest
-        return [*Places(table.location, table.store, manifest, ref.folder).data_files(manifest)]
+        places = Places(table.location, table.store, manifest, ref.folder)
+        return _Named(tuple(places.data_files(manifest)), places.foreign_root)
     except NotExportedError:
-        return []
+        return _Named((), None)
+    except ForeignRootError as error:
+        return error
     except (InvalidFormatError, ObjectNotFoundError) as error:
         return GenerationCorruptError(f"The manifest of {ref} does not decode: {error}")
 
 
-def _sizes(table: Table, named: Iterable[NamedFile], known: Mapping[str, int]) -> Mapping[str, int]:
-    """The sizes of the named files that the listing does not have: those of the log, in the region layout."""
-    folders: dict[str, set[str]] = {}
-    for file in named:
-        if file.place.store is table.store and file.path not in known:
-            folders.setdefault(file.path.rpartition("/")[0], set()).add(file.path)
-    found: dict[str, int] = {}
-    for folder, paths in folders.items():
-        if len(paths) <= _FEW:
-            found |= {path: meta.size for path in paths if (meta := table.store.head(path)) is not None}
-            continue
-        for meta in table.store.list(folder):
-            if meta.path in paths:
-                found[meta.path] = meta.size
-                paths.discard(meta.path)
-            if not paths:
-                break
-    return found
-
-
 def _damage(
-    ref: GenerationRef, named: Sequence[NamedFile] | MemwalOpsError, sizes: Mapping[str, int], *, footers: bool
+    ref: GenerationRef, named: _Named | MemwalOpsError, sizes: Mapping[str, int], *, footers: bool
 ) -> MemwalOpsError | None:
     if isinstance(named, MemwalOpsError):
         return named
-    for file in named:
-        why = _damage_of(file, sizes.get(file.path), footers=footers)
+    if named.foreign_root is not None and (lacking := lacks_files(ref, named.foreign_root, named.files, sizes)):
+        return lacking
+    for file in named.files:
+        size = sizes.get(file.path)
+        why = file.missing(size)
+        if why is None and footers and size is not None:
+            why = file.damage(size)
         if why is not None:
             return GenerationCorruptError(f"{ref} is damaged: {file}: {why}.")
     return None
-
-
-def _damage_of(file: NamedFile, size: int | None, *, footers: bool) -> str | None:
-    if file.place.uri:  # of a copied table, the log of the original
-        meta = file.place.store.head(file.path)
-        size = None if meta is None else meta.size
-    if size is None:
-        return "it is missing, and the generation's manifest names it"
-    if file.size not in {0, size}:
-        return f"it has {size:,} bytes, and {file.size:,} by the generation's manifest"
-    return file.damage(size) if footers else None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import Store
 
+FLUSHED = "memwal-ops.flushed"
+"""In the metadata of a generation whose manifest was written again: when the first one was, in nanoseconds."""
 _FIRST_WITH_BASE_IDS = 13
 _NEWEST_FIRST = 7
 
@@ -71,7 +73,9 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
     meta = next((meta for path in paths if (meta := store.head(path)) is not None), None)
     if meta is None:
         raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
-    flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), nanoseconds(meta.last_modified))
+    kept = manifest.manifest.table_metadata.get(FLUSHED, "")
+    by_store = int(kept) if kept.isdecimal() else nanoseconds(meta.last_modified)
+    flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), by_store)
     logged = _logged(store, folder, manifest.manifest, flush)
     return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
 

@@ -53,6 +53,11 @@ def region_folder(region_id: UUID) -> str:
     return f"{MEM_WAL_FOLDER}/{region_id}"
 
 
+def log_folder(generation: str) -> str:
+    """Folder of the log entries of the region that has the generation at a folder, relative to the table's root."""
+    return f"{generation.rpartition('/')[0]}/wal"
+
+
 def region_manifest_name(version: int) -> str:
     """File name of a region manifest version (S0-056)."""
     return f"{bit_reversed(version)}.binpb"

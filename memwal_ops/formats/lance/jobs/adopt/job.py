@@ -8,6 +8,8 @@ A region that is not, or may not be, the one to which the table's recorded progr
   are gone, the operator states the last of them (``up_to``).
 * ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
 
+Generations of a table that was copied or moved name its old path; with ``moved``, they name this table from then on.
+
 Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's
 generations. So unmerged generations at or below the progress get a region of their own
 (:mod:`memwal_ops.formats.lance.log.region_move`).
@@ -36,10 +38,17 @@ from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.jobs.adopt.columns import SameColumnsReport, apply_same_columns, plan_same_columns
 from memwal_ops.formats.lance.jobs.merge.index_restoring import publish_progress
-from memwal_ops.formats.lance.log.region_move import check_complete, move_region, new_region_id
+from memwal_ops.formats.lance.log.region_move import (
+    ForeignGeneration,
+    check_complete,
+    foreign_generations,
+    move_region,
+    new_region_id,
+    point_here,
+)
 from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import counted, paragraph, span_text
+from memwal_ops.text import counted, paragraph, size_text, span_text
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -100,6 +109,55 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedReport:
+    """Report of a run with ``--moved``.
+
+    Attributes:
+        generations: those that named another path as their table.
+    """
+
+    decision: AdoptDecision
+    run_id: str
+    generations: tuple[ForeignGeneration, ...]
+    version: int
+    seconds: float
+
+    exit_code = 0
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``adopt --moved --json``, by region and path."""
+        moved: dict[tuple[UUID, str], list[ForeignGeneration]] = {}
+        for one in self.generations:
+            moved.setdefault((one.ref.region_id, one.root), []).append(one)
+        regions = [
+            {
+                "region_id": str(region_id),
+                "foreign_root": root,
+                "generations": [generation.ref.generation for generation in generations],
+                "files": sum(generation.files for generation in generations),
+                "bytes": sum(generation.bytes for generation in generations),
+            }
+            for (region_id, root), generations in moved.items()
+        ]
+        return document(self, "generations", **{"as": "moved"}) | {"regions": regions}
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        if not self.generations:
+            return "nothing_to_adopt: no generation names another path as its table."
+        roots = ", ".join(sorted({generation.root for generation in self.generations}))
+        count = counted(len(self.generations), "generation")
+        done = self.decision is AdoptDecision.ADOPTED
+        files = counted(sum(generation.files for generation in self.generations), "file")
+        text = (
+            f"{self.decision}: {count} that named {roots} as the table {'name' if done else 'would name'} this one. It "
+            f"has all {files}, of {size_text(sum(generation.bytes for generation in self.generations))}, in the sizes "
+            "that the generations record."
+        )
+        return paragraph(text) if done else f"{paragraph(text)}\nAdd --apply to do it."
+
+
+@dataclass(frozen=True, slots=True)
 class AdoptReport:
     """Report of an adopt run."""
 
@@ -154,16 +212,21 @@ def _described(adoption: Adoption, report: AdoptReport) -> str:
     return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
 
 
-def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
+def plan(
+    table: Table, options: AdoptOptions, context: RunContext | None = None
+) -> AdoptReport | SameColumnsReport | MovedReport:
     """What :func:`apply` would do; reads only.
 
     Raises:
         InvalidUsageError: the table has no such region, or the decision would lose rows.
         GenerationMissingError: a generation of a region that is to be moved is missing.
+        ForeignRootError: of a table that was moved, a file is missing.
     """
     del context
     if options.same_columns:
         return plan_same_columns(table)
+    if options.moved:
+        return _moved(table, options, apply=False)
     started = time.monotonic()
     check_rewritable(table)
     adoptions = _adoptions(table, options)
@@ -172,7 +235,9 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
     return AdoptReport(decision, str(uuid.uuid4()), _answer(options), adoptions, table.version, seconds)
 
 
-def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport | SameColumnsReport:
+def apply(
+    table: Table, options: AdoptOptions, context: RunContext | None = None
+) -> AdoptReport | SameColumnsReport | MovedReport:
     """Record or move the regions. Safe to kill, to repeat and to run twice concurrently.
 
     Raises:
@@ -183,6 +248,8 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     del context
     if options.same_columns:
         return apply_same_columns(table)
+    if options.moved:
+        return _moved(table, options, apply=True)
     started = time.monotonic()
     check_rewritable(table)
     probe_conditional_writes(table.store)
@@ -210,19 +277,33 @@ def apply(table: Table, options: AdoptOptions, context: RunContext | None = None
     return AdoptReport(decision, note.run_id, _answer(options), adoptions, table.version, time.monotonic() - started)
 
 
+def _moved(table: Table, options: AdoptOptions, *, apply: bool) -> MovedReport:
+    started = time.monotonic()
+    generations = foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
+    if apply:
+        point_here(table, generations)
+    decision = AdoptDecision.ADOPTED if apply else AdoptDecision.PLANNED
+    if not generations:
+        decision = AdoptDecision.NOTHING_TO_ADOPT
+    return MovedReport(decision, str(uuid.uuid4()), generations, table.version, time.monotonic() - started)
+
+
+def _regions(table: Table, options: AdoptOptions) -> tuple[UUID, ...] | None:
+    return tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
+
+
 def _answer(options: AdoptOptions) -> Answer:
     if options.answer is None:
         raise InvalidUsageError(
             "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
             remedy="runbooks/merge-blocked.md has the steps to find out. For regions that are blocked by "
-            "schema_projection: --same-columns.",
+            "schema_projection: --same-columns. For a table that was copied or moved: --moved.",
         )
     return Answer(options.answer)
 
 
 def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
-    regions = tuple(dict.fromkeys(table.regions.named(str(name)) for name in options.regions)) or None
-    backlog = read_backlog(table, regions)
+    backlog = read_backlog(table, _regions(table, options))
     if options.up_to is not None:
         return tuple(_as_merged_up_to(table, one.manifest, options.up_to) for one in backlog.regions.values())
     replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, RegionReplacedError)]

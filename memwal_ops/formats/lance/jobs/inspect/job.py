@@ -179,8 +179,10 @@ def _region(
     unflushed, error = log
     if fault is None and error is not None:
         fault = Blocked(region_id, None, error)
-    counts, generations = _generations(backlog, checked.files.get(region_id), limit)
-    return RegionState(region_id, backlog, counts, generations, unflushed, fault)
+    files = checked.files.get(region_id)
+    counts, generations = _generations(backlog, files, limit)
+    roots = () if files is None else files.foreign_roots.values()
+    return RegionState(region_id, backlog, counts, generations, unflushed, fault, next(iter(roots), None))
 
 
 def _generations(

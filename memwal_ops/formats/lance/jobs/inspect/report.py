@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 
+_FOREIGN = "memwal-ops adopt --moved; runbooks/errors/65-foreign_root.md"
 # If not all generations fit the limit, the first ones in this order are reported.
 STATES = ("missing", "damaged", "pending", "merged")
 
@@ -60,7 +61,8 @@ class RegionState:
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
     claims the region; None if its manifest cannot be read, or it is left over. ``counts``: per state how many
-    generations the region lists, of which ``generations`` are the first.
+    generations the region lists, of which ``generations`` are the first. ``foreign_root``: another path that an
+    unmerged generation names as its table.
     """
 
     region_id: UUID
@@ -69,6 +71,7 @@ class RegionState:
     generations: tuple[GenerationState, ...]
     unflushed_wal_entries: int | None
     fault: Blocked | None
+    foreign_root: str | None = None
 
     @property
     def is_left_over(self) -> bool:
@@ -97,6 +100,7 @@ class RegionState:
             "generation_counts": {state: self.counts.get(state, 0) for state in STATES},
             "generations": [generation.to_json() for generation in self.generations],
             "truncated": self.truncated,
+            "foreign_root": self.foreign_root,
             "error": None if self.fault is None else self.fault.to_json(),
         }
 
@@ -264,7 +268,9 @@ def _columns(inspection: Inspection) -> list[str]:
 
 
 def _problems(inspection: Inspection) -> list[str]:
-    table, lines = inspection.table, []
+    table, lines = inspection.table, list[str]()
+    for root in sorted({region.foreign_root for region in inspection.regions if region.foreign_root is not None}):
+        lines += ["", paragraph(f"Generations name {root} as their table. Jobs read them here ({_FOREIGN}).")]
     if table.refusal is not None:
         lines += ["", paragraph(f"PROBLEM: {table.refusal}"), paragraph(_way_out(table, table.refusal), indent="    ")]
     for region in inspection.regions:
