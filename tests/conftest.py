@@ -5,18 +5,25 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+import time
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
+from tests.support.samples import left_out
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables.writers import close_dropped
 from tools.registrations import use_registrations
 
-if TYPE_CHECKING:
-    import pytest
+# Bytecode is kept, whatever the environment says: without it each test process, and each command that a test starts,
+# compiles again what it imports, half a minute of processor time for the tests alone.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
@@ -36,6 +43,9 @@ pytest_plugins = [
     "tests.support.servers",
 ]
 
+_TESTS = Path(__file__).parent
+_STARTED = pytest.StashKey[float]()
+
 # How long an example takes is the machine's matter: 0.8 s were seen for one of 0.04 ms, on a machine that was busy.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
@@ -46,8 +56,25 @@ def pytest_runtest_setup() -> None:
     close_dropped()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Campaigns that ``-m`` leaves out are not even read: what they import takes seconds."""
+    left_out = "not campaign" in config.getoption("markexpr") and collection_path == _TESTS / "campaigns"
+    return True if left_out else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STARTED] = time.monotonic()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How long it took, and the processor time of all its processes: what a busy machine does not change much."""
+    minutes, seconds = divmod(round(time.monotonic() - config.stash[_STARTED]), 60)
+    used = sum(os.times()[:4])
+    terminalreporter.write_line(f"Took {minutes} min {seconds} s, {used:.0f} s of processor time.")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what ``make test`` leaves to ``make test-all``; the long ones run first, so that none ends alone.
+    """Mark what ``make test`` leaves to ``make campaigns``; the long ones run first, so that none ends alone.
 
     With LONG_PARTS=N only one part of N of the long tests and of those on Spark stays, with CAMPAIGN_PARTS=N one of the
     campaigns; the seed chooses which.
@@ -57,8 +84,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith("tests/campaigns/"):
             item.add_marker("campaign")
-        if group_of(item.nodeid).startswith("spark"):
+        elif group_of(item.nodeid).startswith("spark"):
             item.add_marker("spark")
+    for item in left_out(items, CAMPAIGN_SEED):
+        item.add_marker("long")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     others = {item for item in items if zlib.crc32(item.nodeid.encode()) % (n := _parts(item)) != CAMPAIGN_SEED % n}
     if others:

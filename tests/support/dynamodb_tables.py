@@ -6,15 +6,15 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import boto3
-import lance
-import pyarrow as pa
 import pytest
 
 from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, options_for, s3_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import lance
+    import pyarrow as pa
 
 TABLE = "manifests"
 
@@ -36,6 +36,8 @@ def create_dynamodb_table(endpoint: str, name: str, keys: tuple[str, str] = ("ba
 
 def dynamodb(endpoint: str) -> Any:
     """A boto3 client, to look at the entries past the code under test."""
+    import boto3
+
     return boto3.client(
         "dynamodb",
         endpoint_url=endpoint,
@@ -43,6 +45,13 @@ def dynamodb(endpoint: str) -> Any:
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
     )
+
+
+def rows_from(first: int, rows: int) -> pa.Table:
+    """Rows with ids from ``first`` on."""
+    import pyarrow as pa
+
+    return pa.table({"id": pa.array(range(first, first + rows), pa.int64())})
 
 
 @dataclass
@@ -67,15 +76,21 @@ class DynamoTable:
 
     @property
     def dataset(self) -> lance.LanceDataset:
+        import lance
+
         return lance.dataset(self.uri, storage_options=self.options)
 
     def append(self, first: int, rows: int = 10) -> int:
         """Rows with ids from ``first`` on, by pylance; returns the version."""
-        data = pa.table({"id": pa.array(range(first, first + rows), pa.int64())})
+        import lance
+
+        data = rows_from(first, rows)
         return int(lance.write_dataset(data, self.uri, mode="append", storage_options=self.options).version)
 
     def ids(self, uri: str = "", version: int | str | None = None) -> list[int]:
         """The ids that pylance reads, ascending."""
+        import lance
+
         dataset = lance.dataset(uri or self.uri, version, storage_options=self.options)
         return sorted(dataset.to_table(columns=["id"])["id"].to_pylist())
 
@@ -125,9 +140,11 @@ class DynamoTable:
 @pytest.fixture
 def dynamo_table(s3_endpoint: str, s3_bucket: str) -> Iterator[DynamoTable]:
     """A table of three versions, of ten rows each."""
+    import lance
+
     create_dynamodb_table(s3_endpoint, TABLE)
     table = DynamoTable(s3_endpoint, s3_bucket)
-    lance.write_dataset(pa.table({"id": pa.array(range(10), pa.int64())}), table.uri, storage_options=table.options)
+    lance.write_dataset(rows_from(0, 10), table.uri, storage_options=table.options)
     table.append(10)
     table.append(20)
     yield table

@@ -6,18 +6,21 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
-
-import boto3
-from moto.sqs.models import Queue
+from typing import TYPE_CHECKING, Any
 
 from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, s3_client
+
+if TYPE_CHECKING:
+    from moto.sqs.models import Queue
 
 
 class EventQueue:
     """A queue; ``config``: the value of ``events:`` in a configuration."""
 
     def __init__(self, endpoint: str, bucket: str, name: str | None = None) -> None:
+        import boto3
+        from moto.sqs.models import Queue
+
         Queue.wait_for_messages = _wait_for_messages
         keys: Any = {"endpoint_url": endpoint, "region_name": REGION}
         keys |= {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}

@@ -2,7 +2,7 @@
 
 A plugin: ``pytest_plugins = ["tests.support.s3_server"]`` gives the fixtures ``s3_endpoint``,
 ``s3_bucket``, ``s3_options`` and, of the last two, ``bucket``. The server enforces
-``If-None-Match: *`` and ``If-Match``; it does not check signatures.
+``If-None-Match: *`` and ``If-Match``; it does not check signatures. Only tests that ask import moto, boto3.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
-from moto.core import DEFAULT_ACCOUNT_ID
-from moto.s3.models import s3_backends
-from moto.s3.responses import S3Response
-from moto.server import ThreadedMotoServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from moto.server import ThreadedMotoServer
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -46,6 +43,9 @@ def start_server() -> ThreadedMotoServer:
     moto looks whether an object exists and puts it then; of two requests at once both may find nothing, which
     S3 rules out. So one is carried out after the other.
     """
+    from moto.s3.responses import S3Response
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if not hasattr(S3Response.put_object, "__wrapped__"):
         S3Response.put_object = _one_at_a_time(S3Response.put_object)
@@ -67,6 +67,9 @@ def _one_at_a_time(put_object: Callable[..., Any]) -> Callable[..., Any]:
 
 def put_many(bucket: str, keys: Iterable[str]) -> None:
     """Objects of one byte in the server of this process, past HTTP: a hundred times as fast."""
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
+
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     for key in keys:
         backend.put_object(bucket, key, b"x")
@@ -114,6 +117,8 @@ def no_aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
 
 def s3_client(endpoint: str):  # type: ignore[no-untyped-def]
     """A boto3 client, to look at a bucket past the code under test."""
+    import boto3
+
     return boto3.client(
         "s3",
         endpoint_url=endpoint,

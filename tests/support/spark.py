@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from memwal_ops.core.spark.environment import why_not
-from memwal_ops.core.spark.session import session
-from memwal_ops.formats.lance.engines.merge.local import LocalEngine
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.generations import copies as generation_copies
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -69,6 +63,8 @@ def group_of(nodeid: str) -> str:
 
 def skip_without_spark() -> None:
     """Skip the test where PySpark, pandas or Java is missing."""
+    from memwal_ops.core.spark.environment import why_not
+
     missing = why_not()
     if missing is not None:
         pytest.skip(f"Spark cannot run here: {missing}")
@@ -77,6 +73,8 @@ def skip_without_spark() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores of this machine."""
+    from memwal_ops.core.spark.session import session
+
     skip_without_spark()
     with pytest.MonkeyPatch.context() as patch:
         warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
@@ -90,6 +88,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(params=["local", "copies", "spark", "spark-shuffle"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine | None:
     """Each engine in turn; None is the default of a merge, the local one. ``copies``: as of a table in a bucket."""
+    from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+    from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
+    from memwal_ops.formats.lance.generations import copies as generation_copies
+
     if request.param == "local":
         return None
     if request.param == "copies":

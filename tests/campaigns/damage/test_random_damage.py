@@ -16,10 +16,9 @@ from memwal_ops.errors import MemwalOpsError
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
+from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
-from tests.support.tables.region_layout import RegionLayout
-from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ ENOUGH = 100
 DAMAGES = env_number("RANDOM_DAMAGES", ENOUGH)
 
 
-@pytest.fixture(scope="module", params=[Workload, RegionLayout])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LsmTable]:
     """Merged and waiting generations, an index, a snapshot, a log."""
     table = request.param(7, regions=2, base_rows=40).create(str(tmp_path_factory.mktemp("whole") / "t.lance"))

@@ -20,6 +20,7 @@ from tests.support.plugin_packages import install
 from tests.support.run_cli import run_process
 from tests.support.service import PATIENCE, alive, configure, service
 from tests.support.tables import damage
+from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.reading import rows_by_key
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
@@ -104,7 +105,7 @@ def test_a_day_of_a_service(tables: list[Workload], tmp_path: Path) -> None:
 
 @pytest.mark.req("S0-020")
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [Workload, RegionLayout])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_snapshot_of_the_regions_follows_them(layout: type[Workload | RegionLayout], tmp_path: Path) -> None:
     """A reader of the snapshot, who lists nothing, sees each flush a moment later, and regions that are new."""
     table = layout(3, regions=2, base_rows=20).create(str(tmp_path / "tables/t.lance"))

@@ -235,6 +235,7 @@ def test_the_export_of_a_branch(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert (shown.code, "tags" in shown.out) == (0, True), shown.out
 
 
+@pytest.mark.long
 @pytest.mark.s3
 def test_a_branch_in_a_store(bucket: tuple[str, dict[str, str]]) -> None:
     uri, options = bucket

@@ -44,6 +44,7 @@ def _staged(table: DynamoTable) -> list[str]:
     return [name for name in table.objects() if "manifest-" in name]
 
 
+@pytest.mark.long
 def test_jobs_beside_pylance(dynamo_table: DynamoTable) -> None:
     """Each version that a job publishes has its entry; pylance reads on, and so do we."""
     dynamo_table.dataset.create_scalar_index("id", "BTREE", name="by_id")
@@ -65,6 +66,7 @@ def test_jobs_beside_pylance(dynamo_table: DynamoTable) -> None:
     assert "by_id" in plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["get", "list", "put_if_absent", "delete_many"])
 def test_a_writer_between_the_calls_of_a_job(dynamo_table: DynamoTable, point: str) -> None:
     table = _open(dynamo_table)
@@ -101,6 +103,7 @@ def test_a_version_that_turns_out_to_be_needed_is_put_back(dynamo_table: DynamoT
     assert dynamo_table.ids(version=2) == [*range(20)]
 
 
+@pytest.mark.long
 def test_gc_deletes_staged_manifests_of_commits_that_lost(dynamo_table: DynamoTable) -> None:
     """One of a version that is not committed yet may become that version, at any age."""
     table = _open(dynamo_table)
@@ -125,6 +128,7 @@ def test_gc_never_deletes_the_only_manifest(dynamo_table: DynamoTable) -> None:
     assert _open(dynamo_table).version == 3
 
 
+@pytest.mark.long
 def test_an_unfinished_version_before_the_newest_keeps_its_files(dynamo_table: DynamoTable) -> None:
     """It is named by a tag alone: a listing without it let an expiry delete its rows."""
     dynamo_table.append(30)
@@ -137,6 +141,7 @@ def test_an_unfinished_version_before_the_newest_keeps_its_files(dynamo_table: D
     assert dynamo_table.ids(version="kept") == [*range(40)]
 
 
+@pytest.mark.long
 def test_a_compaction_leaves_the_mark(dynamo_table: DynamoTable) -> None:
     """The store was proven before, and all commits are pylance's: none passes our store."""
     options = {"storage_options": dynamo_table.options}
@@ -166,6 +171,7 @@ def test_a_table_with_a_log_is_refused(dynamo_table: DynamoTable) -> None:
     assert run_job(uri, "inspect", storage_options=dynamo_table.options).exit_code == 0
 
 
+@pytest.mark.long
 def test_branches(dynamo_table: DynamoTable) -> None:
     """A branch has entries of its own, under its path; its unfinished commit counts for gc and expire of main."""
     dynamo_table.dataset.create_branch("dev")
@@ -190,6 +196,7 @@ def test_a_folder_of_tables(dynamo_table: DynamoTable) -> None:
     assert short_name(dynamo_table.uri.rpartition("/")[2]) == "orders"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["inspect", "doctor", "probe", "scan", "verify"])
 def test_commands(dynamo_table: DynamoTable, command: str) -> None:
     options = [part for key, value in dynamo_table.options.items() for part in ("--storage-option", f"{key}={value}")]

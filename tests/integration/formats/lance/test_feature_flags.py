@@ -53,6 +53,7 @@ def maintain(made: LsmTable) -> None:
 
 
 # A writer of the region layout needs data files of 2.1: test_region_writer_refusals.py.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "old"), [(Workload, "2.0"), (Workload, "2.1"), (RegionLayout, "2.1")])
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_files_of_two_versions_go_through_all_jobs(

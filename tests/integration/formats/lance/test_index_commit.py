@@ -153,6 +153,7 @@ def interfere_snapshot(uri: str) -> None:
     commit_indexes(table, snapshot_of(table, 99), NOTE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("interfere", [interfere_append, interfere_merge, interfere_snapshot])
 def test_the_first_commit_wins(made: Workload, interfere: Callable[[str], None]) -> None:
     """Where pylance's own commit would be rebased and take the merge's progress back (landmine 1)."""

@@ -68,6 +68,7 @@ def progress(uri: str) -> dict[uuid.UUID, int]:
     return dict(open_table(uri).index.merged_generations)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drained", [False, True])
 @pytest.mark.parametrize("waiting", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
@@ -135,6 +136,7 @@ def test_an_overwrite_in_between_is_asked(uri: str, when: str) -> None:
         run_job(uri, "why", target=f"{small.REGION}/1")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("drained", [False, True])
 def test_the_table_is_maintained_while_it_is_unset(
     uri: str, capfd: pytest.CaptureFixture[str], *, drained: bool
@@ -166,6 +168,7 @@ def test_the_table_is_maintained_while_it_is_unset(
     assert next(one["version"] for one in lance.dataset(uri).versions()) > kept, "it is not needed any more"
 
 
+@pytest.mark.sampled(1)
 def test_an_operator_states_what_is_merged(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
     """The versions that show it are gone, and an earlier answer was that nothing is merged: it blocked for good."""
     unset(uri)
@@ -259,6 +262,7 @@ def routed(path: Path) -> str:
     return uri
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("again", ["init", "init with a spec", "pylance, merge", "pylance, init"])
 def test_region_specs_are_restored(tmp_path: Path, capfd: pytest.CaptureFixture[str], again: str) -> None:
     """Without its spec, a region has no values, by which a router finds it."""

@@ -36,6 +36,7 @@ def reads_alike(made: Made) -> None:
     assert dict(zip(got["id"], got["val"], strict=True)) == {key: made.model[key] for key in asked if key in made.model}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("migrated", [False, True], ids=["as made", "migrated"])
 def test_what_either_writes_both_read_and_merge(tmp_path: Path, layout: str, migrated: bool) -> None:
     if migrated:

@@ -57,6 +57,7 @@ def with_flags(uri: str, reader: int, writer: int) -> None:
     newest.write_bytes(encode_version_manifest(version))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.parametrize("feature", REFUSED, ids=lambda feature: str(feature.flag))
 def test_it_is_refused_before_any_write(
@@ -74,6 +75,7 @@ def test_it_is_refused_before_any_write(
             assert contents(uri) == before, (command, readers)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_without_it_each_command_works(
     originals: Mapping[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str

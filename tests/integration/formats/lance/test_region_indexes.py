@@ -110,6 +110,7 @@ def test_scalar_and_text_indexes(tmp_path: Path) -> None:
     assert read_base(uri) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-076", "S0-111", "S0-137", "S0-139")
 @pytest.mark.parametrize("metric", ["l2", "cosine", "dot"])
 @pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_PQ", "IVF_HNSW_FLAT", "IVF_HNSW_PQ"])
@@ -156,6 +157,7 @@ def test_what_pylance_cannot_build_alike_is_refused(tmp_path: Path, kind: str) -
         assert [one.name for one in lance.dataset(str(folder)).describe_indices()] == ["kind_idx"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-025", "S0-117", "S0-118", "S0-130", "S0-136")
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("indexed", [True, False])

@@ -145,6 +145,7 @@ def test_writes_that_wait_for_the_log_become_one_entry(uri: str) -> None:
     assert seen(uri) == {1: 0, 2: 0, 3: 0, **dict.fromkeys(range(100, 105), 1)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-122", "S0-116", "S0-129")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_hole_in_front_of_what_was_acknowledged(uri: str, seed: int) -> None:

@@ -70,6 +70,7 @@ def test_a_closed_writer_and_a_sealed_region(uri: str) -> None:
         writer(uri)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

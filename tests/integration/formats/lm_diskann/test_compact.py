@@ -78,6 +78,7 @@ def test_the_graph_becomes_as_short_as_that_of_a_new_index(
     assert run_job(made, "inspect").to_json()["backlog"]["free_percent"] < 5
 
 
+@pytest.mark.long
 def test_a_run_moves_no_more_than_its_budget_and_the_next_one_continues(
     made: str, expected: dict[int, np.ndarray]
 ) -> None:

@@ -186,6 +186,7 @@ def test_killed_at_each_step_onto_a_folder(
         assert not os.path.exists(f"{copy}.snapshot.new")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_parts")
 def test_killed_at_each_step_onto_a_store(made: str, rows: dict[int, np.ndarray]) -> None:
     names, _ = stepped(made, f"memory://{uuid.uuid4().hex}", -1)

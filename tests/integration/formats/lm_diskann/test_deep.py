@@ -66,6 +66,7 @@ def _sparse(folder: str) -> None:
     assert run_job(folder, "verify", deep=True).to_json()["counts"]["unreachable"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("searched", [True, False], ids=["searched", "not searched"])
 def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(
     folder: str, monkeypatch: pytest.MonkeyPatch, *, searched: bool
@@ -79,6 +80,7 @@ def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(
     check_sound(folder)
 
 
+@pytest.mark.long
 def test_rows_that_no_node_can_link_to_are_not_called_repaired(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _sparse(folder)
     monkeypatch.setattr(healing, "link_unreached", lambda staged: 3)
@@ -105,6 +107,7 @@ def test_a_small_index_is_exact(folder: str, vectors: np.ndarray) -> None:
     assert run_job(folder, "verify", deep=True).to_json()["checked"]["recall"] == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_recall_counts_distances(folder: str, metric: str) -> None:
     """Of equal vectors, which of them a search returns makes no difference."""

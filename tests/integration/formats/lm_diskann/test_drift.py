@@ -79,6 +79,7 @@ def low(folder: str) -> list[tuple[str, str]]:
     return [(one.severity.value, one.remedy) for one in findings]
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-044")
 def test_catchup_builds_anew_what_drifted(made: str, rows: dict[int, NDArray[np.float32]]) -> None:
     assert found(made, rows) < 0.85
@@ -120,6 +121,7 @@ def of_few_rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, NDArray[
     return template, noise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replaced", [80, 300])
 def test_a_codebook_of_few_rows_is_trained_anew_once_others_took_their_place(
     of_few_rows: tuple[str, NDArray[np.float32]], folder: str, replaced: int
@@ -221,6 +223,7 @@ def test_rebuild_of_a_folder_that_follows_no_table(folder: str, vectors: np.ndar
     check_sound(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "step",
     [
@@ -244,6 +247,7 @@ def test_killed_while_it_builds_anew(made: str, rows: dict[int, NDArray[np.float
     check_sound(made)
 
 
+@pytest.mark.long
 def test_an_insert_of_most_rows_trains_the_codebook_anew(made: str, rows: dict[int, NDArray[np.float32]]) -> None:
     vectors = around_new_centres(9, COUNT)
     with Index(made) as index:
@@ -265,6 +269,7 @@ def test_a_change_that_fails_keeps_the_codebook(made: str, rows: dict[int, NDArr
     assert found(made, rows) == before
 
 
+@pytest.mark.long
 def test_recall_below_the_objective_without_drift_names_no_codebook(folder: str) -> None:
     noise = np.random.default_rng(0).normal(size=(1500, 64)).astype(np.float32)
     lm_diskann.create(folder, dimension=64, R=4, L=10).close()

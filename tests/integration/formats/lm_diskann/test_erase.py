@@ -123,6 +123,7 @@ def test_all_that_was_deleted_whenever_that_was(uri: str, vectors: NDArray[np.fl
     assert holders(uri, vectors) == set()
 
 
+@pytest.mark.long
 def test_a_reader_and_a_hold_are_named(uri: str, vectors: NDArray[np.float32]) -> None:
     hold = take_hold(open_table(uri), open_table(uri).revision, timedelta(hours=1), note="a notebook")
     with Index(uri, read_only=True) as reader:
@@ -148,6 +149,7 @@ def test_bad_input_is_refused(uri: str) -> None:
     assert {one.kind for one in erase(uri).holders} == {"unrecognized"}
 
 
+@pytest.mark.long
 def test_rows_of_a_followed_table_are_deleted_there(
     folder: str, tmp_path: Path, vectors: NDArray[np.float32], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +192,7 @@ def steps_of(uri: str) -> list[str]:
     return names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.campaign)])
 def test_killed_before_a_step_and_run_again(
     every: int, uri: str, tmp_path: Path, vectors: NDArray[np.float32], left: dict[int, NDArray[np.float32]]

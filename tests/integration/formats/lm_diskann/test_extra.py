@@ -29,6 +29,7 @@ main()
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["init", "inspect", "demo"])
 def test_a_command_names_the_extra(folder: str, command: str) -> None:
     if command == "inspect":

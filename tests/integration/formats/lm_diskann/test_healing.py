@@ -38,6 +38,7 @@ def checks(folder: str) -> set[str]:
     return {one["check"] for one in run_job(folder, "verify").to_json()["findings"]}
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-027", "S2-028", "S2-040", "S2-042", "S2-046")
 def test_no_link_leads_to_a_healed_node(made: str, vectors: np.ndarray) -> None:
     before = View(made)
@@ -113,6 +114,7 @@ def test_a_lost_link_is_replaced_by_one_to_the_nearest_neighbour_of_the_deleted_
     assert right > 0.8 * gained  # codes are not exact, and nodes without links from older ones are linked again
 
 
+@pytest.mark.long
 def test_batches_of_near_nodes_and_a_dry_run(made: str, vectors: np.ndarray) -> None:
     planned = run_job(made, "catchup", apply=False)
     assert (planned.decision, planned.to_json()["healed"]) == ("dry_run", 250)
@@ -126,6 +128,7 @@ def test_batches_of_near_nodes_and_a_dry_run(made: str, vectors: np.ndarray) -> 
     check_sound(made)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("spilled", [False, True])
 def test_a_sweep_that_does_not_fit_into_memory(made: str, monkeypatch: pytest.MonkeyPatch, *, spilled: bool) -> None:
     if spilled:

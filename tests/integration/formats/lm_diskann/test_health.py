@@ -98,6 +98,7 @@ def test_a_healthy_folder(made: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert " 1 ok; " in run_here(capfd, "scan", made).out
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("damage", [*VIEW, *FILES])
 def test_no_command_calls_it_healthy(made: str, damage: str, capfd: pytest.CaptureFixture[str]) -> None:
     {**VIEW, **FILES}[damage](made)
@@ -129,6 +130,7 @@ def test_no_plan_says_that_it_would(made: str, damage: str, tmp_path: Path, capf
         assert str(error) in planned.err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", VIEW)
 def test_merge_publishes_the_view_again_as_its_remedy_says(
     made: str, vectors: np.ndarray, damage: str, capfd: pytest.CaptureFixture[str]
@@ -160,6 +162,7 @@ def test_a_folder_that_cannot_be_opened(made: str, damage: str, capfd: pytest.Ca
         )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", [one for one in CLOSED if "metadata" in one])
 def test_metadata_of_any_copy(made: str, tmp_path: Path, damage: str) -> None:
     copy = str(tmp_path / "copy.lmd")

@@ -10,6 +10,7 @@ from memwal_ops.formats import lm_diskann
 from tests.support.lm_diskann.folders import check_sound
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("links", [8, 16])
 def test_rows_around_equal_ones_are_all_found(folder: str, vectors: np.ndarray, links: int) -> None:
     """A codebook of equal vectors distinguishes nothing, and each new row finds the same one to link to."""

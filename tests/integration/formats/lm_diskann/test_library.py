@@ -47,6 +47,7 @@ def made(built: str, folder: str) -> str:
     return shutil.copytree(built, folder)
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-009")
 def test_rows_of_each_of_many_clusters_are_found(folder: str) -> None:
     """The nearest R_f nodes of a node are in its own cluster, so that no link leads to another one."""
@@ -322,6 +323,7 @@ def test_duplicates_are_all_found_when_one_of_them_is_deleted(folder: str, vecto
             assert not distances.any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("rows", "given"),
     [
@@ -411,6 +413,7 @@ def test_a_large_insert_without_space_for_a_base_is_committed(folder: str, vecto
     check_sound(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [("append",), ("append", "write the base")])
 def test_a_commit_that_could_not_be_published_is_there_and_comes_first(
     made: str, vectors: np.ndarray, steps: tuple[str, ...]

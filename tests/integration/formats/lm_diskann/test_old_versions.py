@@ -59,6 +59,7 @@ def flip(path: str, place: int) -> None:
         file.write(bytes([byte ^ 16]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("deep", [False, True])
 def test_verify_reads_the_blocks_that_retained_epochs_need(made: str, vectors: np.ndarray, deep: bool) -> None:
     with lm_diskann.open(made, read_only=True) as reader:
@@ -120,6 +121,7 @@ def test_verify_reads_the_delta_blocks_that_retained_epochs_need(made: str, vect
     check_sound(made)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_held_epoch_stays_readable(made: str, vectors: np.ndarray, read_only: bool) -> None:
     with lm_diskann.open(made, read_only=read_only) as reader:
@@ -197,6 +199,7 @@ def test_a_forked_process_holds_for_itself(made: str, vectors: np.ndarray) -> No
         assert own(reader, vectors[:340], held)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("killed", [False, True])
 def test_held_while_a_job_gives_epochs_up(
     made: str, vectors: np.ndarray, killed: bool, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_rows_are_mapped_again(
     made: str, vectors: np.ndarray, rows: dict[int, np.ndarray], fault: str, capfd: pytest.CaptureFixture[str]
@@ -136,6 +137,7 @@ def test_what_blocks_do_not_prove_is_for_a_person(made: str, statement: str, why
     assert lookup(made) == before
 
 
+@pytest.mark.long
 def test_killed_at_each_step(made: str, rows: dict[int, np.ndarray]) -> None:
     harm(made, *(FAULTS[one][1] for one in ("another row", "lost", "no node", "twice")))
     backup, last = f"{made}.backup", 0

@@ -72,6 +72,7 @@ def behind(folder: str) -> None:
         path.write_bytes(b"")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("harm", [cut_current, no_base, zeros, no_view, behind])
 def test_the_view_is_made_again(made: str, vectors: np.ndarray, harm: Any, capfd: pytest.CaptureFixture[str]) -> None:
     before = found(made, vectors)

@@ -60,6 +60,7 @@ def test_what_a_deletion_and_an_insert_write(folder: str, vectors: np.ndarray) -
     assert not before["tombstoned"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S2-080", "S2-090")
 @pytest.mark.parametrize("reader", [False, True])
 def test_a_merge_moves_what_somebody_can_read(
@@ -86,6 +87,7 @@ def test_a_merge_moves_what_somebody_can_read(
     check_sound(folder)
 
 
+@pytest.mark.long
 def test_no_pandas_is_imported(folder: str) -> None:
     """Arrow imports it where it is installed, as soon as it is given a Python or numpy object: 40 MiB and 0.2 s."""
     work = (
@@ -116,6 +118,7 @@ def harm(folder: str, sql: str) -> None:
         store.execute(sql)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -59,6 +59,7 @@ def killed_before(folder: str, step: str, change: Callable[[Index], Any]) -> Non
         change(index)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("left", [-1, -2, 0, "half"])
 def test_readers_refuse_a_log_without_its_end(made: str, vectors: np.ndarray, left: Any) -> None:
     """Otherwise deleted rows would be returned."""
@@ -118,6 +119,7 @@ def test_an_epoch_that_is_being_recorded(made: str, monkeypatch: pytest.MonkeyPa
     assert read_current(made, read_parameters(made)).epoch == View(made).epoch
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lost", ["log", "tail"])
 def test_a_store_that_lacks_commits_is_not_published(made: str, vectors: np.ndarray, lost: str) -> None:
     """DuckDB takes the end that is missing for a commit that never was; the view is the only record of it."""

@@ -96,6 +96,7 @@ def refused(made: NamespaceUnderTest, job: str, **options: Any) -> MemwalOpsErro
     return raised.value
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ROWS)
 def test_an_object_with_rows(
@@ -121,6 +122,7 @@ def test_an_object_with_rows(
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", INDEXES)
 def test_an_index(
@@ -140,6 +142,7 @@ def test_an_index(
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", (*ROWS, *INDEXES))
 def test_other_bytes_of_the_same_length(made: NamespaceUnderTest, name: str) -> None:
     """No listing shows them. A merge reads objects with rows, and must not write such bytes again as good ones."""
@@ -162,6 +165,7 @@ def refused_merge(made: NamespaceUnderTest) -> MemwalOpsError:
     return raised.value
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_fragment(
@@ -204,6 +208,7 @@ def test_a_lease_that_cannot_be_read(
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("harm", [emptied, halved, flipped, Path.unlink])
 def test_records_of_ours_are_no_reason_to_stop(made: NamespaceUnderTest, harm: Callable[[Path], None]) -> None:
     """Neither a record of a segment's checksums nor one of an old manifest has a row."""
@@ -218,6 +223,7 @@ def test_records_of_ours_are_no_reason_to_stop(made: NamespaceUnderTest, harm: C
     assert {one["check"] for one in found} <= {"history", "orphans"}, "neither is a loss"
 
 
+@pytest.mark.sampled(1)
 def test_each_bit_of_a_records_checksums(made: NamespaceUnderTest) -> None:
     """A record that is damaged must not make an intact segment a corrupt one."""
     (path,) = Path(made.uri, "_mem_wal_ops/training").glob("*")
@@ -368,6 +374,7 @@ def counted() -> Iterator[tuple[dict[str, str], Any]]:
     logging.getLogger("werkzeug").setLevel(level)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dialect", ["wiki", "native"])
 def test_requests(counted: tuple[dict[str, str], Any], dialect: str) -> None:
     """An idle poll is one request; what checks the objects costs a listing and a record of the segment."""

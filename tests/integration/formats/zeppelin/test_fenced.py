@@ -42,6 +42,7 @@ def upgrade(uri: str) -> bytes:
     return Path(uri, "manifest.json").read_bytes()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", [fence, upgrade])
 @pytest.mark.parametrize("name", JOBS)
 def test_a_server_comes_in_between(

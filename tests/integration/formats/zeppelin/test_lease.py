@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S4-041", "S4-042", "S4-044", "S4-047")
 def test_a_zombie_does_not_win(made: NamespaceUnderTest) -> None:
     """It sleeps right before its commit; its lease expires, and another one compacts what came since."""

@@ -67,6 +67,7 @@ NATIVE: dict[str, dict[str, Any]] = {
 CASES = [*(("wiki", name, one) for name, one in WIKI.items()), *(("native", name, one) for name, one in NATIVE.items())]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("dialect", "name", "row"), CASES, ids=[f"{one[0]}-{one[1]}" for one in CASES])
 def test_what_precedes_is_compacted_and_the_reason_is_named(
     tmp_path: Path, dialect: str, name: str, row: dict[str, Any]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COUNT = 4_000
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["scalars", *VECTORS, "dot"])
 @pytest.mark.parametrize("max_bytes", [1 << 20, 256 << 20])
 def test_a_run_asks_and_reads_no_more_than_was_told(tmp_path: Path, kind: str, max_bytes: int) -> None:
@@ -45,6 +46,7 @@ def test_a_run_asks_and_reads_no_more_than_was_told(tmp_path: Path, kind: str, m
         assert one.skipped or told[one.index]["queries"], "what is asked was announced"
 
 
+@pytest.mark.long
 def test_only_the_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """What no reader of the newest version needs is not looked at; with --deep all is checked."""
     uri = str(tmp_path / "t.lance")

@@ -37,6 +37,7 @@ def _rows(first: int, count: int) -> pa.Table:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True])
 def test_indexes_on_data_files_of_the_first_format_are_caught_up_and_not_reported(tmp_path: Path, stable: bool) -> None:
     uri = str(tmp_path / "t.lance")

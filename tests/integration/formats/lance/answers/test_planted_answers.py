@@ -51,6 +51,7 @@ def assert_silent(uri: str) -> Any:
     return report
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 @pytest.mark.parametrize("stable", [False, True])
 def test_silent_on_healthy_scalar_indexes(tmp_path: Path, version: str, stable: bool) -> None:
@@ -65,6 +66,7 @@ def test_silent_on_healthy_scalar_indexes(tmp_path: Path, version: str, stable: 
     assert (entry["wrong"], entry["recall"], entry["rows_compared"] > 0) == (0, None, True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", VECTORS)
 def test_silent_on_healthy_vector_indexes(tmp_path: Path, kind: str) -> None:
     uri = str(tmp_path / "t.lance")
@@ -111,6 +113,7 @@ TYPES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 def test_a_lost_value_of_every_type(tmp_path: Path, kind: pa.DataType) -> None:
     uri = str(tmp_path / "t.lance")
@@ -161,6 +164,7 @@ NESTED = [("s.n", "BTREE"), ("s.n", "BITMAP"), ("s.n", "ZONEMAP"), ("s.in.deep",
           ("s.text", "INVERTED"), ("s.text", "MINHASHLSH"), ("s.vector", "IVF_FLAT")]  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize(("path", "kind"), NESTED)
 def test_nested_fields_are_asked(tmp_path: Path, path: str, kind: str, stable: bool) -> None:
@@ -213,6 +217,7 @@ def geometries(kind: str) -> pa.Table:
     return pa.table([array], schema=pa.schema([pa.field("place", array.type, metadata=metadata)]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize("kind", ["point", "linestring", "box", "wkb", "wkt"])
 def test_geometries_are_asked(tmp_path: Path, kind: str, stable: bool) -> None:
@@ -252,6 +257,7 @@ def test_similar_texts_are_asked(tmp_path: Path, stable: bool) -> None:
         assert ("x", "index_misses_rows") in found(checked(uri))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merged", [0, 1])
 def test_dot_product_after_optimize_indices(tmp_path: Path, merged: int) -> None:
     uri = str(tmp_path / "t.lance")
@@ -270,6 +276,7 @@ def test_dot_product_after_optimize_indices(tmp_path: Path, merged: int) -> None
     assert "--rebuild --index v" in report.findings.kept[0].remedy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["positive", "any sign", "unit"])
 def test_dot_product_where_every_row_was_encoded_again(tmp_path: Path, kind: str) -> None:
     """pylance's update joins the partitions: rows of every age are found equally badly."""
@@ -343,6 +350,7 @@ def test_inverted_list_that_lost_a_document(tmp_path: Path) -> None:
     assert report.answers[0].examples_missing == [(1 << 32) + 234]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER", "IVF_PQ"])
 def test_swapped_segments(tmp_path: Path, kind: str) -> None:
     uri = str(tmp_path / "t.lance")
@@ -411,6 +419,7 @@ def test_recall_of_the_fragments_that_the_budget_lets_be_read(tmp_path: Path, st
     assert part.bytes_at_most <= 1 << 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["by_number", "by_text"])
 def test_drawn_rows_are_looked_up_beyond_the_budget(tmp_path: Path, name: str) -> None:
     uri = str(tmp_path / "t.lance")
@@ -420,6 +429,7 @@ def test_drawn_rows_are_looked_up_beyond_the_budget(tmp_path: Path, name: str) -
     assert answers.rows_compared < 40_000
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_fragments_that_are_not_indexed(tmp_path: Path) -> None:
     """Fragments that are allowed whole cost half a gigabyte each, where rows of any are deleted."""
     uri = str(tmp_path / "t.lance")

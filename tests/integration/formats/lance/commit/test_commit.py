@@ -182,6 +182,7 @@ def test_the_transaction_file_that_the_version_names_stays(made: Workload) -> No
     assert detached(made.uri) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.req("S0-160", "S3-044", "S3-048", "S3-050", "S3-051")
 @pytest.mark.parametrize(
     "interfere", [interfere_append, interfere_index, interfere_compact, interfere_merge, interfere_native]
@@ -365,6 +366,7 @@ def test_what_it_must_not_write_is_refused_before_any_work(made: Workload) -> No
     assert Files(made.uri).listing("") == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["merge", "catchup", "snapshot", "compact"])
 def test_a_lease_that_is_lost_once_the_version_exists(made: Workload, kind: str) -> None:
     """What the version names stays, although the run is denied everything else, and may remove what it wrote."""

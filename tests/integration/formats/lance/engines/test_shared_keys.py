@@ -42,6 +42,7 @@ def merged(uri: str, engine: Engine | None) -> tuple[job.MergeReport, int]:
     return job.apply(open_table(uri), job.MergeOptions(), engine=counting), counting.passes
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-009")
 def test_regions_that_share_keys_are_all_found_in_one_pass(tmp_path: Path, engine: Engine | None) -> None:
     """Region 0 alone shares nothing; 1 to 9 share key 5, 8 to 11 keys 6 and 7, each in two generations."""
@@ -111,6 +112,7 @@ def merged_in_passes(uri: str, engine: Engine | None, **options: Any) -> tuple[j
     return job.apply(open_table(uri), job.MergeOptions(**options), engine=comparing), comparing
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-009")
 def test_a_key_in_two_regions_is_found_where_each_region_has_passes_of_its_own(
     tmp_path: Path, engine: Engine | None
@@ -168,6 +170,7 @@ def test_distinct_keys_are_compared_once(tmp_path: Path, engine: Engine | None) 
     assert (report.decision, len(report.passes), comparing.compared) == ("merged", 6, 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.binary(), pa.uint64()], ids=str)
 def test_keys_beyond_the_budget_are_compared_in_parts(tmp_path: Path, kind: pa.DataType) -> None:
     """A budget of a few kilobytes: many parts, the same answer as from one."""

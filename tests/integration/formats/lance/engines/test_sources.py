@@ -118,6 +118,7 @@ def test_a_router_has_the_rows_of_all_its_writers(tmp_path: Path) -> None:
         assert stamps(reader) == looked_up(reader) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 3, 6: 3}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.req("S0-197")
 @pytest.mark.parametrize("consistency", ["strong", "snapshot"])
 @pytest.mark.parametrize("listed", [False, True])

@@ -140,6 +140,7 @@ def test_blocked_when_all_old_versions_are_expired(tmp_path: Path) -> None:
     assert_blocked(uri)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("drained", [False, True])
 @pytest.mark.parametrize("merger", ["ours", "pylance"])
 def test_the_same_region_continues(tmp_path: Path, merger: str, *, drained: bool) -> None:

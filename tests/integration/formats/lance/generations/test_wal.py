@@ -14,8 +14,8 @@ from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.backlog import backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.supervisor.observe.findings import writer_findings
+from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.lsm_table import LsmTable
-from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
 
 NAMES = ("unflushed_entries", "unflushed_oldest_seconds", "seconds_since_last_write")
@@ -38,7 +38,7 @@ def told(table: LsmTable, expected: float | None = None) -> list[str | None]:
     return [one["runbook"] for one in writer_findings(document)]
 
 
-@pytest.mark.parametrize("make", [Workload, RegionLayout])
+@pytest.mark.parametrize("make", LAYOUTS)
 def test_rows_that_nobody_flushes(make: type[LsmTable], tmp_path: Path) -> None:
     table = make(3, regions=2, base_rows=8).create(str(tmp_path / "t.lance"))
     assert figures(table).get("unflushed_entries") == 0

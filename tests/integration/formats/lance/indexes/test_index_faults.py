@@ -69,6 +69,7 @@ def findings(uri: str) -> list[Finding]:
     return [one for one in report.findings.kept if one.check == "index_rows"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", ["13.0.0", lance.__version__])
 @pytest.mark.parametrize("memwal", [False, True])
 def test_a_tree_of_addresses_that_a_compaction_did_not_remap(tmp_path: Path, memwal: bool, release: str) -> None:

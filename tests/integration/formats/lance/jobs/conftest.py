@@ -8,8 +8,7 @@ import pytest
 
 from memwal_ops import run_job
 from tests.support.tables import damage
-from tests.support.tables.region_layout import RegionLayout
-from tests.support.tables.workload import Workload
+from tests.support.tables.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.tables.lsm_table import LsmTable
 
 
-@pytest.fixture(scope="module", params=[Workload, RegionLayout])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def merged_table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LsmTable]:
     """Merged generations that only the newest version knows, waiting ones, an index, a snapshot."""
     table = request.param(3, regions=2, base_rows=40).create(str(tmp_path_factory.mktemp("whole") / "t.lance"))

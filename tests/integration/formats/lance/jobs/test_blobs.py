@@ -126,6 +126,7 @@ def merge(uri: str, engine: Engine | None = None, **options: Any) -> job.MergeRe
     return report
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S3-021", "S3-035")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -204,6 +205,7 @@ def test_a_storage_base_of_the_table(tmp_path: Path, engine: Engine | None) -> N
     assert {row["x"]["blob_uri"] for row in lance.dataset(uri).to_table().to_pylist()} == {"one"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("release", ["2.0", "2.1"])
 def test_the_older_blobs(tmp_path: Path, release: str, engine: Engine | None) -> None:
     values = [b"a", None, b"", b"b" * 100_000, b"c" * 5_000_000]
@@ -257,6 +259,7 @@ def test_a_commit_that_fails_takes_its_blobs_away(
     assert files() == before
 
 
+@pytest.mark.long
 def test_all_jobs_of_a_table_with_blobs(tmp_path: Path, blobs: Blobs) -> None:
     uri = made(tmp_path, rows(range(1, 2), blobs), rows(range(7), blobs), rows(range(7), blobs[2:]))
     done = run_process("maintain", uri, "--apply", "--json")

@@ -64,6 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     return table.uri
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("pattern", "harm", "job", "code"), CASES, ids=[f"{job}-{where}-{harm.__name__}" for where, harm, job, _ in CASES]
 )

@@ -92,6 +92,7 @@ def damaged(table: LsmTable, harm: Callable[[LsmTable, Path], None], generation:
     return table.regions[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("harm", HARMS)
 def test_each_command_sees_it(
     table: LsmTable, harm: Callable[[LsmTable, Path], None], capfd: pytest.CaptureFixture[str]
@@ -171,6 +172,7 @@ def test_a_merged_generation_needs_no_files(table: LsmTable) -> None:
     assert all(one["error"] is None for one in run_job(table.uri, "inspect").to_json()["regions"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("outcome", "code", "level"), [("partial", 2, "critical"), ("failed", 1, "warning"), ("succeeded", 0, None)]
 )

@@ -85,6 +85,7 @@ def test_a_healthy_table(whole: LsmTable, tmp_path: Path, capfd: pytest.CaptureF
     assert run_here(capfd, "verify", whole.uri, "--json").document["skipped"] == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("whole", "harm", "check"),
     # All of one layout, then all of the other: each is built once.
@@ -108,6 +109,7 @@ def test_a_damaged_table(
     assert check in NEED_CONTENTS or check in {one[0] for one in again[1]["findings"]}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["cut", "flag", "two_schemes"])
 def test_a_table_that_does_not_open(
     whole: LsmTable, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: str
@@ -227,6 +229,7 @@ def test_no_value_and_no_secret(
     assert all(value not in data for data in unpacked(other).values()), "and cannot be compared between exports"
 
 
+@pytest.mark.long
 @pytest.mark.s3
 def test_credentials_on_s3(
     s3_bucket: str, s3_options: dict[str, str], s3_endpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

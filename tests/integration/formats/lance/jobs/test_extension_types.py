@@ -134,6 +134,7 @@ def stays(path: Path, names: list[str], engine: Engine | None) -> None:
     assert not cleaned.faults
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", COLUMNS)
 def test_type_and_values_stay(tmp_path: Path, name: str) -> None:
     stays(tmp_path, [name], None)

@@ -63,6 +63,7 @@ def check(uri: str) -> None:
         assert found[0] == number
 
 
+@pytest.mark.sampled(1)
 def test_every_index_answers_right_before_and_after_it_is_caught_up(merged: str) -> None:
     check(merged)
     lance.dataset(merged).optimize.optimize_indices()

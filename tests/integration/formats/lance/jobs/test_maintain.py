@@ -141,6 +141,7 @@ def test_no_step_begins_when_the_budget_is_used_up(tmp_path: Path, monkeypatch: 
     assert report.exit_code == 0
 
 
+@pytest.mark.long
 def test_a_blocked_region_is_reported_and_keeps_its_log(tmp_path: Path) -> None:
     table = made(tmp_path)
     remove_generation(table.uri, table.regions[0], 1)

@@ -96,6 +96,7 @@ def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Eng
     assert used_index(report) == [others > 0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "values", "index"),
     [
@@ -130,6 +131,7 @@ def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any
     merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance", "key", "locator"])
 def test_odd_names(tmp_path: Path, name: str, engine: Engine | None) -> None:
     schema = pa.schema([pa.field("V w", pa.int64()), pa.field("group", pa.string()), key(pa.int64(), name)])
@@ -179,6 +181,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.req("S3-056")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("name", VALUES)
@@ -268,6 +271,7 @@ def test_an_index_that_claims_rows_which_it_does_not_have_is_not_asked(
     assert {row["id"]: row["v"] for row in rows} == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("between", ["delete", "update"])
 def test_an_index_that_a_compaction_left_behind_is_not_asked(
     tmp_path: Path, between: str, engine: Engine | None

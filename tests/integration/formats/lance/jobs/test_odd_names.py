@@ -45,6 +45,7 @@ def put_odd(folder: bytes) -> set[bytes]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_an_odd_name_stops_no_region(tmp_path: Path, place: str, kind: type[LsmTable]) -> None:
@@ -122,6 +123,7 @@ def test_a_region_behind_a_link_is_blocked_by_name(tmp_path: Path, kind: type[Ls
     assert_same(read_base(table.uri), table.model.expected())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("loop", [False, True], ids=["elsewhere", "loop"])
 @pytest.mark.parametrize("command", ["inspect", "merge", "gc", "snapshot", "maintain"])
 def test_mem_wal_behind_a_link_is_refused(

@@ -72,6 +72,7 @@ def test_maintain_does_all_that_applies(made: PlainTable) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_compaction_ends_at_its_budget_and_goes_on(made: PlainTable) -> None:
     run_job(made.uri, "catchup")
     left, budget, runs = len(made.dataset.get_fragments()), 8192, 0
@@ -91,6 +92,7 @@ def test_a_compaction_ends_at_its_budget_and_goes_on(made: PlainTable) -> None:
     assert run_job(made.uri, "compact", target_rows=80).decision == "unchanged"
 
 
+@pytest.mark.long
 def test_expiry_keeps_what_tags_branches_holds_and_the_newest_need(made: PlainTable) -> None:
     made.dataset.tags.create("kept", 3)
     made.dataset.create_branch("side", 5)
@@ -136,6 +138,7 @@ def test_what_a_killed_writer_left_is_deleted_after_a_week(made: PlainTable, tmp
     healthy(made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["catchup", "compact", "expire", "gc"])
 def test_a_killed_job_is_run_again(made: PlainTable, job: str) -> None:
     """At calls to the store, before or after they were carried out: each listed version can be read, no row is lost."""
@@ -179,6 +182,7 @@ def test_an_expiry_stops_where_the_table_is_made_again(made: PlainTable, monkeyp
     assert len(made.dataset.versions()) == 30
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "write",
     [lambda made: made.append(5), lambda made: made.delete(1), lambda made: made.upsert(2, 900), None],
@@ -208,6 +212,7 @@ def test_a_compaction_beside_a_commit(
     healthy(made)
 
 
+@pytest.mark.long
 def test_what_triggers_compare(made: PlainTable) -> None:
     """Each figure of a plain table rises with what its job would do, and falls when it did."""
     made.dataset.tags.create("kept", made.dataset.version)

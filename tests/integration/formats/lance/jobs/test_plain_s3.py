@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.s3
 
 
+@pytest.mark.long
 def test_maintain(tmp_path: Path, bucket: tuple[str, dict[str, str]]) -> None:
     """Caught up, compacted and expired; a tag keeps what it names."""
     made = PlainTable(str(tmp_path / "t.lance")).create(fragments=6, rows=60).create_indexes()

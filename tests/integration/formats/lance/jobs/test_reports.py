@@ -35,6 +35,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     return made
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 @pytest.mark.parametrize("apply", [False, True], ids=["plan", "apply"])
 @pytest.mark.parametrize("job", sorted(job_specs("lance")))

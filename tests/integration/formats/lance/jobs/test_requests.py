@@ -35,6 +35,7 @@ def counted() -> Iterator[tuple[dict[str, str], Counter[str]]]:
     logging.getLogger("werkzeug").setLevel(level)
 
 
+@pytest.mark.long
 def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> None:
     """One small table: what is read of it, merged into it, and maintained with nothing left to do."""
     options, requests = counted
@@ -51,6 +52,7 @@ def test_requests_of_commands(counted: tuple[dict[str, str], Counter[str]]) -> N
     assert all(made[command] <= most[command] + TICKS for command in most), sorted(made.items())
 
 
+@pytest.mark.long
 def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[str]]) -> None:
     """Each costs its manifest, its data file and its deletion file."""
     options, requests = counted

@@ -37,6 +37,7 @@ def left(made: LsmTable, version: int) -> None:
     lance.dataset(made.uri).create_branch("side", version)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", [tagged, held, left])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_kept_version_is_restored(

@@ -19,7 +19,6 @@ from tests.support.run_cli import contents, run_here
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
-from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def checks(uri: str, **options: Any) -> dict[str, str]:
     return {one["check"]: one["severity"] for one in verified(uri, **options)["findings"]}
 
 
-@pytest.fixture(scope="module", params=[Workload, RegionLayout])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LsmTable]:
     table = build(request.param, tmp_path_factory.mktemp("whole") / "t.lance")
     yield table
@@ -84,6 +83,7 @@ def test_a_table_is_healthy_through_its_life(tmp_path: Path, kind: type[LsmTable
     table.close()
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("harm", "check", "severity"), [pytest.param(*one[1:], id=one[0]) for one in DAMAGES])
 def test_each_damage_is_found(
     copy: tuple[str, str], harm: Callable[[str, str], Any], check: str, severity: str
@@ -136,6 +136,7 @@ def test_the_command(copy: tuple[str, str], capfd: pytest.CaptureFixture[str]) -
 # -- rows: what --deep compares with them
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "check"), [("bloom_filter.bin", "key_filter"), ("_pk_index/page_data.lance", "key_index")]
 )

@@ -103,6 +103,7 @@ def erasing(made: str) -> Erasing:
     return Erasing(job.apply, made, WHERE, GONE, check_rows, runs=3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
 def test_killed_and_run_again(erasing: Erasing, tmp_path: Path, part: float) -> None:
     erasing.killed_at(tmp_path, [int(len(erasing.calls(tmp_path)) * part)])

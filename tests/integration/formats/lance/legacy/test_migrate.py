@@ -58,6 +58,7 @@ def takes_writes(uri: str, expected: dict[int, float], layout: str, region: str)
     assert base_rows(uri) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_everything_comes_over(tmp_path: Path, layout: str) -> None:
     """A table that pylance refuses to append to takes all kinds of writes after one command, with the same rows."""
@@ -97,6 +98,7 @@ def test_everything_comes_over(tmp_path: Path, layout: str) -> None:
     assert base_rows(table.uri, 2) == base, "versions of before read as they did"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_writer_goes_on_before_the_merge(tmp_path: Path, layout: str) -> None:
     table = filled(str(tmp_path / "t.lance"))
@@ -104,6 +106,7 @@ def test_a_writer_goes_on_before_the_merge(tmp_path: Path, layout: str) -> None:
     takes_writes(table.uri, dict(table.merged), layout, str(report.regions[0].region_id))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_there_and_back(tmp_path: Path, layout: str) -> None:
     table = filled(str(tmp_path / "t.lance"))

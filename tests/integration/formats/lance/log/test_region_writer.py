@@ -248,6 +248,7 @@ class NoAnswer:
         raise StoreUnavailableError("no answer")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("carried_out", [True, False])
 @pytest.mark.parametrize("at", range(2, 10))
 def test_no_answer_and_again(uri: str, at: int, carried_out: bool) -> None:

@@ -139,6 +139,7 @@ class Log:
         return module._digest("log", self.store, module._newest_versions(self.store))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 8, 1000])
 def test_a_manifest_of_any_region_changes_it_however_many_pages_the_log_has(

@@ -70,6 +70,7 @@ def leftovers(made: Workload) -> tuple[list[str], set[str]]:
     return detached, set(files.listing("_transactions"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at", ["get", "put", "put_if_absent"])
 def test_a_commit_that_died_before_it_was_published(made: Workload, at: str) -> None:
     table = open_table(made.uri, made.storage_options)
@@ -103,6 +104,7 @@ def test_a_commit_that_died_beside_the_table(bucket: tuple[str, dict[str, str]])
     assert run_job(made.uri, "merge", storage_options=made.storage_options).decision == "merged"
 
 
+@pytest.mark.sampled(1)
 def test_a_commit_that_died_after_it_was_published(made: Workload) -> None:
     """Its version names the transaction file."""
     table = open_table(made.uri, made.storage_options)
@@ -127,6 +129,7 @@ def test_others_detached_versions_stay(made: Workload) -> None:
     assert lance.dataset(made.uri, version=foreign, storage_options=options).count_rows() == 31
 
 
+@pytest.mark.sampled(1)
 def test_our_clock_is_no_proof(made: Workload) -> None:
     """Ours is fast, or the store's is slow: a commit under way is not taken for one that was killed long ago."""
     table = open_table(made.uri, made.storage_options)
@@ -145,6 +148,7 @@ def test_our_clock_is_no_proof(made: Workload) -> None:
     assert sweep_leftovers(table, abandoned_after=NOW) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("keeper", ["tag", "branch"])
 def test_a_detached_version_that_is_named_stays(made: Workload, keeper: str) -> None:
     table = open_table(made.uri, made.storage_options)
@@ -164,6 +168,7 @@ def test_a_detached_version_that_is_named_stays(made: Workload, keeper: str) -> 
     assert [left.version for left in find_leftovers(table)] == [named]
 
 
+@pytest.mark.sampled(1)
 def test_the_leftovers_of_another_table_in_the_same_place_stay(made: Workload) -> None:
     table = open_table(made.uri, made.storage_options)
     killed_commit(table, "put_if_absent", after=False)

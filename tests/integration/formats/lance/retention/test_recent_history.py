@@ -10,8 +10,8 @@ import pytest
 from memwal_ops.core.table_history import HasRecentHistory, TableHistory
 from tests.support.tables import damage
 from tests.support.tables.gc_tables import caught_up, grow, make, merged, table_of
+from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.lsm_table import LsmTable
-from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
 
 
@@ -21,7 +21,7 @@ def history(made: LsmTable, limit: int = 50) -> TableHistory:
     return table.format.recent_history(table, limit)
 
 
-@pytest.mark.parametrize("kind", [Workload, RegionLayout])
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_versions_and_generations(kind: type[LsmTable], tmp_path: Path) -> None:
     made = make(tmp_path, kind, generations=2)
     merged(made)

@@ -359,6 +359,7 @@ def test_a_restored_version_holds_again(tmp_path: Path, kind: type[LsmTable]) ->
     sound(made)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["cut", "of another version"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_version_that_cannot_be_read_holds_everything(tmp_path: Path, kind: type[LsmTable], damage: str) -> None:

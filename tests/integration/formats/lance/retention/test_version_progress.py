@@ -110,6 +110,7 @@ def large(made: LsmTable, *, fragments: int, regions: int, transaction: bool = T
     return encode_version_manifest(version)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transaction", [True, False])
 @pytest.mark.parametrize(("fragments", "regions"), [(0, 0), (2000, 0), (2000, 3), (10, 3000), (2000, 3000)])
 def test_large_manifests_are_read_in_part_and_right(
@@ -147,6 +148,7 @@ def test_a_large_manifest_without_mem_wal_needs_nothing(tmp_path: Path, others: 
     assert read_version_progress(store, meta) == VersionProgress({}, None)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("metadata", [0, 7_000, 8_000, *range(8_040, 8_100, 5), 8_200, 50_000])
 @pytest.mark.parametrize("path", ["/t.lance/_mem_wal/r/wal", "/t.lance/_mem_wal", "/t.lance/_mem_wal_ops", "/other"])
 def test_base_paths_of_a_large_manifest(tmp_path: Path, path: str, metadata: int) -> None:

@@ -216,6 +216,7 @@ def kill(uri: str, at: int) -> int:
     return len(store.calls)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("points", [3, pytest.param(40, marks=pytest.mark.campaign)])
 def test_killed_and_run_again(made: Made, tmp_path: Path, points: int) -> None:
     calls = kill(str(shutil.copytree(made.uri, tmp_path / "whole" / "namespace")), 10**9)

@@ -91,6 +91,7 @@ def test_what_compactions_removed_is_deleted(made: NamespaceUnderTest) -> None:
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lost", ["centroids.bin", "cluster_0.bin", "attrs_0.bin", "wal"])
 def test_nothing_is_deleted_while_the_live_manifest_lacks_an_object(made: NamespaceUnderTest, lost: str) -> None:
     """The segment and the log that a compaction replaced may be all that still has its rows."""
@@ -193,6 +194,7 @@ def backdate(made: NamespaceUnderTest, days: float) -> None:
     path.write_text(json.dumps(document))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S4-037")
 def test_orphan_segments_are_deleted_in_two_runs(made: NamespaceUnderTest) -> None:
     left = orphan_segment(made)
@@ -254,6 +256,7 @@ def test_a_compactor_that_slept_misses_what_was_collected(made: NamespaceUnderTe
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(1)
 def test_while_another_compacts_orphans_stay(made: NamespaceUnderTest) -> None:
     left = orphan_segment(made)
     expire(made)

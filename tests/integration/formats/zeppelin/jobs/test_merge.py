@@ -85,6 +85,7 @@ def test_an_empty_fragment_beside_a_contested_row(tmp_path: Path) -> None:
     assert {one["id"] for one in zeppelin.query(made.uri, vector=[1, 0, 0, 0])} == {"b"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S4-009", "S4-025", "S4-027", "S4-028", "S4-029", "S4-033")
 def test_rounds_of_appends_and_compactions(made: NamespaceUnderTest) -> None:
     dice = random.Random(3)
@@ -110,6 +111,7 @@ def test_rounds_of_appends_and_compactions(made: NamespaceUnderTest) -> None:
         assert {one["id"] for one in zeppelin.query(made.uri, vector=[1, 0, 0, 0], k=1000)} == {*made.expected()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S4-033")
 def test_what_is_appended_meanwhile_stays(made: NamespaceUnderTest) -> None:
     """Also under a ULID below all that was read (a clock that is behind)."""

@@ -104,6 +104,7 @@ def test_rows_that_come_while_it_reads(made: NamespaceUnderTest, monkeypatch: py
     same(made)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", WRITES)
 def test_killed_at_any_commit_and_repeated(

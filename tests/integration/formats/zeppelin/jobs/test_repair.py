@@ -24,6 +24,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> NamespaceUnderTest:
     return found
 
 
+@pytest.mark.sampled(1)
 def test_an_expired_lease_is_released(made: NamespaceUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_job(made.uri, "repair").decision == "nothing_to_repair"
     acquire(open_table(made.uri).store, "gc", Holder("1", "op@host"), timedelta(seconds=1))

@@ -50,6 +50,7 @@ def findings(made: NamespaceUnderTest, **options: Any) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.sampled(1)
 def test_healthy_after_any_history(made: NamespaceUnderTest) -> None:
     dice = random.Random(5)
     for _ in range(4):
@@ -121,6 +122,7 @@ DAMAGES: list[tuple[str, str, Callable[[NamespaceUnderTest], object]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("severity", "check", "damage"), DAMAGES, ids=[str(at) for at in range(len(DAMAGES))])
 def test_each_damage_is_named(
     made: NamespaceUnderTest, severity: str, check: str, damage: Callable[[NamespaceUnderTest], object]

@@ -77,6 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return one
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-001", "S0-205", "S0-202", "S0-110")
 def test_recall_is_that_of_one_table(made: Made, tmp_path: Path) -> None:
     one = lance.write_dataset(made.table, str(tmp_path / "one.lance"))

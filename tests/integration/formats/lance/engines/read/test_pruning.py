@@ -122,6 +122,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.req("S0-200")
 @pytest.mark.parametrize("text", SPECS)
 def test_no_region_that_has_a_row_is_left_out(base: str, text: str) -> None:
@@ -176,6 +177,7 @@ def scanned(reader: Reader, condition: str) -> dict[tuple[Any, ...], int]:
     return {(row["user"], row["day"], row["name"], row["at"]): row["n"] for row in found}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-200", "S0-004", "S0-109")
 @pytest.mark.parametrize("consistency", ["strong", "snapshot"])
 def test_a_scan_reads_the_regions_of_a_filter(routed: tuple[str, dict[tuple[Any, ...], int]], consistency: str) -> None:

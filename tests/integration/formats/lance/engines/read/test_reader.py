@@ -18,8 +18,8 @@ from memwal_ops.errors import GenerationMissingError, InvalidUsageError, MemwalO
 from memwal_ops.formats.lance.engines.read import unmerged
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 from tests.support.tables import damage
+from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same
-from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def test_every_key_is_found_where_it_is(made: tuple[str, pa.Table]) -> None:
     assert read(uri).get([]).num_rows == 0
 
 
-@pytest.mark.parametrize("kind", [Workload, RegionLayout])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("merge", [False, True])
 def test_look_ups_equal_the_model(tmp_path: Path, kind: type[LsmTable], merge: bool) -> None:
     table = kind(11, regions=2, base_rows=50).create(str(tmp_path / "t.lance"))
@@ -136,6 +137,7 @@ def test_look_ups_of_key_types_that_pylance_does_not_hash(tmp_path: Path, layout
     assert lance.dataset(uri).to_table()["n"].to_pylist() == [1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-215", "S0-216", "S0-218")
 def test_only_generations_that_may_have_a_key_are_opened(made: tuple[str, pa.Table]) -> None:
     uri, live = made
@@ -163,6 +165,7 @@ def test_a_reader_reads_filters_and_generations_once(
     assert not [path for path in paths if "_gen_" in path]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-205")
 @pytest.mark.parametrize("k", [1, 10, 100])
 def test_the_nearest_are_those_of_one_table(made: tuple[str, pa.Table], tmp_path: Path, k: int) -> None:

@@ -69,6 +69,7 @@ def finish(uri: str) -> None:
         assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["branch", "clone", "removed"])
 @pytest.mark.parametrize("generations", [1, 2, 3, 4, 6])
 def test_unmerged_generations_get_a_region_of_their_own(tmp_path: Path, how: str, generations: int) -> None:
@@ -160,6 +161,7 @@ def test_a_second_one_after_the_first_was_merged_and_collected(tmp_path: Path, m
     assert [row["val"] for row in read_base(uri).values() if row["id"] == 500] == [23.0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["removed", "clone"])
 def test_the_region_layout(tmp_path: Path, how: str) -> None:
     """Its generations have their rows in the log, which comes along; what was not flushed yet is flushed before."""

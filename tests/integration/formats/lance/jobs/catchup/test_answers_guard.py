@@ -32,6 +32,7 @@ def made(tmp_path: Path) -> PlainTable:
     return made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_index_that_would_lack_rows_is_not_published(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch, name: str
@@ -69,6 +70,7 @@ def test_the_guard_may_be_off_and_an_index_that_is_wrong_stops_nothing(
     assert made.dataset.to_table(filter="id = 450", columns=["id"]).num_rows == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("answers", ["sample", "strict"])
 def test_healthy_indexes_are_asked_and_published(tmp_path: Path, answers: str) -> None:
     made = PlainTable(str(tmp_path / "t.lance")).create(rows=400)

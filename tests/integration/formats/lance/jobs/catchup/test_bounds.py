@@ -59,6 +59,7 @@ def recall(uri: str, every: Vectors, asked: range, metric: str) -> float:
     return hits / (10 * len(asked))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("metric", FAR)
 @pytest.mark.parametrize("kind", ["IVF_SQ", "IVF_HNSW_SQ"])
 def test_rows_beyond_the_bounds_are_found_after_a_catch_up(tmp_path: Path, kind: str, metric: str) -> None:

@@ -188,6 +188,7 @@ def test_no_index_at_all(tmp_path: Path) -> None:
 # -- codebooks
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-112")
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_an_index_without_a_row_keeps_its_codebook(tmp_path: Path, vector: str) -> None:
@@ -362,6 +363,7 @@ def test_a_merge_in_between_costs_no_second_build(tmp_path: Path, monkeypatch: p
     check_queries(uri, expected(2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["compaction", "optimize", "replaced", "dropped", "rewritten"])
 def test_an_index_that_others_change_meanwhile_is_built_again(tmp_path: Path, what: str) -> None:
     uri = create(str(tmp_path / "t.lance"))
@@ -432,6 +434,7 @@ def test_a_table_that_must_not_be_written(tmp_path: Path) -> None:
         catchup.apply(open_table(uri), CatchupOptions())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["ä b", "100%25", "a#b"])
 def test_odd_paths(tmp_path: Path, name: str) -> None:
     uri = create(str(tmp_path / f"{name}.lance"))

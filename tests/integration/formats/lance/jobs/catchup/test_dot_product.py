@@ -81,6 +81,7 @@ def is_complete(uri: str, name: str) -> bool:
     return coverage(base_indexes(table)[name].covered, table.manifest).complete
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("anew", ["retrain", "rebuild"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_is_refused_and_training_anew_helps(tmp_path: Path, kind: str, anew: str) -> None:
@@ -122,6 +123,7 @@ def test_verify_finds_an_index_that_pylance_updated(tmp_path: Path, metric: str)
         assert run_job(uri, "verify").decision == "healthy"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_a_log_it_is_replaced_by_a_new_one(tmp_path: Path, kind: str) -> None:
     """Rows that are merged while the new one is built get into it with its own codebook."""
@@ -143,6 +145,7 @@ def test_beside_a_log_it_is_replaced_by_a_new_one(tmp_path: Path, kind: str) -> 
     assert recall(uri) > of_a_fresh_build(tmp_path, kind, ROWS + 2 * ADDED) - 0.1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_a_log_it_is_built_anew_with_its_codebook(tmp_path: Path, kind: str) -> None:
     uri = make(tmp_path, kind)

@@ -61,6 +61,7 @@ def check(made: PlainTable) -> None:
     assert last in dataset.to_table(nearest=near, columns=["id"], fast_search=True)["id"].to_pylist()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_every_kind_of_index(tmp_path: Path, vector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of an entry gets lost on its way through pylance's commit; a vector index keeps its codebook."""
@@ -226,6 +227,7 @@ _LATE: dict[str, Callable[[PlainTable], object]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("late", [*_LATE])
 @pytest.mark.parametrize("job", ["catchup", "compact"])
 def test_a_commit_that_does_not_go_with_the_jobs(
@@ -268,6 +270,7 @@ def texts(made: PlainTable) -> dict[int, str | None]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_retrain_replaces_the_centroids_of_vector_indexes_alone(tmp_path: Path, vector: str) -> None:
     """In one segment, by the same parameters; a writer that commits meanwhile loses nothing."""
@@ -298,6 +301,7 @@ def test_retrain_is_for_tables_without_a_log(made: PlainTable) -> None:
         run_job(made.uri, "catchup", retrain=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vector", VECTOR_KINDS)
 def test_an_index_without_a_row_is_trained_anew(tmp_path: Path, vector: str) -> None:
     """All rows under it were deleted: pylance trains it by the new ones, and there is no codebook to keep."""

@@ -126,6 +126,7 @@ def unnamed_segments(uri: str, folder: Path) -> set[str]:
     return {path.name for path in (folder / "_indices").iterdir()} - named
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", INDEXES)
 def test_every_type_keeps_its_parameters(tmp_path: Path, kind: str) -> None:
     uri = str(tmp_path / "t.lance")
@@ -173,6 +174,7 @@ def found(made: PlainTable, condition: str) -> list[int]:
     return sorted(made.dataset.to_table(filter=condition, columns=["id"])["id"].to_pylist())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("write", WRITES)
 def test_others_commit_while_an_index_is_built(made: PlainTable, monkeypatch: pytest.MonkeyPatch, write: str) -> None:
     """What they write is found; what took the ground from the build makes it be built again."""
@@ -205,6 +207,7 @@ def _rebuild_in_process(uri: str, start: Any, told: Any) -> None:
         told.put([error.reason])
 
 
+@pytest.mark.long
 def test_two_processes_at_once(made: PlainTable) -> None:
     context = multiprocessing.get_context("spawn")
     start, told = context.Barrier(2), context.Queue()
@@ -225,6 +228,7 @@ def test_two_processes_at_once(made: PlainTable) -> None:
     assert run_job(made.uri, "verify", deep=True).decision == "healthy"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vector_kind", ["IVF_FLAT", "IVF_PQ", "IVF_HNSW_FLAT", "IVF_HNSW_PQ"])
 def test_beside_a_log_with_the_same_codebook(tmp_path: Path, vector_kind: str) -> None:
     uri = indexed.create(str(tmp_path / "t.lance"), vector=vector_kind)
@@ -255,6 +259,7 @@ def test_beside_a_log_a_quantizer_that_pylance_trains_anew_is_refused(tmp_path: 
     assert lance.dataset(uri).version == version
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["id_btree", "id_zonemap", "id_bloomfilter", "id_bitmap", "text_ngram", "text_inverted"]
 )
@@ -302,6 +307,7 @@ def test_what_contradicts_is_refused(made: PlainTable) -> None:
         run_job(made.uri, "catchup", rebuild=True, indexes=["id_btree"], retrain=True)
 
 
+@pytest.mark.long
 def test_without_names_all_indexes_are_built_anew(made: PlainTable) -> None:
     """The dry run shows each, and what it would write."""
     before, version = base_indexes(open_table(made.uri)), made.dataset.version
@@ -321,6 +327,7 @@ def test_without_names_all_indexes_are_built_anew(made: PlainTable) -> None:
     assert run_job(made.uri, "verify", deep=True).decision == "healthy"
 
 
+@pytest.mark.long
 def test_within_a_budget_each_index_has_its_turn(made: PlainTable) -> None:
     names = [*base_indexes(open_table(made.uri))]
     turns = []
@@ -339,6 +346,7 @@ def test_a_table_without_rows_keeps_its_indexes(made: PlainTable) -> None:
     assert made.dataset.version == version
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP"])
 def test_a_nested_index_all_of_whose_rows_were_rewritten(tmp_path: Path, kind: str) -> None:
     """pylance's update looks for a column of the inner name alone: docs/upstream/nested_index_without_rows_fails.py."""

@@ -46,6 +46,7 @@ def recall(uri: str, vectors: np.ndarray) -> float:  # type: ignore[type-arg]
     return hits / (10 * QUERIES)
 
 
+@pytest.mark.long
 def test_dot_products_get_the_recall_of_a_fresh_build(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     build(uri, EVERY[:ROWS], "dot")
@@ -65,6 +66,7 @@ def test_dot_products_get_the_recall_of_a_fresh_build(tmp_path: Path) -> None:
     assert run_job(uri, "catchup", retrain="auto").decision == "unchanged"
 
 
+@pytest.mark.long
 def test_what_pylance_ruined_is_found_and_built_anew(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     build(uri, EVERY[:ROWS], "dot")
@@ -140,6 +142,7 @@ def test_other_words_are_refused(word: object) -> None:
         CatchupOptions.read({"retrain": word})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arguments", "method"),
     [

@@ -76,6 +76,7 @@ def assert_right(uri: str) -> None:
     assert sum(one.queries for one in report.answers) > 50
 
 
+@pytest.mark.long
 def test_appends_are_merged_by_tiers(uri: str) -> None:
     """Also where a compaction runs in between, which joins the fragments of one segment."""
     seen = []
@@ -92,6 +93,7 @@ def test_appends_are_merged_by_tiers(uri: str) -> None:
     assert_right(uri)
 
 
+@pytest.mark.long
 def test_what_is_written_is_reported_and_planned(tmp_path: Path) -> None:
     uri = tiered(tmp_path, 8 * LARGE)
     whole = {one.name: sum(file.size_bytes for entry in one.segments for file in entry.files)
@@ -131,6 +133,7 @@ def test_what_is_due_by_the_schedule(tmp_path: Path) -> None:
     assert counts() == [3, 3, 3, 0]
 
 
+@pytest.mark.long
 def test_the_limit_holds(uri: str) -> None:
     append(uri, UNIT)
     run_job(uri, "catchup")
@@ -145,6 +148,7 @@ def test_the_limit_holds(uri: str) -> None:
     assert_right(uri)
 
 
+@pytest.mark.long
 def test_one_as_the_factor_writes_indexes_anew(uri: str) -> None:
     append(uri, UNIT)
     run_job(uri, "catchup", tier_factor=1)
@@ -168,6 +172,7 @@ def test_segments_without_rows_are_merged(uri: str) -> None:
     assert_right(uri)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("release", "expected"), [("7.0.0", [[0, 1]]), ("9.0.1", [[0], [1]])])
 def test_releases_that_fail_by_several_segments_get_one(uri: str, release: str, expected: list[list[int]]) -> None:
     append(uri, UNIT)
@@ -176,6 +181,7 @@ def test_releases_that_fail_by_several_segments_get_one(uri: str, release: str, 
     assert segments(uri) == expected
 
 
+@pytest.mark.long
 def test_other_types_keep_one_segment(uri: str) -> None:
     """Why: tests/integration/contracts/test_segments.py."""
     names = ["by_tag", "by_x", "by_zone"]
@@ -225,6 +231,7 @@ def change_in_place(uri: str, fragment: int) -> None:
     lance.LanceDataset.commit(uri, operation, read_version=dataset.version)
 
 
+@pytest.mark.long
 def test_what_answers_by_itself_is_written_by_tiers(tmp_path: Path) -> None:
     """After appends, upserts, deletes and compactions, which change no value where it is."""
     uri = exact(tmp_path, base=8)
@@ -244,6 +251,7 @@ def test_what_answers_by_itself_is_written_by_tiers(tmp_path: Path) -> None:
     assert_right(uri)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compacted", [False, True], ids=["in place", "compacted since"])
 def test_segments_with_values_of_before_are_merged(tmp_path: Path, compacted: bool) -> None:
     """Back to the oldest of them: those before stay as they are."""
@@ -269,6 +277,7 @@ def test_the_oldest_segment_may_have_values_of_before(tmp_path: Path) -> None:
     assert_right(uri)
 
 
+@pytest.mark.long
 def test_a_run_heals_what_another_process_claimed(tmp_path: Path) -> None:
     """pylance's own update merges the newest segment with the rows that none covers, whatever older ones hold."""
     uri = exact(tmp_path, base=8)
@@ -282,6 +291,7 @@ def test_a_run_heals_what_another_process_claimed(tmp_path: Path) -> None:
     assert_right(uri)
 
 
+@pytest.mark.long
 def test_addresses_that_readers_translate_are_not_compared(tmp_path: Path) -> None:
     uri = exact(tmp_path, base=8)
     append_units(uri, 1)
@@ -294,6 +304,7 @@ def test_addresses_that_readers_translate_are_not_compared(tmp_path: Path) -> No
     assert_right(uri)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_answers_are_right_after_upserts(tmp_path: Path, stable: bool) -> None:
     """An older segment has what the rows were before."""

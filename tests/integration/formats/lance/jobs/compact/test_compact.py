@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 from tests.support.tables.lsm_table import LsmTable
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("stored", ["none", "inline", "external"])
@@ -105,6 +106,7 @@ def test_on_s3(bucket: tuple[str, dict[str, str]]) -> None:
     assert read_snapshot(after) is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_every_kind_of_index_answers_as_before(tmp_path: Path, stable: bool) -> None:
     uri = indexed.create(str(tmp_path / "t.lance"), stable=stable)

@@ -91,6 +91,7 @@ def files_of(made: PlainTable) -> set[str]:
     return {one for one in made.files() if not one.startswith(("_versions", "_transactions", "_mem_wal_ops"))}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_index_that_was_not_remapped_is_not_published(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch, name: str
@@ -249,6 +250,7 @@ def test_a_rebased_version_is_asked_if_its_indexes_are_others(
     assert made.dataset.to_table(filter="id = 605", columns=["id"]).num_rows == 1
 
 
+@pytest.mark.long
 def test_it_can_be_stopped_while_it_asks(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     made.create_indexes("IVF_FLAT")
     files, stops = files_of(made), []
@@ -302,6 +304,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["staged", "asking", "published"])
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_kill_leaves_the_old_state_or_the_new_one(
@@ -355,6 +358,7 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
         assert not [one for one in made.files("_versions") if "-" in one]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_kill_on_s3_leaves_no_table_of_dynamodb(

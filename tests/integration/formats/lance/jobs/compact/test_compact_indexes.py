@@ -60,6 +60,7 @@ def check(uri: str, *expected: int) -> None:
     assert sorted(dataset.to_table(columns=["id"])["id"].to_pylist()) == [*expected]
 
 
+@pytest.mark.sampled(1)
 def test_dropped_rows_take_no_place(uri: str) -> None:
     check(uri, *range(20, 100))
     for dropped, after in ((20, 1), (40, 1)):

@@ -216,6 +216,7 @@ def test_one_commit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read_snapshot(after) is not None
 
 
+@pytest.mark.long
 def test_others_always_win(tmp_path: Path, at_commit: Callable[..., list[int]]) -> None:
     made = make(tmp_path)
 

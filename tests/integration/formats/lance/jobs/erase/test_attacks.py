@@ -91,6 +91,7 @@ def test_stray_files_below_branches_are_named(uri: str) -> None:
     assert erase(uri).decision == "erased"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "path",
     ["_deletions/stray.txt", "_deletions/a/0-1-1.arrow", "_refs/stray.bin", "_mem_wal_ops/stray.bin",
@@ -105,6 +106,7 @@ def test_files_that_are_not_known_are_named(uri: str, path: str) -> None:
     assert (report.decision, [*blocking(report)]) == ("held", [path])
 
 
+@pytest.mark.long
 def test_a_branch_and_its_child_are_erased_too(uri: str) -> None:
     """The manifest of an expired version is kept for the child of a branch; it has no values."""
     dataset = lance.dataset(uri)

@@ -82,6 +82,7 @@ def test_none_is_written_before_all_is_erased(uri: str, tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_signature(uri: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
     path = tmp_path / "proof.json"

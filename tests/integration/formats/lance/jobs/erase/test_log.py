@@ -59,6 +59,7 @@ def living(uri: str) -> list[int]:
     return sorted(lance.dataset(uri).to_table(columns=["id"]).column("id").to_pylist())
 
 
+@pytest.mark.sampled(1)
 def test_merged_and_unmerged_rows_are_gone_from_base_and_log(made: tuple[str, str]) -> None:
     uri, layout = made
     assert any(path.startswith("_mem_wal/") for path in patterns.holders(uri, GONE))

@@ -75,6 +75,7 @@ def uri(made: str, tmp_path: Path) -> str:
 STAYING = [number for number in range(300) if number not in GONE]
 
 
+@pytest.mark.long
 def test_every_pattern_is_found_before_and_none_after(tmp_path: Path) -> None:
     uri = patterns.create(str(tmp_path / "t.lance"))
     lance.dataset(uri).delete(f"btree = '{patterns.pattern(250, 'btree')}'")
@@ -240,6 +241,7 @@ def erasing(made: str) -> Erasing:
     return Erasing(job.apply, made, WHERE, GONE, partial(check_rows, numbers=STAYING))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 0.95])
 def test_killed_and_run_again(erasing: Erasing, tmp_path: Path, part: float) -> None:
     erasing.killed_at(tmp_path, [int(len(erasing.calls(tmp_path)) * part)])

@@ -24,6 +24,7 @@ def holders(table: Any) -> set[str]:
     return {meta.path for meta in table.store.list() if any(one in table.store.get(meta.path) for one in wanted)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calls", [pytest.param(40, marks=pytest.mark.campaign), 110])
 def test_a_table_with_a_log(bucket: tuple[str, dict[str, str]], calls: int) -> None:
     root, options = bucket

@@ -120,6 +120,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.req("S0-079", "S0-184", "S0-188", "S0-189", "S0-190")
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("name", HOLDERS)
@@ -182,6 +183,7 @@ def test_base_files_below_mem_wal_hold_everything(tmp_path: Path, kind: type[Lsm
 # -- what came after the plan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.req("S0-189")
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("holder", [keep_by_tag, keep_by_branch, keep_by_hold])

@@ -245,6 +245,7 @@ def test_a_folder_without_a_claim_is_no_region(tmp_path: Path) -> None:
     assert report.regions == 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["gap", "ahead", "newest", "none"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_region_that_cannot_be_read_is_kept_as_a_whole(tmp_path: Path, kind: type[LsmTable], fault: str) -> None:

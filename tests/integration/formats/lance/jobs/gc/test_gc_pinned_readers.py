@@ -170,6 +170,7 @@ def test_a_restored_version_that_pylance_cleans_up(tmp_path: Path) -> None:
     assert generation_folders(made)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "data",
     [

@@ -153,6 +153,7 @@ def test_memory_of_a_manifest_with_many_entries(table: Workload) -> None:
     assert (peak() - before) / entries < 1000
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("exported", [False, True])
 def test_regions_of_a_table_that_was_overwritten(
     table: Workload, capfd: pytest.CaptureFixture[str], tmp_path: Path, *, exported: bool

@@ -387,6 +387,7 @@ def test_options_are_for_legacy_tables_only(tmp_path: Path) -> None:
         merge(made.finish().uri, engine="spark")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories(tmp_path: Path, seed: int) -> None:
     random_ = random.Random(seed)

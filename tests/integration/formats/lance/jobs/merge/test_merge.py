@@ -89,6 +89,7 @@ def test_random_workloads_in_random_slices_equal_the_dictionary(
     check(table)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.req("S0-002")
 @pytest.mark.parametrize("key", OTHER_KEYS)
 @pytest.mark.parametrize("layout", ["shard", "region"])
@@ -103,6 +104,7 @@ def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: Engine
     assert_same(read_base(table.uri), table.model.expected(), seed=11)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", ["vector", "nested", "wide"])
 @pytest.mark.parametrize("layout", ["shard", "region"])
 @pytest.mark.parametrize("stable", [False, True])

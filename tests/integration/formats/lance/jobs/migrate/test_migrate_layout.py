@@ -42,6 +42,7 @@ def files(uri: str) -> dict[str, bytes]:
     return {str(one): one.read_bytes() for one in Path(uri).rglob("*") if one.is_file()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_there_and_back(tmp_path: Path, layout: str) -> None:
     made, to = filled(str(tmp_path / "t.lance"), layout), OTHER[layout]
@@ -136,6 +137,7 @@ def test_a_writer_of_before_makes_no_region_afterwards(tmp_path: Path) -> None:
         RegionWriter(opened)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_region_that_is_made_meanwhile(tmp_path: Path, layout: str) -> None:
     """Right before the version is published: it is found, sealed and merged after it."""
@@ -225,6 +227,7 @@ def test_rows_behind_a_sealed_log_block(tmp_path: Path) -> None:
     assert base_rows(made.uri) == made.model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gc_afterwards(tmp_path: Path, layout: str) -> None:
     """Regions of both layouts are collected, each by its own; nothing is unrecognized."""

@@ -74,6 +74,7 @@ def test_plan_changes_nothing(dynamo_table: DynamoTable) -> None:
     assert dynamo_table.append(30) == 4
 
 
+@pytest.mark.long
 def test_migrates_with_all_versions_and_branches(dynamo_table: DynamoTable) -> None:
     dynamo_table.dataset.create_branch("dev")
     branch = replace(dynamo_table, path=f"{dynamo_table.path}/tree/dev")
@@ -93,6 +94,7 @@ def test_migrates_with_all_versions_and_branches(dynamo_table: DynamoTable) -> N
     assert run_job(dynamo_table.plain_uri, "maintain", storage_options=dynamo_table.options).exit_code == 0
 
 
+@pytest.mark.long
 def test_a_writer_that_opened_the_table_before_fails(dynamo_table: DynamoTable) -> None:
     """Also after others have committed to plain S3: its version is fenced, too. Its staged manifests are gc's."""
     stale = dynamo_table.dataset
@@ -124,6 +126,7 @@ def test_a_commit_in_between_is_kept(dynamo_table: DynamoTable, monkeypatch: pyt
     _is_migrated(dynamo_table, [*range(40)])
 
 
+@pytest.mark.long
 def test_a_commit_on_an_unfinished_version_is_kept(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both came after the migration finished what it saw; the newest one, which it checks, is finished."""
     finish_all = ManifestEntryStore.finish_all
@@ -196,6 +199,7 @@ def test_killed_at_every_point(dynamo_table: DynamoTable, monkeypatch: pytest.Mo
     _is_migrated(dynamo_table, [*range(30)])
 
 
+@pytest.mark.long
 def test_a_table_that_has_no_entries_is_refused(dynamo_table: DynamoTable) -> None:
     """Its writers may use another table in DynamoDB, and would not be fenced. After the remedy it is migrated."""
     for version in (1, 2, 3):
@@ -207,6 +211,7 @@ def test_a_table_that_has_no_entries_is_refused(dynamo_table: DynamoTable) -> No
     _is_migrated(dynamo_table, [*range(30)])
 
 
+@pytest.mark.long
 def test_a_branch_that_is_created_meanwhile_is_fenced(
     dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +252,7 @@ def test_a_fence_of_a_killed_migration_is_completed(dynamo_table: DynamoTable, m
     _is_migrated(dynamo_table, [*range(30)])
 
 
+@pytest.mark.long
 def test_the_page(
     dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ NAMES = [getattr(harm, "__name__", check).replace("<lambda>", check) for harm, c
 each_fixable = pytest.mark.parametrize(("harm", "check"), FIXABLE, ids=NAMES)
 
 
+@pytest.mark.sampled(4)
 @each_fixable
 def test_each_is_fixed_and_brought_back(
     merged_copy: tuple[str, str], merged_table: LsmTable, harm: Callable[[str, str], Any], check: str
@@ -179,6 +180,7 @@ UNFIXABLE = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("harm", "check", "severity"), UNFIXABLE)
 def test_what_has_no_safe_fix_names_the_choices(
     merged_copy: tuple[str, str], harm: Callable[[str, str], Any], check: str, severity: str

@@ -144,6 +144,7 @@ def test_nothing_is_committed_when_nothing_moved(made: LsmTable) -> None:
     assert snapshot.apply(opened(made), SnapshotOptions(1)).decision == "unchanged"
 
 
+@pytest.mark.sampled(1)
 def test_a_dry_run_writes_nothing(made: LsmTable) -> None:
     files = Files(made.uri, made.storage_options)
     before = files.listing("")
@@ -170,6 +171,7 @@ def test_no_regions(tmp_path: Path, kind: type[LsmTable], threshold: int) -> Non
     assert snapshot.apply(open_table(uri), SnapshotOptions(threshold)).decision == "unchanged"
 
 
+@pytest.mark.sampled(1)
 def test_a_regions_query_lists_nothing(made: LsmTable) -> None:
     snapshot.apply(opened(made), SnapshotOptions(1))
     table = opened(made)
