@@ -10,7 +10,7 @@ import pyarrow as pa
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import DuplicateKeysError, MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lance.checks.key_files import check_key_files
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.names import region_folder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PAGE = runbook(DuplicateKeysError.exit_code) or ""
 _TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
-_REGION = "_region"
+_REGION, _STOPS = "_region", "Merges stop before it; readers fail."
 _MAX_BYTES = 64 << 20
 
 
@@ -72,6 +72,21 @@ def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _check_required(table: Table, generation: Generation) -> Iterator[Finding]:
+    """No row of a generation, but tombstones, is NULL in a column that must have a value."""
+    names = [name for name in required_columns(table.dataset.schema) if name not in table.primary_key]
+    if not names:
+        return
+    selected = generation.selected(names)
+    alive = f"{TOMBSTONE} IS NOT TRUE" if generation.projection.has_tombstones else None
+    try:
+        for batch in selected.read_rows(max_bytes=_MAX_BYTES, condition=alive):
+            for _ in selected.projected(batch, max_bytes=_MAX_BYTES, references=False):
+                pass
+    except MemwalOpsError as error:
+        yield finding_of(error, "generation_rows", generation.ref.folder, _STOPS)
+
+
 def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generation]]) -> Iterator[Finding]:
     """Every unmerged generation reads, has no NULL key, fits its key files, and shares no key with another region.
 
@@ -84,9 +99,10 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
                 rows = one.read_keys()
                 deque(one.read_rows(max_bytes=_MAX_BYTES), maxlen=0)  # the other columns may be damaged alone
             except MemwalOpsError as error:
-                what, about = "Merges stop before it; readers fail.", f"{region_id}/{one.ref.generation}"
-                yield finding_of(error, "generation_rows", one.ref.folder, what, about=about)
+                about = f"{region_id}/{one.ref.generation}"
+                yield finding_of(error, "generation_rows", one.ref.folder, _STOPS, about=about)
                 continue
+            yield from _check_required(table, one)
             yield from check_key_files(table.store, one, rows.drop_columns([TOMBSTONE]))
             keys = rows.select(range(len(table.primary_key)))
             nulls = sum(column.null_count for column in keys.columns)

@@ -44,6 +44,7 @@ from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
 
     import lance
     import numpy as np
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.files.named_files import NamedFile
     from memwal_ops.formats.lance.generations.copies import GenerationCopies
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.projection import SameField
     from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -158,12 +160,16 @@ class Generation:
             max_bytes: memory budget; a quarter of it is for blobs, but a row is never split.
             references: whether external blobs stay references, as the base's writer needs them;
                 otherwise they are read, and all blobs are plain bytes.
+
+        Raises:
+            SchemaProjectionError: NULL in a column that is required in the base.
         """
         if not self._has_blobs:
-            yield self.projection.apply(rows)
+            with named(self.ref):
+                yield self.projection.apply(rows)
             return
         projection = self.projection if references else self.projection.with_blobs_as_bytes()
-        with _as_corrupt(self.ref), lance_errors("read the blobs of", self.ref.folder):
+        with named(self.ref), _as_corrupt(self.ref), lance_errors("read the blobs of", self.ref.folder):
             for part in with_payload(self.dataset, rows, max(1, max_bytes // 4), references=references):
                 yield projection.apply(part)
 
@@ -256,17 +262,7 @@ def open_generation(
     if written.numbers_fields_from_zero:
         source = _with_base_ids(source, written, history)
 
-    record = table.records.get(ref.region_id)
-    adopted = 0 if record is None else record.adopted
-
-    def is_same(field_id: int, renamed: bool) -> bool | None:  # noqa: FBT001 - the shape of a callback
-        # Timeline by the flush alone: a writer puts column ``note`` and is killed; ``note`` is dropped, and ``email``
-        # added under its id; the next writer replays the log and flushes it: the notes would become e-mails.
-        verdict = history.is_same_field(field_id, written.logged, renamed=renamed, adopted=adopted)
-        if verdict is None and written.logged != written.flush:
-            verdict = history.is_same_field(field_id, written.flush, renamed=renamed, adopted=adopted)
-        return verdict
-
+    is_same = same_fields(table, history, ref.region_id, written.logged, written.flush)
     projection = plan_projection(
         source, nodes(table.dataset), written_schema(table.dataset.schema), table.primary_key, is_same
     )
@@ -304,6 +300,30 @@ def lacks_files(
     return None
 
 
+def same_fields(
+    table: Table, history: SchemaHistory, region_id: UUID, logged: Flush, flushed: Flush | None = None
+) -> SameField:
+    """What decides whether a field is the one that a region's rows were written with.
+
+    Args:
+        logged: when they were put into the log; this decides, if the versions show it.
+        flushed: when they were flushed.
+    """
+    record = table.records.get(region_id)
+    adopted = 0 if record is None else record.adopted
+
+    def is_same(field_id: int, renamed: bool) -> bool | None:  # noqa: FBT001 - the shape of a callback
+        # Timeline by the flush alone: a writer puts column ``note`` and is killed; ``note`` is dropped, and ``email``
+        # added under its id; the next writer replays the log and flushes it: the notes would become e-mails.
+        verdict = history.is_same_field(field_id, logged, renamed=renamed, adopted=adopted)
+        if verdict is not None or flushed in {None, logged}:
+            return verdict
+        verdict = history.is_same_field(field_id, flushed or logged, renamed=renamed, adopted=adopted)
+        return None if verdict and history.has_time_of_copy(logged) else verdict
+
+    return is_same
+
+
 def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | None:
     """The error if a generation's directory is missing, or is a link, which is not followed; None if it exists."""
     try:
@@ -314,14 +334,19 @@ def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | Non
     return GenerationMissingError(f"The directory of {ref} is missing or empty.")
 
 
-def read_flush(table: Table, ref: GenerationRef) -> Flush | None:
-    """When the oldest rows of a generation were logged or flushed; None if it does not exist. Two to five requests.
+def read_flush(table: Table, ref: GenerationRef) -> int | None:
+    """When the oldest rows of a generation were logged or flushed, by the earliest of the known times, in ns.
+
+    None if it does not exist. Two to five requests.
 
     Raises:
         InvalidFormatError: its manifest does not decode.
     """
     versions = list_versions(table.store, f"{ref.folder}/{VERSIONS_FOLDER}").numbered
-    return read_written_by(table.store, ref.folder, max(versions)).logged if versions else None
+    if not versions:
+        return None
+    written = read_written_by(table.store, ref.folder, max(versions))
+    return min(written.flush.earliest, written.logged.earliest)
 
 
 def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: SchemaHistory) -> tuple[Node, ...]:
@@ -334,6 +359,16 @@ def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: Schema
             remedy="Change the base table back to the generation's columns, merge, and change them again.",
         )
     return tuple(node if node.name == TOMBSTONE else renumbered(node, ids) for node in source)
+
+
+@contextmanager
+def named(source: object) -> Iterator[None]:
+    """Errors of columns name the generation or log that has them."""
+    try:
+        yield
+    except SchemaProjectionError as error:
+        error.args = (f"{source}: {error}",)
+        raise
 
 
 @contextmanager

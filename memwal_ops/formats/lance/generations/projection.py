@@ -10,9 +10,10 @@ have the same name. Whether both are the same column is determined from the base
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+from lance.schema import LanceSchema
 
 from memwal_ops.errors import SchemaProjectionError
 from memwal_ops.formats.lance.files.blobs import bytes_type, written_schema
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Matches = Callable[["Node", "Node"], bool]
 
 TOMBSTONE = "_tombstone"
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 _DECIDE = (
     "memwal-ops adopt URI --same-columns lists the generations that wait for a decision, and what it asserts; with "
     "--apply it records that the columns are the same ones, and merge continues. "
@@ -110,13 +112,19 @@ class Projection:
         return replace(self, schema=schema, columns=tuple(by_name[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a batch of ``source_columns`` to the base schema; same rows, same order."""
+        """Convert a batch of ``source_columns`` to the base schema; same rows, same order.
+
+        Raises:
+            SchemaProjectionError: NULL in a required column.
+        """
         arrays = [
             pa.nulls(batch.num_rows, column.target.type)
             if column.source is None
             else _project(batch.column(column.source.name), column)
             for column in self.columns
         ]
+        for array, field in zip(arrays, self.schema, strict=True):
+            _refuse_null(array, field)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def with_blobs_as_bytes(self) -> Projection:
@@ -125,10 +133,98 @@ class Projection:
         return replace(self, schema=schema, columns=tuple(map(_with_bytes, self.columns)))
 
 
+def conformed(rows: _Rows, schema: pa.Schema) -> _Rows:
+    """The rows in a schema with the same columns.
+
+    Arrow's own cast refuses a struct that is NULL and has required fields, which is no fault.
+
+    Raises:
+        SchemaProjectionError: NULL in a required column.
+    """
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(rows.columns, schema, strict=True)
+    ]
+    for column, field in zip(columns, schema, strict=True):
+        _refuse_null(column, field)
+    return type(rows).from_arrays(columns, schema=schema)
+
+
+def null_in_required(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> str | None:
+    """The path of a required field that is NULL in a row in which all that contains it is not; None: there is none."""
+    if not field.nullable and column.null_count:
+        return str(field.name)
+    kind = field.type
+    if not _has_required(kind):
+        return None
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for part, inner in _parts(pa.concat_arrays([chunk.drop_null()]), kind):
+            if (path := null_in_required(part, inner)) is not None:
+                return f"{field.name}.{path}"
+    return None
+
+
+def required_columns(schema: pa.Schema) -> list[str]:
+    """The columns that are, or have inside, a field that may not be NULL."""
+    return [field.name for field in schema if not field.nullable or _has_required(field.type)]
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    return any(not inner.nullable or _has_required(inner.type) for inner in _fields_inside(kind))
+
+
+def _fields_inside(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return [kind.field(at) for at in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [kind.item_field]
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return [kind.value_field] if lists else []
+
+
+def _parts(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Field]]:
+    """The values inside an array without NULL, each with its field."""
+    if pa.types.is_struct(kind):
+        values = array.flatten()
+    else:
+        values = [array.items if pa.types.is_map(kind) else array.flatten()]
+    return [*zip(values, _fields_inside(kind), strict=True)]
+
+
+def _refuse_null(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> None:
+    if (path := null_in_required(column, field)) is not None:
+        raise _without_values(path, f"The required column {path!r} is NULL in some rows.")
+
+
+def _without_values(path: str, message: str) -> SchemaProjectionError:
+    return SchemaProjectionError(
+        message,
+        remedy=f'Run lance.dataset(URI).alter_columns({{"path": "{path}", "nullable": True}}), and this again: it is '
+        "then NULL in these rows. Open new writers, and give the rows a value as you like.",
+    )
+
+
 def nodes(dataset: lance.LanceDataset) -> tuple[Node, ...]:
     """The fields of a dataset as trees."""
     schema = written_schema(dataset.schema)
     return tuple(_node(field, schema.field(field.name())) for field in dataset.lance_schema.fields())
+
+
+def nodes_of(schema: pa.Schema, ids: Sequence[int]) -> tuple[Node, ...]:
+    """The fields of rows as trees, with these ids, each before those inside it.
+
+    Raises:
+        SchemaProjectionError: another number of ids than of fields.
+    """
+    fields = LanceSchema.from_pyarrow(schema).fields()
+    if sum(map(_size, fields)) != len(ids):
+        raise SchemaProjectionError(f"There are {len(ids)} field ids for the columns {', '.join(schema.names)}.")
+    numbered = dict(enumerate(ids))
+    return tuple(renumbered(_node(field, schema.field(field.name())), numbered) for field in fields)
+
+
+def _size(field: Any) -> int:
+    return 1 + sum(map(_size, field.children()))
 
 
 def renumbered(node: Node, ids: Mapping[int, int]) -> Node:
@@ -208,7 +304,9 @@ def _entries(kind: pa.MapType) -> pa.StructType:
     return pa.struct([kind.key_field, kind.item_field])
 
 
-def _match_all(sources: Sequence[Node], targets: Sequence[Node], matches: Matches) -> tuple[Column, ...]:
+def _match_all(
+    sources: Sequence[Node], targets: Sequence[Node], matches: Matches, within: str = ""
+) -> tuple[Column, ...]:
     by_id = {node.field_id: (position, node) for position, node in enumerate(sources)}
     columns = []
     for target in targets:
@@ -218,10 +316,11 @@ def _match_all(sources: Sequence[Node], targets: Sequence[Node], matches: Matche
         if source is None:
             _refuse_changed_type(target, [one for one in sources if one.field_id != target.field_id])
             if not target.nullable:
-                raise SchemaProjectionError(f"The generation has no values for the required column {target.name!r}.")
+                path = f"{within}{target.name}"
+                raise _without_values(path, f"The generation has no values for the required column {path!r}.")
             columns.append(Column(target, None))
         else:
-            columns.append(Column(target, source, position, _inner(source, target, matches)))
+            columns.append(Column(target, source, position, _inner(source, target, matches, within)))
     return tuple(columns)
 
 
@@ -264,15 +363,16 @@ def _undecided(fields: Sequence[Node]) -> UndecidedColumnsError:
     )
 
 
-def _inner(source: Node, target: Node, matches: Matches) -> tuple[Column, ...]:
+def _inner(source: Node, target: Node, matches: Matches, within: str) -> tuple[Column, ...]:
     """The match of the nested fields; empty if both sides are identical in all of them."""
     if _is_identical(source, target) and _unchanged_inside(source, target, matches):
         return ()
+    within = f"{within}{target.name}."
     if pa.types.is_struct(source.type) and pa.types.is_struct(target.type):
-        return _match_all(source.children, target.children, matches)
+        return _match_all(source.children, target.children, matches, within)
     if type(source.type) is type(target.type) and source.children and target.children:
         item_source, item_target = source.children[0], target.children[0]
-        return (Column(item_target, item_source, 0, _inner(item_source, item_target, matches)),)
+        return (Column(item_target, item_source, 0, _inner(item_source, item_target, matches, within)),)
     if not source.type.equals(target.type):
         raise SchemaProjectionError(
             f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."

@@ -75,12 +75,11 @@ class UnmergedFlushes:
     def _read(self, table: Table, refs: Collection[GenerationRef], newest: Collection[GenerationRef]) -> None:
         def read(ref: GenerationRef) -> int | None:
             try:
-                flush = read_flush(table, ref)
+                return read_flush(table, ref)
             except InvalidFormatError:
                 if ref in newest:
                     raise
                 return 0  # not known: it may be restored from a backup
-            return None if flush is None else flush.earliest
 
         missing = [ref for ref in refs if ref not in self._flushed]
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest, version_path
-from memwal_ops.formats.lance.retention.schema_history import Flush
+from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import lance_major
@@ -37,7 +37,8 @@ class WrittenBy:
     Attributes:
         manifest: of the generation's dataset.
         flush: when it was written.
-        logged: in the region layout, when the first WAL entry was put to which it refers; else as ``flush``.
+        logged: in the region layout, when the first WAL entry was put to which it refers, by the store's clock; else as
+            ``flush``.
         major: major release number of Lance; None if the manifest does not name a Lance release.
     """
 
@@ -75,7 +76,8 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
         raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
     kept = manifest.manifest.table_metadata.get(FLUSHED, "")
     by_store = int(kept) if kept.isdecimal() else nanoseconds(meta.last_modified)
-    flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), by_store)
+    opened = WriterVersion.parsed(manifest.manifest.table_metadata.get(OPENED))
+    flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), by_store, opened)
     logged = _logged(store, folder, manifest.manifest, flush)
     return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
 
@@ -84,5 +86,4 @@ def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flus
     if not manifest.base_paths or not manifest.fragments:
         return flush
     entry = store.head(f"{folder.rpartition('/')[0]}/wal/{manifest.fragments[0].files[0].path}")
-    waited = 0 if entry is None else max(0, flush.by_store - nanoseconds(entry.last_modified))
-    return Flush(flush.by_writer - waited, flush.by_store - waited)
+    return flush if entry is None else Flush(None, nanoseconds(entry.last_modified), flush.opened)

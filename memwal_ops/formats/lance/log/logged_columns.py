@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.log.region_files import WalEntry
+    from memwal_ops.formats.lance.retention.schema_history import WriterVersion
     from memwal_ops.formats.lance.table import Table
 
 
@@ -36,7 +37,7 @@ class LoggedColumns:
         """
         self._table, self._region_id, self._own = table, region_id, own
         self._history = SchemaHistory(table)
-        self._by_epoch: dict[int, RegionColumns] = {}
+        self._found: dict[tuple[WriterVersion | None, int], RegionColumns] = {}
 
     def of(self, entry: WalEntry, last: RegionColumns) -> RegionColumns:
         """The columns of an entry.
@@ -49,28 +50,35 @@ class LoggedColumns:
             UnsupportedFeatureError: other columns than the table has, and no ids to identify them.
         """
         if _are(self._own, entry):
-            path = entry_path(self._region_id, entry.entry_id)
-            if entry.writer_epoch not in self._by_epoch:
-                self._by_epoch[entry.writer_epoch] = self._own if self.is_current(path) else replace(self._own)
-            return self._by_epoch[entry.writer_epoch]
-        if _are(last, entry):
+            key = entry.opened, entry.writer_epoch
+            if key not in self._found:
+                same = self.is_current(entry_path(self._region_id, entry.entry_id), entry.opened)
+                self._found[key] = self._own if same else replace(self._own, opened=entry.opened)
+            return self._found[key]
+        if _are(last, entry) and last.opened == entry.opened:
             return last
         if entry.field_ids is None:
             raise UnsupportedFeatureError(
                 f"WAL entry {entry.entry_id} of region {self._region_id} has the columns {entry.rows.column_names}, "
                 "which the table does not have, and no field ids to identify them."
             )
-        return stored_columns(entry.rows.schema, entry.field_ids, self._own)
+        return stored_columns(entry.rows.schema, entry.field_ids, self._own, entry.opened)
 
-    def is_current(self, path: str) -> bool:
-        """Whether no column was dropped and added again since the entry at a path was put."""
+    def is_current(self, path: str, opened: WriterVersion | None = None) -> bool:
+        """Whether no column was dropped and added again since the entry at a path was put.
+
+        Args:
+            opened: the version that its writer had opened; None: not recorded.
+        """
+        if opened is not None and opened == self._own.opened:
+            return True
         meta = self._table.store.head(path)
         if meta is None:
             return False
-        put = nanoseconds(meta.last_modified)
+        flush = Flush(None, nanoseconds(meta.last_modified), opened)
         ids = [field.id for field in self._table.manifest.manifest.fields]
         try:
-            return all(self._history.is_same_field(one, Flush(put, put), renamed=False) for one in ids)
+            return all(self._history.is_same_field(one, flush, renamed=False) for one in ids)
         except SchemaProjectionError:  # a version that has them is damaged: the merge decides
             return False
 

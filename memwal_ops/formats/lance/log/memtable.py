@@ -113,11 +113,11 @@ class InMemory:
 
     Attributes:
         generation: the number of the first one that will have some of them, as far as the writer knows.
-        fragments: in the order of writes, each with the field ids of its columns in the base table.
+        fragments: in the order of writes, each with its columns.
     """
 
     generation: int
-    fragments: tuple[tuple[pa.Table, tuple[int, ...]], ...]
+    fragments: tuple[tuple[pa.Table, RegionColumns], ...]
 
 
 class MemTable:
@@ -159,10 +159,10 @@ class MemTable:
             return tuple(reversed([*self._newest_first()]))
 
     def in_memory(self) -> InMemory:
-        """:meth:`fragments` with their field ids and generation, for readers."""
+        """:meth:`fragments` with their columns and generation, for readers."""
         with self._lock:
-            logged = [(one.entry.rows, growing.columns.ids) for growing in self._growing for one in growing.logged]
-            return InMemory(self._generation, (*logged, *((rows, self._columns.ids) for rows in self._buffer)))
+            logged = [(one.entry.rows, growing.columns) for growing in self._growing for one in growing.logged]
+            return InMemory(self._generation, (*logged, *((rows, self._columns) for rows in self._buffer)))
 
     def keys_since(self, seen: int, state: int) -> tuple[int, list[list[pa.Array]]]:
         """Key columns of the fragments after the first ``seen`` ones.

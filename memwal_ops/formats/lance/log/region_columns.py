@@ -7,7 +7,7 @@ the specification has no deletes. All but the key columns may be NULL, since a d
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,8 @@ from memwal_ops.errors import InvalidFormatError, InvalidUsageError, Unsupported
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, null_in_required
+from memwal_ops.formats.lance.retention.schema_history import WriterVersion
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class RegionColumns:
         file_version: of Lance's file format, as the base table has it.
         ids: the fields' ids in the base table, each before those inside it.
         template: the manifest of a generation with one fragment, which lies in the first base path.
+        required: names of the columns that are NULL in no row but a tombstone.
+        opened: the version of which they are; None: not recorded.
     """
 
     schema: pa.Schema
@@ -53,6 +56,8 @@ class RegionColumns:
     file_version: str
     ids: tuple[int, ...]
     template: VersionManifest
+    required: frozenset[str] = frozenset()
+    opened: WriterVersion | None = None
 
     @property
     def has_tombstones(self) -> bool:
@@ -63,12 +68,21 @@ class RegionColumns:
         """Rows of the base table's columns, in any order, as they are stored.
 
         Raises:
-            InvalidUsageError: other columns, a column twice, a value that a column cannot hold, NULL in a key.
+            InvalidUsageError: other columns, a column twice, a value that a column cannot hold, NULL in a key or in
+                another required column.
         """
         wanted = [one for one in self.schema if one.name != TOMBSTONE]
         _check_names(rows, [one.name for one in wanted])
         columns = [_cast(rows.column(one.name), one) for one in wanted]
         self._check_keys(dict(zip((one.name for one in wanted), columns, strict=True)))
+        for column, field in zip(columns, wanted, strict=True):
+            path = null_in_required(column, field.with_nullable(field.name not in self.required))
+            if path is not None:
+                raise InvalidUsageError(
+                    f"The column {path} is NULL in some rows, and the table requires a value.",
+                    remedy=f'Give it a value; or run lance.dataset(URI).alter_columns({{"path": "{path}", "nullable": '
+                    "True}), and open another writer.",
+                )
         if self.has_tombstones:
             columns.append(_repeat(value=False, times=rows.num_rows))
         return pa.Table.from_arrays(columns, schema=self.schema)
@@ -122,11 +136,13 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
             f"The columns {', '.join(blobs)} have blobs, which the writer of regions cannot store yet.",
             remedy="Write such tables with pylance's own MemWAL writer.",
         )
-    coded = [name for name in table.primary_key if pa.types.is_dictionary(base.field(name).type)]
-    if coded:
+    kinds = {name: base.field(name).type for name in table.primary_key}
+    others = [name for name, kind in kinds.items() if pa.types.is_dictionary(kind) or pa.types.is_nested(kind)]
+    if others:
         raise UnsupportedFeatureError(
-            f"The key columns {', '.join(coded)} are dictionaries, which a merge cannot compare between generations.",
-            remedy="Create a table whose key columns have the type of the dictionary's values.",
+            f"The key columns {', '.join(others)} are dictionaries or lists, which a merge cannot compare between "
+            "generations.",
+            remedy="Create a table whose key columns have the type of a dictionary's values, or a binary type.",
         )
     fields = [one if one.name in table.primary_key else one.with_nullable(True) for one in base]  # noqa: FBT003 - pyarrow's
     if tombstones:
@@ -147,16 +163,21 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
         )
     known = {path: field.id for path, field in _paths(table.manifest.manifest.fields).items()}
     known[(TOMBSTONE,)] = max(known.values()) + 1
-    return _laid_out(schema, table.primary_key, version, lambda made: tuple(known[path] for path in _paths(made)))
+    laid = _laid_out(schema, table.primary_key, version, lambda made: tuple(known[path] for path in _paths(made)))
+    required = frozenset(one.name for one in base if not one.nullable)
+    return replace(laid, required=required, opened=WriterVersion.of(table))
 
 
-def stored_columns(schema: pa.Schema, ids: Sequence[int], like: RegionColumns) -> RegionColumns:
+def stored_columns(
+    schema: pa.Schema, ids: Sequence[int], like: RegionColumns, opened: WriterVersion | None = None
+) -> RegionColumns:
     """The columns of rows that another writer stored when the table had other columns.
 
     Raises:
         InvalidFormatError: the ids are not those of these columns.
     """
-    return _laid_out(schema.remove_metadata(), like.key, like.file_version, lambda _: tuple(ids))
+    laid = _laid_out(schema.remove_metadata(), like.key, like.file_version, lambda _: tuple(ids))
+    return replace(laid, opened=opened)
 
 
 def _laid_out(

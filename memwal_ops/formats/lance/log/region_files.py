@@ -20,6 +20,7 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, WalCorrup
 from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys
+from memwal_ops.formats.lance.retention.schema_history import OPENED, WriterVersion
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.feature_flags import BASE_PATHS, DELETION_FILES
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
@@ -58,6 +59,7 @@ class WalEntry:
         rows: the stored rows, tombstones included.
         field_ids: :attr:`RegionColumns.ids` at the time of the put; None if the writer did not store them.
         size: size of the file in bytes.
+        opened: :attr:`RegionColumns.opened`; None if the writer did not store it.
         cut: whether the entry is truncated: it has no rows and was never acknowledged.
     """
 
@@ -66,6 +68,7 @@ class WalEntry:
     rows: pa.Table
     field_ids: tuple[int, ...] | None
     size: int
+    opened: WriterVersion | None = None
     cut: bool = False
 
 
@@ -91,12 +94,14 @@ def put_entry(
     """
     path = entry_path(region_id, entry_id)
     metadata = {WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
+    if columns.opened is not None:
+        metadata[OPENED] = str(columns.opened)
     data = lance_bytes(rows.replace_schema_metadata(metadata), columns.file_version, f"WAL entry {path}")
     # After a lost response the store's client repeats the put, which then fails because the object exists. The bytes
     # contain the epoch, and an epoch has one writer: equal bytes are our own entry. (Encoding again may give others.)
     if not store.put_if_absent(path, data) and store.get(path) != data:
         return None
-    return WalEntry(entry_id, writer_epoch, rows, columns.ids, len(data))
+    return WalEntry(entry_id, writer_epoch, rows, columns.ids, len(data), columns.opened)
 
 
 def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
@@ -125,7 +130,8 @@ def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
     if ids is not None and _IDS.fullmatch(ids) is None:
         raise WalCorruptError(f"WAL entry {path} has invalid field ids in its metadata: {ids!r:.80}.")
     field_ids = None if ids is None else tuple(json.loads(ids))
-    return WalEntry(entry_id, int(metadata[WRITER_EPOCH]), rows.replace_schema_metadata(None), field_ids, len(data))
+    epoch, opened = int(metadata[WRITER_EPOCH]), WriterVersion.parsed(metadata.get(OPENED))
+    return WalEntry(entry_id, epoch, rows.replace_schema_metadata(None), field_ids, len(data), opened)
 
 
 def put_generation(
@@ -152,6 +158,8 @@ def put_generation(
         False if the directory already has a manifest, which is left as it is.
     """
     made = deepcopy(columns.template)
+    if columns.opened is not None:
+        made.manifest.table_metadata[OPENED] = str(columns.opened)
     (like,) = made.manifest.fragments
     del made.manifest.fragments[:]
     made.manifest.ClearField("max_fragment_id")

@@ -11,15 +11,19 @@ the one that it restores, not the one before it.
 
 Of versions that were deleted, the record that was made before shows it
 (:mod:`memwal_ops.formats.lance.retention.schema_recorder`).
+
+Which version a generation belongs to, our writers record in it, and in each entry of their logs. Of others only times
+show it, and those of files may be the times of a copy.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
@@ -47,6 +51,12 @@ SAME_COLUMNS = "memwal-ops.same-columns-at"
 Its value is the number of that version. It is used only if the versions that would show it are gone.
 """
 
+OPENED = "memwal-ops.opened-version"
+"""Key of the metadata of WAL entries and generations with the version that their writer opened."""
+
+_OPENED = re.compile(r"([0-9]{1,20}) ([0-9]{1,20})", re.ASCII)
+# From how many versions on the record of versions is read instead of them.
+_MANY = 128
 _CONCURRENT_READS = 16
 _DATA_FILES_CHECKED = 8
 _SECOND = 1_000_000_000
@@ -73,22 +83,55 @@ class _Version:
     confirmed: str
 
 
+class WriterVersion(NamedTuple):
+    """The version whose columns a writer has.
+
+    Attributes:
+        number: its number.
+        written: the timestamp in its manifest, in ns: a number may be that of another table at the same place.
+    """
+
+    number: int
+    written: int
+
+    @classmethod
+    def of(cls, table: Table) -> WriterVersion:
+        """That of a writer that opens this version."""
+        return cls(table.version, table.manifest.manifest.timestamp.ToNanoseconds())
+
+    @classmethod
+    def parsed(cls, text: str | None) -> WriterVersion | None:
+        """As it is stored; None: not recorded."""
+        found = _OPENED.fullmatch(text or "")
+        return None if found is None else cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.written}"
+
+
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """When a generation was flushed. In ns, by both clocks; the store's has whole seconds on some stores."""
+    """When rows were flushed, or put into the log.
 
-    by_writer: int
+    Attributes:
+        by_writer: by the writer's clock, in ns; None: not known.
+        by_store: by the store's, which has whole seconds on some stores.
+        opened: the version that the writer had opened; None: not recorded.
+    """
+
+    by_writer: int | None
     by_store: int
+    opened: WriterVersion | None = None
 
     @property
     def earliest(self) -> int:
         """The earlier of the two."""
-        return min(self.by_writer, self.by_store)
+        return self.by_store if self.by_writer is None else min(self.by_writer, self.by_store)
 
     @property
     def clock_is_ahead(self) -> bool:
         """Whether the writer's clock is ahead. One that is behind cannot be distinguished from a copied file."""
-        return self.by_writer > self.by_store + _SECOND
+        return self.by_writer is not None and self.by_writer > self.by_store + _SECOND
 
 
 # Versions are immutable, and a backlog is merged in many passes, each of which needs all since its oldest flush.
@@ -107,6 +150,7 @@ class SchemaHistory:
         self._at: dict[int, int | None] = {}
         self._stored: dict[int, int] | None = None
         self._verdicts: dict[tuple[int, int], bool | None] = {}
+        self._in_both: dict[WriterVersion, int | None] = {}
         self._spans: dict[int, _Version] = {}
 
     def is_same_field(self, field_id: int, flush: Flush, *, renamed: bool, adopted: int = 0) -> bool | None:
@@ -123,8 +167,21 @@ class SchemaHistory:
             False if the id was reused in between; None if the versions that would show it no longer exist, or if the
             clocks of writer and store contradict each other.
         """
-        by_store = self._version_by_store(flush.by_store)
-        at = by_store if flush.clock_is_ahead else self._version_by_writer(flush.by_writer)
+        at: int | None
+        by_store: int | None
+        shared = None if flush.opened is None else self._shared_id(flush.opened)
+        if flush.opened is not None and shared is not None and (field_id <= shared or self._is_near(flush.opened)):
+            if field_id <= shared:
+                return True
+            by_store = at = flush.opened.number
+        else:
+            by_store = self._version_by_store(flush.by_store)
+            no_clock = flush.by_writer is None or flush.clock_is_ahead
+            at = by_store if no_clock else self._version_by_writer(flush.by_writer or 0)
+            if self.has_time_of_copy(flush):
+                # Timeline by these times: a column is dropped and added again; the table is copied; the log, which is
+                # older than the drop, is younger than all versions: the dropped values come back.
+                return True if self._same_since_first(field_id) or self._confirmed(field_id, flush) else None
         if adopted and (at is None or not self._same_table(at)):
             # The table was overwritten since the flush, so its columns are unrelated to those before. If it was not,
             # they are related, and the decision about a region's rows must not restore a dropped column.
@@ -140,6 +197,50 @@ class SchemaHistory:
         ):
             return True
         return verdict
+
+    def _shared_id(self, opened: WriterVersion) -> int | None:
+        """The highest field id in the data files that this version and the newest have; -1: none.
+
+        While a file has an id, neither it nor a lower one is given to another field. None: the version is not known, or
+        is not the one that a writer opened.
+        """
+        if opened not in self._in_both:
+            self._in_both[opened] = self._compared_files(opened)
+        return self._in_both[opened]
+
+    def _compared_files(self, opened: WriterVersion) -> int | None:
+        newest = self._table.manifest.manifest
+        if opened.number == newest.version:
+            return -1 if opened == WriterVersion.of(self._table) else None
+        try:
+            found = read_version_manifest(self._table.store, opened.number, self._table.naming).manifest
+        except (ObjectNotFoundError, NotExportedError):
+            span = self._record.span_of(opened.number)
+            return -1 if span is not None and span.written <= opened.written else None
+        except InvalidFormatError:
+            return None
+        if found.timestamp.ToNanoseconds() != opened.written:
+            return None
+        files = {file.path for fragment in found.fragments for file in fragment.files}
+        kept = (file for fragment in newest.fragments for file in fragment.files if file.path in files)
+        return max((max(file.fields, default=-1) for file in kept), default=-1)
+
+    def _is_near(self, opened: WriterVersion) -> bool:
+        """Whether it takes few requests to follow the history from the newest version to this one."""
+        return abs(self._table.version - opened.number) <= _MANY or self._record.span_of(opened.number) is not None
+
+    def has_time_of_copy(self, flush: Flush) -> bool:
+        """Whether only the time of a file is known, and files of the table are younger than their content: a copy's."""
+        number = None if flush.by_writer is not None else self._version_by_store(flush.by_store)
+        version = None if number is None else self._version(number)
+        stored = (self._stored or {}).get(number or 0)
+        return version is not None and stored is not None and stored > version.written + _SECOND
+
+    def _same_since_first(self, field_id: int) -> bool:
+        """Whether the field is the same in all existing versions that have it."""
+        oldest = min(self._table.history.listed(), default=self._table.version)
+        first = next((one for one in range(oldest, self._table.version) if self._has(one, field_id)), oldest)
+        return self._same(field_id, first) is True
 
     def _version_by_writer(self, time: int) -> int | None:
         """The newest version at that time by the timestamps in the manifests; None if it is gone."""
@@ -321,7 +422,7 @@ class SchemaHistory:
 
     def _version(self, number: int) -> _Version | None:
         with self._reading:
-            if number not in self._read and not self._is_gone(number):
+            if number not in self._read and not self._is_gone(number) and not self._is_far(number):
                 self._in_a_row = max(1, 2 * self._in_a_row) if number + 1 in self._read else 1
                 self._read_down(number, min(self._in_a_row, _CONCURRENT_READS))
             return self._read.get(number) or self._recorded(number)
@@ -329,6 +430,10 @@ class SchemaHistory:
     def _is_gone(self, number: int) -> bool:
         """Whether a recorded version is known to be missing, without a request for it."""
         return number not in self._table.history.listed() and self._recorded(number) is not None
+
+    def _is_far(self, number: int) -> bool:
+        """Whether a version is so old that its record is used."""
+        return number < self._table.version - _MANY and self._recorded(number) is not None
 
     def _recorded(self, number: int) -> _Version | None:
         """A version that is gone; those of a span stand for each other, and each is based on the first of them."""

@@ -13,18 +13,19 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import WalCorrupt, open_table
+from memwal_ops import WalCorrupt, open_table, run_job
 from memwal_ops.errors import (
     InvalidUsageError,
+    SchemaProjectionError,
     UnsupportedFeatureError,
     WriterFencedError,
 )
 from memwal_ops.formats.lance.log.region_files import entry_path
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
-from memwal_ops.memwal import create_mem_wal, read
+from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, create_mem_wal, read
 from tests.integration.contracts import small
-from tests.integration.formats.lance.log.test_region_writer import REGION, made, rows, seen, writer
+from tests.integration.formats.lance.log.test_region_writer import REGION, SCHEMA, made, rows, seen, writer
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.schemas import PRIMARY_KEY
@@ -219,3 +220,62 @@ def test_columns_that_cannot_be_merged_or_stored(tmp_path: Path, kind: pa.DataTy
     with pytest.raises(UnsupportedFeatureError, match=message):
         RegionWriter(open_table(uri))  # type: ignore[arg-type]  # a Lance table
     assert not Path(uri, "_mem_wal").exists(), "no region was claimed"
+
+
+ITEMS = pa.list_(pa.struct([pa.field("a", pa.int64(), nullable=False)]))
+REQUIRED = {
+    "v": (pa.int64(), 1, None),
+    "s.a": (pa.struct([pa.field("a", pa.int64(), nullable=False)]), {"a": 1}, {"a": None}),
+    "l.item.a": (ITEMS, [{"a": 1}], [{"a": 1}, {"a": None}]),
+}
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_null_where_a_value_is_required(tmp_path: Path, path: str) -> None:
+    """It is refused; where it is in a log already, it stops its region alone, until the column may be NULL."""
+    uri, name = str(tmp_path / "t.lance"), path.partition(".")[0]
+    kind, good, bad = REQUIRED[path]
+    key = SCHEMA.field("id")
+    schema = pa.schema([key, pa.field(name, kind, nullable=name != "v")])
+    lance.write_dataset(pa.table({"id": [0], name: pa.array([good], kind)}, schema=schema), uri)
+    create_mem_wal(uri, [RegionSpec((RegionField.parse("bucket(id, 2)"),))])
+
+    def written(number: int, value: Any) -> pa.Table:
+        return pa.table({"id": [number], name: pa.array([value], kind)})
+
+    with RegionRouter(uri) as router:
+        router.put(written(1, good))
+        with pytest.raises(InvalidUsageError, match=f"column {path} is NULL") as refused:
+            router.put(written(2, bad))
+        assert "alter_columns" in str(refused.value.remedy)
+        router.put(written(3, good))
+        router.delete(pa.table({"id": [0]}))
+        assert {*read(uri, writer=router).scan().to_table()["id"].to_pylist()} == {1, 3}
+        if name != "v":  # a struct or list that is NULL as a whole is none of these
+            router.put(written(4, None))
+            assert read(uri, writer=router).get([4])[name].to_pylist() == [None]
+            assert {*read(uri).scan().to_table()["id"].to_pylist()} == {1, 3, 4}
+            return  # a log cannot have the others: Lance refuses to write them
+        good_rows = [*range(10, 30)]
+        for number in good_rows:
+            router.put(written(number, good))
+        one = next(iter(router.writers.values()))
+        assert one._values is not None
+        number = next(key for key in good_rows if not one._values.other_values(written(key, good)))
+        stored = one._columns.put_rows(written(number, good))
+        one.put_routed(stored.set_column(1, stored.schema.field(1), pa.array([bad], kind)))
+        with pytest.raises(SchemaProjectionError, match=f"region {one.region_id}.*{path}"):
+            read(uri, writer=router).scan().to_table()
+    others = [other for other in good_rows if other != number]
+    reader = read(uri)
+    assert {*reader.get(others)["id"].to_pylist()} == {*others}
+    with pytest.raises(SchemaProjectionError, match=f"region {one.region_id}.*{path}"):
+        reader.get([number])
+    assert "schema_projection" in str(run_job(uri, "verify", deep=True).to_json())
+    report = run_job(uri, "merge")
+    assert report.decision == "blocked"
+    assert [blocked.region_id for blocked in report.blocked] == [one.region_id]
+    assert len(report.passes) == 1, "that of the other region"
+    lance.dataset(uri).alter_columns({"path": path, "nullable": True})
+    assert run_job(uri, "merge").decision == "merged"
+    assert lance.dataset(uri).to_table(filter=f"id = {number}")[name].to_pylist() == [bad]

@@ -14,7 +14,8 @@ from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys,
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS
 from memwal_ops.formats.lance.engines.read.take_last import condition_of, last_keys, last_rows
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
         sought = with_keys(keys.filter(pa.array(wanted.among(region.values))), missing, names)
         if region.memory is not None and sought.num_rows:
             hits = newest_rows(with_keys(region.memory, sought.cast(_kinds(region.memory, names)), names), names)
-            parts.append(hits.filter(pc.invert(hits.column(TOMBSTONE))).select(schema.names).cast(schema))
+            with named(region):
+                parts.append(conformed(hits.filter(pc.invert(hits.column(TOMBSTONE))).select(schema.names), schema))
             sought, missing = (
                 without_keys(one, hits.select(names).cast(keys.schema), names) for one in (sought, missing)
             )
@@ -94,7 +96,7 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
         parts.append(found.rows)
         missing = without_keys(missing, done, names)
     parts.append(_in_base(table, missing, names))
-    return Found(pa.concat_tables([one.cast(parts[0].schema) for one in parts]), count)
+    return Found(_joined(parts), count)
 
 
 def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Opened) -> tuple[Found, pa.Table]:
@@ -117,7 +119,7 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
             parts.append(last_rows(generation, last))
             found.append(last.select(names).cast(keys.schema))
             keys = without_keys(keys, found[-1], names)
-    return Found(pa.concat_tables([one.cast(parts[0].schema) for one in parts]), count), pa.concat_tables(found)
+    return Found(_joined(parts), count), pa.concat_tables(found)
 
 
 def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
@@ -131,7 +133,12 @@ def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
                 with_keys(pa.Table.from_batches([batch]), some.cast(_kinds(batch, names)), names)
                 for batch in scanner.to_batches()
             )
-    return pa.concat_tables([one.cast(parts[0].schema) for one in parts])
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all, in the columns of the first."""
+    return pa.concat_tables([conformed(one, parts[0].schema) for one in parts])
 
 
 def _kinds(rows: pa.Table | pa.RecordBatch, names: list[str]) -> pa.Schema:

@@ -24,7 +24,8 @@ from memwal_ops.formats.lance.engines.read.staleness import Staleness
 from memwal_ops.formats.lance.engines.read.take_last import condition_of
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids, fragments_of
@@ -92,7 +93,8 @@ def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
     with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="search") as pool:
         found = [*pool.map(lambda one: _live(one, query.k), sources)]
     names = [*unmerged.table.dataset.schema.names, DISTANCE]
-    rows = pa.concat_tables([one.select(names).cast(found[0].select(names).schema) for one in found])
+    kind = found[0].select(names).schema
+    rows = pa.concat_tables([conformed(one.select(names), kind) for one in found])
     return rows.take(pc.sort_indices(rows, [(DISTANCE, "ascending")])).slice(0, query.k)
 
 
@@ -272,7 +274,7 @@ class _Generation:
                 rows = pa.Table.from_batches([part])
                 for name in (DISTANCE, ROW_ADDRESS, ROW_ID):
                     rows = rows.append_column(name, scanned.column(name))
-                parts.append(rows.cast(out))
+                parts.append(conformed(rows, out))
                 start += part.num_rows
         return pa.concat_tables(parts)
 
@@ -311,7 +313,8 @@ class _Memory:
         self._search = search
         live = newest_rows(rows, [*table.primary_key])
         live = live.filter(pc.invert(live.column(TOMBSTONE))).select(table.dataset.schema.names)
-        self._rows = live.cast(table.dataset.schema)
+        with named(region):
+            self._rows = conformed(live, table.dataset.schema)
         self.name = f"{in_memory(region)}, index=flat"
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:

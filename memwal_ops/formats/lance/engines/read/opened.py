@@ -10,7 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from memwal_ops.formats.lance.generations.generation import open_generation
+from memwal_ops.formats.lance.generations.generation import named, open_generation
 from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 
@@ -66,7 +66,8 @@ class Opened:
 
         def opened(ref: GenerationRef) -> Generation:
             made = (table.version, ref.folder)
-            return self._generations.get(made, lambda: (open_generation(table, ref, history), 1))
+            with named(ref):
+                return self._generations.get(made, lambda: (open_generation(table, ref, history), 1))
 
         return _each(opened, refs)
 

@@ -27,7 +27,8 @@ from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged,
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 
 if TYPE_CHECKING:
@@ -50,12 +51,12 @@ _MAX_SELECTED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Part:
-    """The winning rows of one source. They are in ``rows``, or a generation has them."""
+    """The winning rows of a generation, or of the region's memory."""
 
     winners: NDArray[np.bool_]
     addresses: NDArray[np.uint64]
     generation: Generation | None
-    rows: pa.Table | None
+    region: RegionRead
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,11 @@ class Scan:
         generations = self.opened.generations(table, refs)
         by_region = groupby(zip(generations, keys_of_all(generations, key), strict=True), lambda one: one[1].region_id)
         flushed = {region_id: [*pairs] for region_id, pairs in by_region}
-        sources: list[tuple[KeysOf, Generation | None, pa.Table | None]] = []
+        sources: list[tuple[KeysOf, Generation | None, RegionRead]] = []
         for region in unmerged.regions:
-            sources += [(keys, generation, None) for generation, keys in flushed.get(region.region_id, [])]
+            sources += [(keys, generation, region) for generation, keys in flushed.get(region.region_id, [])]
             if region.memory is not None:
-                sources.append((_in_memory(region, region.memory, key), None, region.memory))
+                sources.append((_in_memory(region, region.memory, key), None, region))
         if not sources:
             return Winning(unmerged, kinds.empty_table(), ())
         full = pa.schema([*kinds, pa.field(TOMBSTONE, pa.bool_()), pa.field(ROW_ADDRESS, pa.uint64())])
@@ -149,8 +150,8 @@ class Scan:
             unmerged,
             winners.keys,
             tuple(
-                _Part(mask, one.keys.column(ROW_ADDRESS).to_numpy()[mask], generation, rows)
-                for one, mask, (_, generation, rows) in zip(parts, winners.upserts, sources, strict=True)
+                _Part(mask, one.keys.column(ROW_ADDRESS).to_numpy()[mask], generation, region)
+                for one, mask, (_, generation, region) in zip(parts, winners.upserts, sources, strict=True)
                 if mask.any()
             ),
         )
@@ -158,8 +159,8 @@ class Scan:
     def _batches(self, found: Winning, wanted: list[str], out: pa.Schema) -> Iterator[pa.RecordBatch]:
         table = found.unmerged.table
         for part in found.parts:
-            for rows in self._rows(part, wanted):
-                yield from rows.select(wanted).cast(out).to_batches()
+            for rows in self._rows(part, wanted, out):
+                yield from conformed(rows.select(wanted), out).to_batches()
         key = [*table.primary_key]
         columns = [*dict.fromkeys([*wanted, *key])]
         with lance_errors("scan", table.location.uri):
@@ -172,16 +173,18 @@ class Scan:
                 blob_handling=_blobs(table.dataset.schema, columns),
             ).to_batches()
             if not found.keys.num_rows:
-                yield from (one.cast(out) for one in batches)
+                yield from (conformed(one, out) for one in batches)
                 return
             for rows in batches_without_keys(batches, found.keys, key, chunk_bytes=_CHUNK_BYTES):
-                yield rows.select(wanted).cast(out)
+                yield conformed(rows.select(wanted), out)
 
-    def _rows(self, part: _Part, wanted: list[str]) -> Iterator[pa.Table]:
+    def _rows(self, part: _Part, wanted: list[str], out: pa.Schema) -> Iterator[pa.Table]:
         """The winners of a source that meet the filter."""
         if part.generation is None:
-            rows = pa.table({}) if part.rows is None else part.rows.filter(pa.array(part.winners))
-            yield filtered(rows.drop_columns([TOMBSTONE]), wanted, self.filter)
+            assert part.region.memory is not None  # noqa: S101 - see winning
+            rows = filtered(part.region.memory.filter(pa.array(part.winners)), wanted, self.filter)
+            with named(part.region):
+                yield conformed(rows, out)
             return
         if self.filter is None and part.winners.mean() > _MAX_SELECTED_SHARE:
             yield from winning_rows(part.generation.selected(wanted), part.winners, max_bytes=_BATCH_BYTES)

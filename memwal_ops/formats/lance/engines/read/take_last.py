@@ -12,7 +12,7 @@ from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys,
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, has_key_index
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
         addresses = alive.column(ROW_ADDRESS).to_numpy()
         for batch in generation.read_rows(max_bytes=_MAX_BYTES, addresses=addresses):
             projected = generation.projected(batch, max_bytes=_MAX_BYTES, references=False)
-            parts += [pa.Table.from_batches([one]).cast(parts[0].schema) for one in projected]
+            parts += [conformed(pa.Table.from_batches([one]), parts[0].schema) for one in projected]
     return pa.concat_tables(parts)
 
 

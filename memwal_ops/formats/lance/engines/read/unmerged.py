@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow as pa
@@ -19,26 +21,38 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.generations.backlog import subtract
+from memwal_ops.formats.lance.generations.generation import named, same_fields
 from memwal_ops.formats.lance.generations.generation_ref import generation_ref
-from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+from memwal_ops.formats.lance.generations.projection import (
+    TOMBSTONE,
+    Projection,
+    UndecidedColumnsError,
+    nodes,
+    nodes_of,
+    plan_projection,
+)
 from memwal_ops.formats.lance.generations.region_identity import check_record
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
+from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_log import read_log
 from memwal_ops.formats.lance.log.shard_log import read_shard_log
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, list_regions
 from memwal_ops.formats.lance.regions.specs import MANUAL
+from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.region_fields import canonical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.engines.read.pruning import Wanted
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.log.memtable import InMemory
+    from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.log.region_writer import RegionWriter
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
@@ -57,6 +71,7 @@ _RETRIED_AT_NEWEST = (
     ObjectNotFoundError,
     RegionReplacedError,
 )
+_TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 _Read = TypeVar("_Read")
 
 
@@ -81,6 +96,9 @@ class RegionRead:
     current: int = 0
     memory: pa.Table | None = None
     writer: RegionWriter | None = None
+
+    def __str__(self) -> str:
+        return f"the {'log' if self.writer is None else 'memory of the writer'} of region {self.region_id}"
 
 
 @dataclass(frozen=True)
@@ -120,12 +138,13 @@ def read_unmerged(
         rows = dict.fromkeys(list_regions(table.store).region_ids)
     # A writer may have made its region after the regions were listed.
     region_ids = sorted({*rows, *own})
+    history = SchemaHistory(table)
 
     def read_one(region_id: UUID) -> RegionRead | None:
         row = rows.get(region_id)
         if row is not None and row.state is not None and region_id not in own:
             return _of_snapshot(table, row, row.state)
-        return _of_manifest(table, region_id, wanted, own.get(region_id), log=consistency == "strong")
+        return _of_manifest(table, history, region_id, wanted, own.get(region_id), log=consistency == "strong")
 
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
         found = [one for one in pool.map(read_one, region_ids) if one is not None]
@@ -172,7 +191,13 @@ def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead
 
 
 def _of_manifest(
-    table: Table, region_id: UUID, wanted: Wanted | None, writer: RegionWriter | None, *, log: bool
+    table: Table,
+    history: SchemaHistory,
+    region_id: UUID,
+    wanted: Wanted | None,
+    writer: RegionWriter | None,
+    *,
+    log: bool,
 ) -> RegionRead | None:
     """The region by its manifest, with the rows in memory, unless it cannot have rows that the read needs."""
     region = table.region(region_id)
@@ -190,24 +215,26 @@ def _of_manifest(
             break
     else:
         raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
-    # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
-    # flushes generation 1, which counts as merged: rows of acknowledged writes would be missing in the result.
-    check_record(table, manifest)
-    backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
-    if fault is not None:
-        raise fault.error
-    listed = (one for one in manifest.flushed_generations if one.generation <= backlog.merged)
-    merged = tuple(generation_ref(region_id, one) for one in listed)
     values = None
     # pylance uses another hash for values: its regions are never pruned.
     if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:
         values = _values(lambda: region_values_of(table, manifest))
+    needed = _may_have(values, wanted)
+    backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
+    if needed:
+        # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
+        # flushes generation 1, which counts as merged: rows of acknowledged writes would be missing in the result.
+        check_record(table, manifest)
+        if fault is not None:
+            raise fault.error
+    listed = (one for one in manifest.flushed_generations if one.generation <= backlog.merged)
+    merged = tuple(generation_ref(region_id, one) for one in listed)
     memory = None
-    if _may_have(values, wanted):
+    if needed:
         if held is not None:
-            memory = _held(table, region_id, held)
+            memory = _held(table, history, region_id, held)
         elif log:
-            memory = _log(table, manifest)
+            memory = _log(table, history, manifest)
     return RegionRead(
         region_id,
         values,
@@ -232,54 +259,132 @@ def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
     return RegionValues(spec, tuple(canonical(row.fields.get(one.field_id)) for one in spec.fields))
 
 
-def _held(table: Table, region_id: UUID, held: InMemory) -> pa.Table | None:
-    where = f"Region {region_id} has rows in memory that were"
-    return _in_order(table, [(rows, ids, where) for rows, ids in held.fragments], "Flush it, and read again.")
+def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory) -> pa.Table | None:
+    now = time.time_ns()
+    return _in_order(
+        table,
+        [
+            _Rows(rows, columns.ids, f"rows in memory of region {region_id}", partial(Flush, now, now, columns.opened))
+            for rows, columns in held.fragments
+        ],
+        history,
+        region_id,
+        "Flush the writer.",
+    )
 
 
-def _log(table: Table, manifest: RegionManifest) -> pa.Table | None:
+def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.Table | None:
     """The rows of the entries that no generation has."""
-    if table.layout_of(manifest.region_id).generations_in_log:
+    region_id, layout = manifest.region_id, table.layout_of(manifest.region_id)
+    if layout.generations_in_log:
         entries = [one for one in read_log(table.store, manifest) if not one.cut]
-        flush = "Open a RegionWriter on the region, and flush it: generations of any columns are read."
+        flush = "Open a RegionWriter on the region, and flush it."
     else:
         entries = read_shard_log(table, manifest)
         flush = (
-            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{manifest.region_id}").close(). It '
-            "fences a writer that is running. Generations of any columns are read."
+            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{region_id}").close(). It '
+            "fences a writer that is running."
         )
-    where = f"of region {manifest.region_id} was"
-    rows = [(one.rows, one.field_ids, f"WAL entry {one.entry_id} {where}") for one in entries]
-    return _in_order(table, rows, flush)
+
+    def put(entry: WalEntry) -> Flush:
+        meta = table.store.head(wal_entry_path(region_id, entry.entry_id, layout))
+        return Flush(None, 0 if meta is None else nanoseconds(meta.last_modified), entry.opened)
+
+    logged = [
+        _Rows(
+            one.rows,
+            one.field_ids,
+            f"WAL entry {one.entry_id} of region {region_id}",
+            partial(put, one),
+            (one.opened, one.writer_epoch),
+        )
+        for one in entries
+    ]
+    return _in_order(table, logged, history, region_id, flush)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows that one writer put.
+
+    Attributes:
+        rows: as they are stored.
+        ids: the field ids of their columns; None: not stored.
+        name: for errors.
+        flush: when they were put.
+        writer: equal for rows that were put by one writer.
+    """
+
+    rows: pa.Table
+    ids: tuple[int, ...] | None
+    name: str
+    flush: Callable[[], Flush]
+    writer: Hashable = None
+
+    @property
+    def columns(self) -> Hashable:
+        """Equal for rows of the same columns."""
+        return self.ids, self.rows.schema, self.writer
 
 
 def _in_order(
-    table: Table, fragments: Sequence[tuple[pa.Table, tuple[int, ...] | None, str]], flush: str
+    table: Table, fragments: Sequence[_Rows], history: SchemaHistory, region_id: UUID, flush: str
 ) -> pa.Table | None:
     """Rows in the columns of the table, with ``_tombstone``; None: there are none.
 
+    A tombstone is NULL in columns that require a value, so that these are nullable here.
+
     Args:
-        fragments: rows, the field ids of their columns if they are known, and their description for an error.
-        flush: how they become a generation, for an error.
+        flush: how the rows become a generation, for errors.
     """
     if not fragments:
         return None
-    columns = region_columns(table)
-    found = []
-    for rows, field_ids, what in fragments:
-        ids = columns.ids[: -1 if TOMBSTONE not in rows.column_names else None]
-        # A column that was dropped and added again may have the same name and id, but another type.
-        if field_ids not in {None, ids} or not _kinds(rows.schema).items() <= _kinds(columns.schema).items():
-            raise UnsupportedFeatureError(f"{what} written when the table had other columns.", remedy=flush)
-        whole = rows
-        if TOMBSTONE not in rows.column_names:
-            whole = rows.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), rows.num_rows))
-        elif rows.column(TOMBSTONE).null_count:  # NULL means not deleted
-            dead = pc.fill_null(rows.column(TOMBSTONE), fill_value=False)
-            whole = rows.set_column(rows.column_names.index(TOMBSTONE), TOMBSTONE, dead)
-        found.append(whole.select(columns.schema.names).cast(columns.schema))
-    return pa.concat_tables(found)
+    schema = table.dataset.schema
+    if any(map(holds_blobs, schema)):
+        raise UnsupportedFeatureError(f"{fragments[0].name} has blobs, which are not read from a log.", remedy=flush)
+    wanted = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in schema])
+    projections: dict[Hashable, Projection] = {}
+    parts = []
+    for one in fragments:
+        if one.columns not in projections:
+            try:
+                with named(one.name):
+                    projections[one.columns] = _projection(table, wanted, one, history, region_id)
+            except UndecidedColumnsError as error:
+                error.remedy = f"{flush} Then: {error.remedy}"
+                raise
+        parts += [
+            pa.RecordBatch.from_arrays([*rows.columns, _tombstones(batch)], schema=wanted.append(_TOMBSTONE_FIELD))
+            for batch in one.rows.combine_chunks().to_batches()
+            for rows in [projections[one.columns].apply(batch)]
+        ]
+    return pa.Table.from_batches(parts, wanted.append(_TOMBSTONE_FIELD))
 
 
-def _kinds(schema: pa.Schema) -> dict[str, pa.DataType]:
-    return {one.name: one.type for one in schema}
+def _tombstones(rows: pa.RecordBatch) -> pa.Array:
+    if TOMBSTONE not in rows.schema.names:
+        return pa.repeat(pa.scalar(value=False), rows.num_rows)
+    return pc.fill_null(rows.column(TOMBSTONE), fill_value=False)  # NULL means not deleted
+
+
+def _projection(table: Table, wanted: pa.Schema, logged: _Rows, history: SchemaHistory, region_id: UUID) -> Projection:
+    """How the columns of logged rows become the table's: by field id, or, where none are stored, by name."""
+    base = nodes(table.dataset)
+    kinds = {node.name: node.type for node in base}
+    stored = pa.schema([field for field in logged.rows.schema if field.name != TOMBSTONE])
+    ids = logged.ids
+    if ids is not None and len(stored) < len(logged.rows.schema):
+        ids = ids[:-1]
+    if ids is None and any(kinds.get(field.name) != field.type for field in stored):
+        raise UnsupportedFeatureError(
+            f"{logged.name} has columns that the table does not have, and no field ids to identify them."
+        )
+    source = tuple(node for node in base if node.name in stored.names) if ids is None else nodes_of(stored, ids)
+    flush = logged.flush()
+    return plan_projection(
+        source,
+        [replace(node, nullable=node.name not in table.primary_key) for node in base],
+        wanted,
+        table.primary_key,
+        same_fields(table, history, region_id, flush),
+    )

@@ -152,9 +152,9 @@ def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
         try:
             open_generation(table, ref, history)
         except UndecidedColumnsError as error:
-            flush = read_flush(table, ref)
-            if flush is not None:
-                found.setdefault(ref.region_id, []).append((ref.generation, error.columns, flush.earliest))
+            flushed = read_flush(table, ref)
+            if flushed is not None:
+                found.setdefault(ref.region_id, []).append((ref.generation, error.columns, flushed))
         except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError):
             continue  # no decision helps; merge and inspect name it
     return tuple(

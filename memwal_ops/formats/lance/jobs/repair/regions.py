@@ -310,7 +310,7 @@ def _columns(table: Table, region_id: UUID, entries: Sequence[WalEntry]) -> Regi
         return own
     known = LoggedColumns(table, region_id, own)
     columns = [known.of(entry, own) for entry in entries]
-    if any((one.schema, one.ids) != (columns[0].schema, columns[0].ids) for one in columns):
+    if len({(laid.schema, laid.ids, laid is own) for laid in columns}) > 1:
         raise UnsafeError("Its entries have several sets of columns, as no generation of a writer has.")
     layout = table.layout_of(region_id)
     paths = (wal_entry_path(region_id, entry.entry_id, layout) for entry in entries)
