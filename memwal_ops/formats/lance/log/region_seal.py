@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import CommitConflictError, MemwalOpsError
+from memwal_ops.errors import CommitConflictError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
+from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.log.region_claim import wait
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.names import region_folder
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 _ATTEMPTS = 10
+_CONCURRENT_READS = 4
+# pylance's defaults. It refuses to replay a log of a writer that had higher limits, and more rows or batches.
+_REPLAYED_ROWS, _REPLAYED_BATCHES = 100_000, 8_000
 
 
 def seal_region(table: Table, region_id: UUID) -> RegionManifest:
@@ -103,6 +107,27 @@ def _own(table: Table, manifest: RegionManifest) -> int:
 
 def _by_pylance(table: Table, manifest: RegionManifest) -> int:
     """Pylance's writer fences the current one, replays the log and flushes it."""
+    rows, batches = _size_of_log(table, manifest)
     with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
-        open_dataset(table.location).mem_wal_writer(str(manifest.region_id)).close()
+        open_dataset(table.location).mem_wal_writer(
+            str(manifest.region_id),
+            max_memtable_rows=max(_REPLAYED_ROWS, rows),
+            max_memtable_batches=max(_REPLAYED_BATCHES, batches),
+        ).close()
     return manifest.writer_epoch + 1  # pylance does not report it
+
+
+def _size_of_log(table: Table, manifest: RegionManifest) -> tuple[int, int]:
+    """Rows and batches after the last flush; entries that cannot be read, which pylance refuses, count as empty."""
+    layout, first = table.layout_of(manifest.region_id), (manifest.replay_after_wal_id or 0) + 1
+
+    def size(entry: int) -> tuple[int, int]:
+        try:
+            rows = layout.entry_table(table.store, wal_entry_path(manifest.region_id, entry, layout))
+        except (InvalidFormatError, ObjectNotFoundError):
+            return 0, 0
+        return rows.num_rows, len(rows.to_batches())
+
+    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-log") as pool:
+        sizes = [*pool.map(size, range(first, first + unflushed_entries(table, manifest)))]
+    return sum(rows for rows, _ in sizes), sum(batches for _, batches in sizes)

@@ -282,8 +282,8 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
     else:
         entries = read_shard_log(table, manifest)
         flush = (
-            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{region_id}").close(). It '
-            "fences a writer that is running."
+            f'Flush it by pylance\'s writer: lance.dataset(URI).mem_wal_writer("{region_id}").close(), with the limits '
+            "(max_memtable_rows) of the writer that wrote it. It fences a writer that is running."
         )
 
     def put(entry: WalEntry) -> Flush:

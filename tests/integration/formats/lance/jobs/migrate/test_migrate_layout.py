@@ -19,6 +19,7 @@ from memwal_ops.formats.lance.layouts.region import REGION
 from memwal_ops.formats.lance.log.region_seal import seal_region
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal
+from tests.integration.contracts import small
 from tests.support.gc_options import IMMEDIATE
 from tests.support.layout_migrations import (
     OTHER,
@@ -284,6 +285,17 @@ def test_specs_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_killed_and_repeated(tmp_path: Path, layout: str) -> None:
     kill_and_repeat(tmp_path, layout, every=113)
+
+
+def test_a_log_beyond_the_default_limits_of_the_writer(tmp_path: Path) -> None:
+    """pylance replays no more rows than its writer may hold: the one that wrote this log had a higher limit."""
+    uri, count = small.make(tmp_path, small.rows(0, 1), btree=False), 60_000
+    one = small.writer(uri, max_memtable_rows=400_000)
+    for number in range(2):
+        one.put(small.rows(number * count, (number + 1) * count))
+    assert seal_region(open_table(uri), uuid.UUID(small.REGION)).sealed
+    assert run_job(uri, "merge").exit_code == 0
+    assert lance.dataset(uri).count_rows() == 2 * count
 
 
 def test_without_the_option_nothing_is_asked(tmp_path: Path) -> None:
