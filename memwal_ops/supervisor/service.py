@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -413,7 +412,7 @@ class Service:
         certificate = None
         if http.tls_certificate is not None and http.tls_key is not None:
             certificate = Certificate(*map(os.path.expanduser, (http.tls_certificate, http.tls_key)))
-        threading.Thread(target=self._pages.overview.keep_fresh, name="overview", daemon=True).start()
+        self._pages.overview.start()
         return HttpServer(
             http.host,
             http.port,
@@ -580,8 +579,10 @@ class Service:
         self._heartbeat.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._member is not None:
             self._member.wait(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
+        # Whatever reads the history ends before it is closed.
+        self._pages.overview.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._http is not None:
-            self._http.close()
+            self._http.close(0.0 if at_once else _CLOSE_TIMEOUT_SECONDS)
         if self._once:
             runs = self._history.runs(limit=_MAX_RUNS_SHOWN)
             began = self._started.isoformat(timespec="milliseconds")

@@ -258,6 +258,14 @@ class BoundedServer(ThreadingHTTPServer):
             self._connections.pop(request, None)
             self._changed.notify_all()
 
+    def wait(self, seconds: float) -> None:
+        """Wait until no connection is left; those whose request has not come whole end at once."""
+        with self._changed:
+            for connection in self._connections:
+                with suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RD)
+            self._changed.wait_for(lambda: not self._connections, seconds)
+
     def service_actions(self) -> None:
         """Shut down connections past their deadline, and read a changed certificate; called about twice a second."""
         now = time.monotonic()

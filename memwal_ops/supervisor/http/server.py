@@ -111,10 +111,11 @@ class HttpServer:
         self.host, self.port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop serving."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Stop serving; requests in progress may take so long to end."""
         self._server.shutdown()
         self._server.server_close()
+        self._server.wait(seconds)
 
     def response_to(self, request: Request) -> Response:
         """Return the response to a request; to a form that is refused, a page that says why."""

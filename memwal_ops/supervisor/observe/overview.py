@@ -170,7 +170,19 @@ class Overview:
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[object, float, Row]] = {}
         self._refreshed = float("-inf")
-        self._asked = threading.Event()
+        self._asked, self._closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._keep_fresh, name="overview", daemon=True)
+
+    def start(self) -> None:
+        """Refresh the rows on a thread: at once when a page was asked for, else once a minute."""
+        self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Read nothing more; a refresh in progress may take so long."""
+        self._closing = True
+        self._asked.set()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
 
     def rows(self) -> list[Row]:
         """Return the rows of all tables, as they were last made; they are made now if that never happened."""
@@ -199,14 +211,14 @@ class Overview:
             self._made(stale)
             self._refreshed = time.monotonic()
 
-    def keep_fresh(self) -> None:
-        """Refresh the rows as long as the process runs: at once when a page was asked for, else once a minute."""
+    def _keep_fresh(self) -> None:
         self._tables.read_costs()
-        while True:
+        while not self._closing:
             self._asked.wait(_IDLE_SECONDS)
             self._asked.clear()
-            self._tables.read_costs()
-            self.refresh()
+            if not self._closing:
+                self._tables.read_costs()
+                self.refresh()
 
     def _made(self, stamps: Mapping[str, object]) -> list[Row]:
         names, made = [*stamps], []

@@ -65,7 +65,7 @@ class EventLoop:
         """Call ``event`` on the scheduler's thread, soon; from any thread."""
         self._events.put(event)
 
-    def ask(self, question: Callable[[], _Reply], timeout: float = _ASK_SECONDS) -> _Reply:
+    def ask(self, question: Callable[[], _Reply], timeout: float | None = None) -> _Reply:
         """Call ``question`` on the scheduler's thread, and return its result, or raise what it raised.
 
         Raises:
@@ -82,7 +82,7 @@ class EventLoop:
 
         self.post(reply)
         try:
-            return answer.result(timeout)
+            return answer.result(_ASK_SECONDS if timeout is None else timeout)
         except TimeoutError:
             answer.cancel()
             raise

@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from memwal_ops.supervisor.http import connections
+from memwal_ops.supervisor.scheduling import scheduler
 from tests.support.tables.workload import Workload
+from tests.support.waiting import PATIENCE
 
 TABLES = "tables: [{uri: /a}, {uri: /b}]\n"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of this process waits as long as its tests do: on a busy machine, a request may take half a minute."""
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", PATIENCE)
+    monkeypatch.setattr(scheduler, "_ASK_SECONDS", PATIENCE)
 
 
 @pytest.fixture

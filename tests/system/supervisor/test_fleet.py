@@ -24,18 +24,21 @@ OFF = ", ".join(f"{job}: {{enabled: false}}" for job in ("catchup", "compact", "
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The keys of ``fleet:`` but the name."""
     if request.param == "local":
-        return f"uri: {tmp_path}/ops, heartbeat: 2s"
+        return f"uri: {tmp_path}/ops, heartbeat: 5s"
     uri, options = request.getfixturevalue("bucket")
     given = ", ".join(f"{key}: '{value}'" for key, value in options.items())
-    return f"uri: {uri}/ops/, heartbeat: 2s, storage_options: {{{given}}}"
+    return f"uri: {uri}/ops/, heartbeat: 5s, storage_options: {{{given}}}"
 
 
 def configure(tmp_path: Path, fleet: str, name: str, number: int = 1, *, state: str = "") -> Path:
-    """A member; the tables need not exist: which one polls them is the question."""
+    """A member; the tables need not exist: which one polls them is the question.
+
+    A heartbeat and a lease last longer than a busy machine holds a process up: one taken for dead loses its tables.
+    """
     path = tmp_path / f"{name}{number}.yaml"
     tables = ", ".join(f"{{uri: {tmp_path}/{table}.lance}}" for table in TABLES)
     path.write_text(
-        f"state_dir: {tmp_path}/state-{state or path.stem}\nhttp: {{port: 0}}\nleases: {{ttl: 3s}}\n"
+        f"state_dir: {tmp_path}/state-{state or path.stem}\nhttp: {{port: 0}}\nleases: {{ttl: 60s}}\n"
         f"fleet: {{name: {name}, {fleet}}}\n"
         f"defaults: {{poll: 1s, jobs: {{merge: {{when: generations >= 1, schedule: null}}, {OFF}}}}}\n"
         f"tables: [{tables}]\n"
@@ -96,13 +99,13 @@ def test_three_members_of_which_one_is_killed_and_one_leaves(tmp_path: Path, fle
         other = stack.enter_context(service(configure(tmp_path, fleet, name, 3)))
         assert other.process.wait(PATIENCE) == 55
         assert f"The name '{name}' is that of another supervisor" in other.log_path.read_text()
-        assert shares(left[0], again) == ALL
+        assert until(lambda: shares(left[0], again) == ALL)
 
 
 @pytest.mark.timeout(4 * PATIENCE)
 def test_members_have_one_budget_and_find_it_again(tmp_path: Path) -> None:
     """What one used is charged on when it is killed, when its state folder is lost, and once when both come back."""
-    fleet = f"uri: {tmp_path}/ops, heartbeat: 2s}}\nbudget: {{requests: 2M, per: 1h"
+    fleet = f"uri: {tmp_path}/ops, heartbeat: 10s}}\nbudget: {{requests: 2M, per: 1h"
     waiting = Workload(1, regions=1, base_rows=20).create(f"{tmp_path}/t0.lance")
 
     def used(member: Running) -> dict[str, Any]:
@@ -114,8 +117,8 @@ def test_members_have_one_budget_and_find_it_again(tmp_path: Path) -> None:
         assert until(lambda: shares(a, b) == ALL and all(map(shares, (a, b))))
         waiting.put([1, 2, 50])
         waiting.flush()
-        ran, other = (a, b) if "t0" in shares(a) else (b, a)
-        assert until(lambda: ran.runs(table="t0", job="merge"))
+        ran = until(lambda: next((member for member in (a, b) if member.runs(table="t0", job="merge")), None))
+        other = b if ran is a else a
         assert until(lambda: used(ran)["own"]["used"]["requests"] > 0)
         spent = used(ran)["own"]["used"]["requests"]
         assert until(lambda: used(other)["used"]["requests"] == spent == used(ran)["used"]["requests"])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from memwal_ops.supervisor.http.server import HttpServer
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,3 +62,26 @@ def test_odd_requests_make_no_noise(served: HttpServer, capfd: pytest.CaptureFix
     for one in idle:
         one.close()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_requests_in_progress_end_before_it_is_closed() -> None:
+    """They read the history, which the service closes next; a connection without a request is not waited for."""
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def runs(**_: object) -> list[dict[str, object]]:
+        began.set()
+        may_end.wait(PATIENCE)
+        ended.set()
+        return []
+
+    server = HttpServer("127.0.0.1", 0, alive=None, ready=None, metrics=None, status=None, runs=runs)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as threads, socket.create_connection(("127.0.0.1", server.port)):
+        answered = threads.submit(answer, server, "GET", "/api/v1/runs")
+        assert began.wait(PATIENCE)
+        closed = threads.submit(server.close, PATIENCE)
+        with pytest.raises(TimeoutError):
+            closed.result(0.1)
+        may_end.set()
+        closed.result(PATIENCE)
+        assert ended.is_set()
+        assert answered.result(PATIENCE)[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 
 import pytest
 
@@ -19,6 +20,7 @@ from memwal_ops.supervisor.observe.overview import (
     totals,
 )
 from tests.support.fleet import FakeTables, fleet, pages_of, status, table
+from tests.support.waiting import PATIENCE
 
 
 def overview(count: int = 250) -> Overview:
@@ -87,3 +89,11 @@ def test_any_query_string_shows_tables(seed: int) -> None:
         assert re.fullmatch(r"/(\?[!-~]*)?", query.link())
     assert Query.read("&".join(f"a{at}=1" for at in range(40))).page == 1
     assert Query.read("q=" + "a" * 100_000).q == ""
+
+
+def test_nothing_is_read_once_it_is_closed() -> None:
+    """Its thread read the history when that was closed, and reported it as a fault."""
+    shown = overview(20)
+    shown.start()
+    shown.close(PATIENCE)
+    assert not any(thread.name == "overview" for thread in threading.enumerate())
