@@ -2,6 +2,9 @@
 
 Each source returns its nearest rows. Rows that were written again or deleted since are dropped, and the source is
 searched for more until enough are live, or it has no others. So no live row is missing because of a stale one.
+
+A merge puts rows into new fragments, which the base's index covers only after the next catch-up. Until then the merged
+generations, which are kept for it, have these rows in indexes of their own (S0-201, S0-219).
 """
 
 from __future__ import annotations
@@ -16,36 +19,47 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidUsageError,
+    ObjectNotFoundError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys
-from memwal_ops.formats.lance.engines.read.bridges import bridges
+from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
 from memwal_ops.formats.lance.engines.read.plans import BASE, in_memory, pruned
-from memwal_ops.formats.lance.engines.read.staleness import Staleness
-from memwal_ops.formats.lance.engines.read.take_last import condition_of
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids, fragments_of
+from memwal_ops.formats.lance.wire.memwal_index import merge_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
 
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.engines.read.opened import Opened
     from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
     from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
+
 
 DISTANCE = "_distance"
 _METRIC = "l2"
 _CONCURRENT = 8
 _MAX_BYTES = 64 << 20
 _LIMIT_GROWTH = 4
+_MAX_VERSIONS = 64
+_NUMBER = "__memwal_ops_number"
 
 
 @dataclass(frozen=True)
@@ -383,3 +397,104 @@ def _metric(table: Table, index: BaseIndex | None) -> str:
         recorded = (described.details or {}).get("metric_type")
         # Indexes of older releases do not describe it, and their statistics are costly.
         return str(recorded or table.dataset.stats.index_stats(index.name)["indices"][0]["metric_type"]).lower()
+
+
+def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] | None:
+    """The merged generations that have every row of the fragments that the index does not cover.
+
+    None: there may be others, so these fragments have to be scanned: other commits than merges wrote rows to them,
+    a generation was collected, or the versions that would show it no longer exist.
+    """
+    table = unmerged.table
+    merged = _merged_into(table, coverage(index.covered, table.manifest).uncovered)
+    if merged is None:
+        return None
+    listed = {region.region_id: {ref.generation: ref for ref in region.merged} for region in unmerged.regions}
+    found: list[GenerationRef] = []
+    for region_id, (above, until) in merged.items():
+        if region_id in unmerged.pruned:
+            continue
+        for number in range(above + 1, until + 1):
+            ref = listed.get(region_id, {}).get(number)
+            if ref is None:
+                return None
+            found.append(ref)
+    return tuple(found)
+
+
+def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple[int, int]] | None:
+    """Per region the progress before and after the merges that made these fragments; None: not known."""
+    spans: dict[UUID, tuple[int, int]] = {}
+    missing, version = set(fragments), table.manifest
+    for number in range(table.version - 1, max(table.version - 1 - _MAX_VERSIONS, -1), -1):
+        if not missing:
+            break
+        try:
+            before = read_version_manifest(table.store, number, table.naming)
+        except ObjectNotFoundError:
+            return None
+        added = missing - {fragment.id for fragment in before.manifest.fragments}
+        if added:
+            old, new = merge_progress(before.indexes), merge_progress(version.indexes)
+            risen = {region_id for region_id, progress in new.items() if progress > old.get(region_id, 0)}
+            if not risen:
+                return None
+            for region_id in risen:
+                until = spans.get(region_id, (0, new[region_id]))[1]
+                spans[region_id] = (old.get(region_id, 0), until)
+        missing -= added
+        version = before
+    return None if missing else spans
+
+
+class Staleness:
+    """Finds rows that were replaced. Bloom filters show which generations may have a newer row of a key.
+
+    A filter has false positives for 1 key in 1,754: with 20 generations, dropping all its hits would drop one of a
+    hundred live rows. So each hit is looked up, which makes the result exact.
+    """
+
+    def __init__(self, unmerged: Unmerged, opened: Opened) -> None:
+        """Read the filters of all generations that are not merged."""
+        self._table, self._opened = unmerged.table, opened
+        self._regions = unmerged.regions
+        refs = [ref for region in unmerged.regions for ref in region.flushed]
+        self._filters = dict(zip(refs, opened.filters(self._table, refs), strict=True))
+
+    def of_base(self, found: pa.Table) -> NDArray[np.bool_]:
+        """Per row of the base whether a region has its key."""
+        return self._written(found, [(region, 0) for region in self._regions])
+
+    def of_generation(self, found: pa.Table, region: RegionRead, generation: Generation) -> NDArray[np.bool_]:
+        """Per row of a generation, with ``_rowaddr``, whether it is not its key's newest one, or is a tombstone."""
+        stale = self._written(found, [(region, generation.ref.generation)])
+        keys = found.select([*self._table.primary_key])
+        last = last_keys(generation, keys)
+        newest = last.filter(pc.invert(last.column(TOMBSTONE))).column(ROW_ADDRESS)
+        return stale | ~np.isin(found.column(ROW_ADDRESS).to_numpy(), newest.to_numpy())
+
+    def _written(self, found: pa.Table, since: Iterable[tuple[RegionRead, int]]) -> NDArray[np.bool_]:
+        """Per row whether its key is in memory, or in a generation above the given one of a region."""
+        names = [*self._table.primary_key]
+        keys = found.select(names).append_column(_NUMBER, pa.array(np.arange(found.num_rows)))
+        stale = np.zeros(found.num_rows, bool)
+
+        def mark(others: pa.Table) -> None:
+            hits = with_keys(keys, others.select(names).cast(keys.select(names).schema), names)
+            stale[hits.column(_NUMBER).to_numpy()] = True
+
+        for region, above in since if found.num_rows else ():
+            if region.memory is not None:
+                mark(with_keys(region.memory, keys.select(names).cast(region.memory.select(names).schema), names))
+            for ref in region.flushed:
+                bloom = self._filters[ref]
+                unresolved = keys.filter(pa.array(~stale))
+                if ref.generation <= above or not unresolved.num_rows:
+                    continue
+                if bloom is not None:
+                    columns = [column.combine_chunks() for column in unresolved.select(names).columns]
+                    unresolved = unresolved.filter(pa.array(bloom.may_have(columns)))
+                if unresolved.num_rows:
+                    (generation,) = self._opened.generations(self._table, [ref])
+                    mark(last_keys(generation, unresolved.select(names)))
+        return stale

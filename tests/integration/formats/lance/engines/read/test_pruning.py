@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import run_job
+from memwal_ops import open_table, run_job
+from memwal_ops.errors import GenerationMissingError
 from memwal_ops.formats.lance.engines.read.pruning import WantedRows
 from memwal_ops.formats.lance.generations.region_values import RegionValues
 from memwal_ops.formats.lance.regions.specs import region_values
@@ -17,6 +19,8 @@ from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, create_mem_
 from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memwal_ops.formats.lance.engines.read.reader import Reader
 
 
@@ -215,3 +219,24 @@ def test_a_spec_of_other_columns_leaves_nothing_out(base: str) -> None:
     table = read(base).table
     spec = RegionSpec((RegionField("n_year", ("n",), "identity", None, "int32"),), 1)
     assert WantedRows(table, "n = 5").may_be_in(RegionValues(spec, (6,)))
+
+
+def test_a_fault_of_one_region_stops_only_reads_of_its_rows(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    schema = pa.schema([key("id", pa.int64(), 1), pa.field("n", pa.int64())])
+    lance.write_dataset(schema.empty_table(), uri)
+    create_mem_wal(uri, [RegionSpec((RegionField.parse("bucket(id, 4)"),))])
+    with RegionRouter(uri) as router:
+        router.put(pa.table({"id": range(20), "n": range(20)}, schema=schema))
+    (values, writer), *_ = router.writers.items()
+    own = RegionValues(router._spec, values)
+    of_fault = [number for number in range(20) if not own.other_values(pa.table({"id": [number]}))]
+    others = sorted({*range(20)} - {*of_fault})
+    region = open_table(uri).region(writer.region_id)
+    assert region.commit(replace(region.latest().next(), flushed_generations=())), "a generation is off the list"
+    reader = read(uri)
+    assert sorted(reader.get(others)["id"].to_pylist()) == others
+    assert reader.scan(filter=f"id = {others[0]}").to_table()["n"].to_pylist() == [others[0]]
+    for lost in (lambda: reader.get(of_fault), lambda: reader.scan().to_table()):
+        with pytest.raises(GenerationMissingError):
+            lost()

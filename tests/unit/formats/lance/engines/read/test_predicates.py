@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.engines.read.predicates import Domain, domains
+from memwal_ops.formats.lance.engines.read.pruning import Domain, domains
 
 SCHEMA = pa.schema([
     ("id", pa.int64()), ("other", pa.int32()), ("name", pa.string()), ("day", pa.date32()), ("at", pa.timestamp("us")),
