@@ -20,6 +20,7 @@ from memwal_ops.formats.lance.generations.generation_files import look_at_genera
 from memwal_ops.formats.lance.generations.generation_ref import generation_ref
 from memwal_ops.formats.lance.generations.region_contents import read_region_contents
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
+from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # Without --deep, the number of newest manifest versions that are read of each region.
 _NEWEST = 20
 _MOST_MISSING = 100
+_MIXED = "Entries that one writer acknowledged count as flushed by the other: their rows are in no generation."
 _STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
 
 
@@ -191,6 +193,8 @@ def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
         return read_region_contents(table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id))
     except LinkError as error:
         return finding_of(error, "link", str(state.manifest.region_id), "Files behind a link are not seen.")
+    except MixedLayoutsError as error:
+        return finding_of(error, "mixed_layouts", str(state.manifest.region_id), _MIXED)
 
 
 def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import GenerationMissingError, MemwalOpsError, RegionReplacedError
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
+from memwal_ops.formats.lance.layouts.detection import mixed_regions
 from memwal_ops.formats.lance.regions.listed_log import listed_log
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
 from memwal_ops.text import paragraph
@@ -138,8 +139,10 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
     regions: dict[UUID, RegionBacklog] = {}
     blocked: list[Blocked] = []
     unrecorded: dict[UUID, RegionRecord] = {}
+    mixed = mixed_regions(table.store, ids, migrated=table.layout_record is not None)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for region_id, outcome in zip(ids, pool.map(lambda one: _read_region(table, one), ids), strict=True):
+        outcomes = pool.map(lambda region_id: mixed.get(region_id) or _read_region(table, region_id), ids)
+        for region_id, outcome in zip(ids, outcomes, strict=True):
             if outcome is None:
                 continue
             if isinstance(outcome, MemwalOpsError):

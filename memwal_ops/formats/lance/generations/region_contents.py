@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwal_ops.formats.lance.layouts.detection import refuse_mixed
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, parse_wal_entry_name, region_folder
 
@@ -110,13 +111,19 @@ class RegionContents:
 
 
 def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> RegionContents:
-    """List a region's folder; one request per 1,000 objects. Memory: 24 bytes per WAL entry."""
+    """List a region's folder; one request per 1,000 objects. Memory: 24 bytes per WAL entry.
+
+    Raises:
+        MixedLayoutsError: its log has entries of another layout.
+    """
     root = region_folder(region_id)
     found = RegionContents(region_id)
+    suffixes = {layout.wal_suffix}
     for meta in store.list(root):
         first, _, rest = meta.path[len(root) + 1 :].partition("/")
-        if first == "wal" and (entry := parse_wal_entry_name(rest)) is not None and entry.suffix == layout.wal_suffix:
+        if first == "wal" and (entry := parse_wal_entry_name(rest)) is not None:
             found.wal.add(entry.entry_id, meta)
+            suffixes.add(entry.suffix)
         elif first == "manifest" and (version := parse_region_manifest_name(rest)) is not None:
             found.manifests[version] = FileState(meta.size, meta.last_modified)
         elif first == "manifest" and rest == HINT:
@@ -128,6 +135,7 @@ def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> Regio
             directory.youngest = max(directory.youngest, meta.last_modified)
         else:
             found.strays[meta.path] = FileState(meta.size, meta.last_modified)
+    refuse_mixed(root, suffixes)
     found.wal.sort()
     return found
 

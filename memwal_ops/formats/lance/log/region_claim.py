@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of
+from memwal_ops.formats.lance.layouts.detection import layout_of_region
 from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL
@@ -118,7 +119,8 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
 
     Its WAL entries have other names, and each kind of writer would treat those of the other as missing.
     """
-    if (table.layout if region_id is None else table.layout_of(region_id)).generations_in_log:
+    shown = None if region_id is None else layout_of_region(table.store, region_id)
+    if (shown or table.layout).generations_in_log:
         return
     if table.layout_record is not None:
         raise InvalidUsageError(

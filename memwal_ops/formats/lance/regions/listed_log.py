@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER, is_same_file
 from memwal_ops.formats.lance.regions.manifests import HINT
-from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_region_manifest_name
+from memwal_ops.formats.lance.wire.names import (
+    MEM_WAL_FOLDER,
+    parse_region_manifest_name,
+    parse_wal_entry_name,
+    region_folder,
+)
 from memwal_ops.formats.lance.wire.region_manifest import encode_version_hint
-from memwal_ops.storage.api import Listing
+from memwal_ops.storage.api import LinkError, Listing
 from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from uuid import UUID
 
     from memwal_ops.storage.api import ObjectMeta, Store
 
@@ -44,6 +51,19 @@ def listed_log(store: Store, scheme: str) -> Store:
     if len(page) == PAGE or any(meta.path.count("/") == 1 for meta in page):
         return store
     return ListedLog(store, page, before)
+
+
+def log_suffixes(store: Store, region_id: UUID) -> frozenset[str]:
+    """The suffixes of a region's log entries, of the first 1,000; empty where that would need a request."""
+    folder = f"{region_folder(region_id)}/wal"
+    paths: Iterable[str] = ()
+    if isinstance(store, ListedLog):
+        paths = (path for path in store.listed if path.startswith(f"{folder}/"))
+    elif store.root.startswith("/"):
+        with suppress(LinkError):
+            paths = [meta.path for meta in islice(store.list(folder), PAGE)]
+    names = (parse_wal_entry_name(path.rsplit("/", 1)[-1]) for path in paths)
+    return frozenset(name.suffix for name in names if name is not None)
 
 
 def unlisted(store: Store) -> Store:
@@ -74,6 +94,11 @@ class ListedLog(StoreWrapper):
         for meta, data in () if before is None else before.kept():
             if is_same_file(meta, self._files.get(meta.path)):
                 self._content[meta.path] = data
+
+    @property
+    def listed(self) -> Iterable[str]:
+        """The paths of the page."""
+        return self._files
 
     def _hints(self) -> Iterator[tuple[str, bytes]]:
         """The hints that name the newest manifest that the page has, as their entity tags show: their MD5 sums."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import lance
 import pyarrow as pa
@@ -20,8 +20,13 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
     WriterFencedError,
 )
+from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError
+from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
+from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.log.region_files import entry_path
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
+from memwal_ops.formats.lance.wire.names import region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, create_mem_wal, read
 from tests.integration.contracts import small
@@ -177,6 +182,48 @@ def test_regions_of_pylance_are_left_to_it(tmp_path: Path) -> None:
     small.flush(uri, small.rows(1, 2, 3))
     with pytest.raises(InvalidUsageError, match="written by pylance"):
         RegionWriter(open_table(uri), uuid4())
+
+
+@pytest.mark.parametrize("region", [REGION, UUID("ffffffff-0000-4000-8000-000000000000")])
+def test_a_log_of_two_kinds_of_writers_is_refused_and_kept(uri: str, region: UUID) -> None:
+    """pylance's writer opens a region, or another one of the table, whose rows are in the log of the other layout."""
+    with writer(uri) as one:
+        one.put(rows(1))
+    writer(uri).put(rows(2))  # acknowledged, and the process ends
+    with lance.dataset(uri).mem_wal_writer(str(region)) as other:
+        other.put(rows(3))
+    before = Files(uri).listing("_mem_wal")
+    merged = run_job(uri, "merge")
+    assert merged.exit_code == 10
+    blocked = {one["region_id"]: one for one in merged.to_json()["blocked"]}
+    assert blocked[str(region)]["reason"] == "unsupported_feature"
+    assert "two kinds of writers" in blocked[str(region)]["detail"]
+    verified = run_job(uri, "verify")
+    assert verified.exit_code == 9
+    assert "two kinds of writers" in verified.describe().replace("\n", " ")
+    with pytest.raises(MixedLayoutsError, match="two kinds of writers"):
+        run_job(
+            uri, "gc", apply=True, allow_unsafe=True, reader_grace="0s", fence_retention="0s", drain_after="0s"
+        )  # fmt: skip
+    inspected = run_job(uri, "inspect")
+    assert "two kinds of writers" in inspected.describe().replace("\n", " ")
+    if region == REGION:
+        assert inspected.to_json()["layout"] == "mixed"
+        with pytest.raises(MixedLayoutsError):
+            read(uri).scan().to_table()
+        with pytest.raises(MixedLayoutsError):
+            RegionWriter(open_table(uri), REGION)
+    assert Files(uri).listing("_mem_wal") == before
+
+
+@pytest.mark.parametrize("suffix", ["lance", "arrow"])
+def test_entries_of_the_other_layout_far_down_the_log_are_no_garbage(uri: str, suffix: str) -> None:
+    """Where the first page of the log does not show them, gc, which lists all of it, does."""
+    layout = REGION_LAYOUT if suffix == "arrow" else SHARD_LAYOUT
+    table = open_table(uri)
+    table.store.put(f"{region_folder(REGION)}/wal/{wal_entry_name(9, suffix)}", b"x")
+    with pytest.raises(MixedLayoutsError):
+        read_region_contents(table.store, REGION, layout)
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -13,6 +13,7 @@ from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.inspect.branches import BranchState, describe_branches
+from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:
@@ -167,6 +168,14 @@ class Inspection:
         return sum(known) if len(known) == len(self.dropped) else None
 
     @property
+    def layout(self) -> tuple[str, str]:
+        """The name of the layout, and its title."""
+        try:
+            return self.table.layout.name, self.table.layout.title
+        except MixedLayoutsError:  # it is among the faults
+            return "mixed", "two layouts in one log"
+
+    @property
     def most_data_files(self) -> int:
         """The number of data files of the fragment that has the most."""
         return max((len(one.files) for one in self.table.manifest.manifest.fragments), default=0)
@@ -179,7 +188,7 @@ class Inspection:
             stored = "external" if is_external(self.table) else "inline"
         return {
             "uri": self.table.location.uri,
-            "layout": self.table.layout.name,
+            "layout": self.layout[0],
             "branch": self.table.branch_name or MAIN,
             "branches": [branch.to_json() for branch in self.branches],
             "version": self.table.version,
@@ -208,8 +217,7 @@ class Inspection:
     def describe(self) -> str:
         """The inspection as text for people."""
         table = self.table
-        kind = table.layout.title
-        kind = kind if table.branch_name is None else f"branch {table.branch_name}, {kind}"
+        kind = self.layout[1] if table.branch_name is None else f"branch {table.branch_name}, {self.layout[1]}"
         about = (
             f"{kind}, version {table.version}, {counted(self.rows, 'row')} in "
             f"{counted(self.fragments, 'fragment')}, primary key {', '.join(table.primary_key) or 'none'}"

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from memwal_ops.errors import InvariantViolatedError, RegionManifestCorruptError, RegionManifestGapError
-from memwal_ops.formats.lance.layouts.detection import layout_of_regions
+from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError, layout_of_regions
 from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, list_regions
@@ -176,3 +176,9 @@ def test_the_layout_is_detected_from_the_bytes(store: Store) -> None:
     assert layout_of_regions(store, [REGION]) is SHARD_LAYOUT
     store.put(f"_mem_wal/{REGION}/wal/{wal_entry_name(1, 'lance')}", b"x")
     assert layout_of_regions(store, [REGION]) is REGION_LAYOUT
+    store.put(f"_mem_wal/{REGION}/wal/{wal_entry_name(2, 'arrow')}", b"x")
+    with pytest.raises(MixedLayoutsError, match="two kinds of writers"):
+        layout_of_regions(store, [REGION])
+    other = UUID(int=REGION.int + 1)
+    store.put(f"_mem_wal/{other}/wal/{wal_entry_name(1, 'lance')}", b"x")
+    assert layout_of_regions(store, [REGION, other]) is REGION_LAYOUT, "jobs go on with the other regions"
