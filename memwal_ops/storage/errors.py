@@ -30,6 +30,8 @@ from memwal_ops.storage.redaction import redact
 
 _CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})
 
+# What builds, compacts or commits reads before it writes: the request that was refused says which of the two it was.
+_READ_REQUEST = re.compile(r"Unable to open file|performing (?:GET|HEAD) ")
 _STATUS = re.compile(r"status code: (\d{3})")
 # The failure of one object in an Azure batch that was executed as a whole.
 _STATUS_IN_BATCH = re.compile(r"Bulk delete request failed for key .*\(code: (\d{3})\)", re.DOTALL)
@@ -213,7 +215,7 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
         path: the object, folder or table of the request.
         action: the request, as a verb or a phrase that begins with one: ``read``, ``list``,
             ``write``, ``delete``, ``read the rows of``. A refusal means a read-only store if
-            the verb changes something, and wrong credentials otherwise.
+            the verb changes something and the request was no read, and wrong credentials otherwise.
 
     The message contains neither secrets nor the client's debugging text.
     """
@@ -251,7 +253,8 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
     if code in _UNSUPPORTED_CODES or status == 501:
         return ConditionalWriteUnsupportedError if _changes(action) else StorageError
     if _denied(exc, code, status, text):
-        return ReadOnlyStoreError if _changes(action) else StorageCredentialsError
+        is_write = _changes(action) and _READ_REQUEST.search(text) is None
+        return ReadOnlyStoreError if is_write else StorageCredentialsError
     if status == 401 or isinstance(exc, obstore.exceptions.UnauthenticatedError) or _NO_CREDENTIALS.search(text):
         return StorageCredentialsError
     if is_absent(exc) or status == 404 or _NO_OBJECT_TEXT.search(text):

@@ -111,6 +111,8 @@ class LocalFolder:
         try:
             parameters = read_parameters(self.uri)
             view = View(self.uri, parameters)
+        except StorageError:
+            raise
         except (MemwalOpsError, NotADirectoryError):
             raise InvalidUsageError(
                 f"{self.uri} exists already, and is not a copy of the index.", remedy=_ELSEWHERE

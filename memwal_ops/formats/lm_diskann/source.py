@@ -265,17 +265,27 @@ def matching(table: Any, source: Source, where: str) -> NDArray[np.int64]:
     """
     scanner = table.scanner(columns=[source.key] if source.key else [], with_row_id=source.key is None, filter=where)
     try:
-        scanner.explain_plan()
+        parts = [_ids(batch, source) for batch in scanner.to_batches()]
+    except (OSError, ValueError) as error:
+        _check_filter(table, source, where)
+        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _check_filter(table: Any, source: Source, where: str) -> None:
+    """Refuse a filter that does not apply to a table in memory with the same columns, and neither rows nor indexes."""
+    import lance  # noqa: PLC0415 - only for indexes that follow a table
+
+    empty = lance.write_dataset(
+        table.schema.empty_table(), "memory://", data_storage_version=table.data_storage_version
+    )
+    try:
+        empty.scanner(columns=[], with_row_id=True, filter=where).to_table()
     except (OSError, ValueError) as error:
         raise InvalidUsageError(
             f"The filter {where!r} is not valid for {source.uri}: {str(error).splitlines()[0]}",
             remedy="Give an SQL expression of the table's columns, such as: price < 10 AND in_stock.",
         ) from error
-    try:
-        parts = [_ids(batch, source) for batch in scanner.to_batches()]
-    except OSError as error:
-        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def rows(table: Any, source: Source, fragments: list[Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:

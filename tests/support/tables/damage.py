@@ -25,8 +25,9 @@ _BASE_PATHS, _BASE_PATH_TEXT = 18, 4  # Manifest.base_paths, BasePath.path
 # prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE); for anybody but root it has no effect, and needs none
 _DROP_AND_EXEC = """
 import ctypes, os, sys
-if ctypes.CDLL(None).prctl(24, 1, 0, 0, 0) and os.geteuid() == 0:
-    sys.exit("cannot drop CAP_DAC_OVERRIDE")
+for right in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    if ctypes.CDLL(None).prctl(24, right, 0, 0, 0) and os.geteuid() == 0:
+        sys.exit("cannot drop the right to override permissions")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 

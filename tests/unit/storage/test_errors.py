@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.printing import error_document
-from memwal_ops.errors import StorageError
+from memwal_ops.errors import ReadOnlyStoreError, StorageCredentialsError, StorageError
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.errors import translate
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
@@ -60,3 +60,20 @@ def test_the_finding_of_a_job_that_failed_on_a_full_disk() -> None:
     document = {"error": None, "blocked": [], **table}
     found = [one for one in findings_of(document, Errors(), DEFAULT_LIMITS, "") if "failed" in one["what"]]
     assert [one["runbook"] for one in found] == [PAGE]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Unable to open file /t/data/1.lance: Permission denied (os error 13)", StorageCredentialsError),
+        ("Unable to create file /t/data/1.lance: Permission denied (os error 13)", ReadOnlyStoreError),
+        (
+            "Error performing GET https://s3/b/1 in 1ms - Server returned non-2xx status code: 403 ",
+            StorageCredentialsError,
+        ),
+        ("Error performing PUT https://s3/b/1 in 1ms - Server returned non-2xx status code: 403 ", ReadOnlyStoreError),
+    ],
+)
+def test_what_cannot_be_read_needs_no_right_to_write(text: str, kind: type[StorageError]) -> None:
+    """A build and a compaction read before they write."""
+    assert type(translate(OSError(f"LanceError(IO): {text}"), path="t.lance", action="build index")) is kind

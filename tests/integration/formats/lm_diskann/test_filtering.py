@@ -14,6 +14,7 @@ from memwal_ops import run_job
 from memwal_ops.errors import InvalidUsageError, StorageError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import library
+from memwal_ops.formats.lm_diskann.source import Source, matching
 from tests.support.run_cli import run_here
 
 if TYPE_CHECKING:
@@ -108,3 +109,15 @@ def test_what_cannot_be_filtered(followed: str, table: tuple[str, np.ndarray, np
         pytest.raises(InvalidUsageError, match="follows no table"),
     ):
         own.search(query, where="share < 1")
+
+
+def test_an_index_that_cannot_be_read_is_no_mistake_in_the_filter(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(10)}), uri).create_scalar_index("id", "BTREE")
+    for path in (tmp_path / "t.lance" / "_indices").rglob("*.lance"):
+        path.write_bytes(b"damaged")
+    source = Source(uri, "vec", "id")
+    with pytest.raises(StorageError, match="cannot be read"):
+        matching(lance.dataset(uri), source, "id = 7")
+    with pytest.raises(InvalidUsageError, match="is not valid for"):
+        matching(lance.dataset(uri), source, "nothing = 7")

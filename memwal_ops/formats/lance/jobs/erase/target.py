@@ -12,7 +12,7 @@ import re
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import lance
 from google.protobuf.empty_pb2 import Empty
@@ -62,6 +62,7 @@ class Target:
 
         Raises:
             InvalidUsageError: with pylance's own message.
+            MemwalOpsError: the table cannot be read, by kind.
         """
         if self.where is None:
             return
@@ -73,8 +74,12 @@ class Target:
             )
         try:
             with lance_errors("read the expression for", uri):
-                dataset.scanner(filter=self.where, columns=[], with_row_id=True, limit=0).to_table()
+                dataset.scanner(
+                    filter=self.where, columns=[], with_row_id=True, limit=0, use_scalar_index=False
+                ).to_table()
         except MemwalOpsError as error:
+            if _applies(self.where, dataset):
+                raise  # a file of the table cannot be read
             raise InvalidUsageError(
                 f"The expression of --where does not apply to {uri}: {error}",
                 remedy='Write it in SQL, with columns of the table: "user_id = 17".',
@@ -189,3 +194,19 @@ def fragment_key(fragment: table_pb2.DataFragment, *, deletions: bool = False) -
         deletion_path(fragment.id, fragment.deletion_file) if deletions and fragment.HasField("deletion_file") else ""
     )
     return int(fragment.id), files, deleted
+
+
+def _applies(where: str, dataset: lance.LanceDataset) -> bool:
+    """Whether an expression applies to a table in memory that has the same columns, and neither rows nor indexes."""
+    try:
+        with lance_errors("read the expression for", "a table without rows"):
+            empty = lance.write_dataset(
+                dataset.schema.empty_table(),
+                "memory://",
+                data_storage_version=cast("Any", dataset.data_storage_version),
+                enable_stable_row_ids=dataset.has_stable_row_ids,
+            )
+            empty.scanner(filter=where, columns=[], with_row_id=True).to_table()
+    except MemwalOpsError:
+        return False
+    return True

@@ -15,7 +15,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.errors import HeldError, InvalidUsageError
+from memwal_ops.errors import HeldError, InvalidUsageError, MemwalOpsError, TableCorruptError
 from memwal_ops.formats.lance.jobs.erase import job
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from tests.support.erasing import Erasing
@@ -252,3 +252,20 @@ def test_killed_and_run_again(erasing: Erasing, tmp_path: Path, part: float) -> 
 def test_killed_at_every_call_and_run_again(erasing: Erasing, tmp_path: Path, part: int) -> None:
     calls = len(erasing.calls(tmp_path))
     erasing.killed_at(tmp_path, range(1 + part, calls, 4 * max(1, calls // 120)))
+
+
+def test_a_file_that_cannot_be_read_is_no_mistake_in_the_expression(tmp_path: Path) -> None:
+    """A damaged index is not asked; a lost data file ends the run by its own reason."""
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"id": range(10)}), uri)
+    dataset.create_scalar_index("id", "BTREE")
+    for path in (tmp_path / "t.lance" / "_indices").rglob("*.lance"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(InvalidUsageError, match="does not apply"):
+        run_job(uri, "erase", where="other = 1")
+    assert run_job(uri, "erase", where="id = 7").decision == "planned"
+    for path in (tmp_path / "t.lance" / "data").iterdir():
+        path.unlink()
+    with pytest.raises(MemwalOpsError) as failed:
+        run_job(uri, "erase", where="id = 7")
+    assert failed.value.exit_code == TableCorruptError.exit_code
