@@ -55,6 +55,7 @@ def test_a_branch_by_name_is_that_by_path(uri: str, capfd: pytest.CaptureFixture
     assert (main["branch"], main["version"]) == ("main", lance.dataset(uri).version)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_front_end_opens_it(uri: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     newest = lance.dataset(f"{uri}/tree/{name}").version

@@ -60,6 +60,7 @@ offered() {
 FISH = "function offered; complete -C \"$argv\" | string replace -r '\\t.*' ''; end"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("shell", "prelude"), [("bash", BASH), ("fish", FISH)])
 def test_a_shell_completes(tmp_path: Path, shell: str, prelude: str) -> None:
     if shutil.which(shell) is None:

@@ -37,6 +37,7 @@ def found(file: Path, environ: dict[str, str] | None = None) -> dict[str, str]:
     return {one.name: one.uri for one in discover(load_settings(str(file), environ or {}).tables).tables}
 
 
+@pytest.mark.long
 def test_a_database(tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[str], str]) -> None:
     uris = {name: make(f"db/{name}.lance") for name in ("orders", "users")}
     file = written(capfd, tmp_path, "--database", str(tmp_path / "db"))

@@ -23,6 +23,7 @@ STORIES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "table"), STORIES)
 def test_the_story_ends_well(name: str, table: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run_here(capfd, "demo", "--format", name, "--dir", str(tmp_path / "new"))
@@ -36,6 +37,7 @@ def test_the_story_ends_well(name: str, table: str, tmp_path: Path, capfd: pytes
     assert f"{uri} exists already" in again.err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "table"), STORIES)
 def test_without_the_merge_something_waits(
     name: str, table: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -95,6 +97,7 @@ def test_a_lost_row_is_no_proof(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "does not have the rows that were written" in outcome.err
 
 
+@pytest.mark.long
 def test_what_it_leaves_without_maintenance(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_local_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert levels(outcome.document)["table"] == "error"
 
 
+@pytest.mark.long
 @pytest.mark.s3
 def test_a_bucket_whose_rules_fight_with_gc(
     s3_endpoint: str, s3_bucket: str, s3_options: dict[str, str], capfd: pytest.CaptureFixture[str]

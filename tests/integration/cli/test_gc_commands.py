@@ -106,6 +106,7 @@ def test_what_a_person_reads(made: LsmTable, capfd: pytest.CaptureFixture[str]) 
     assert "WARNING: reader grace below" in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("limit", [0, 1, 5])
 def test_limits(made: LsmTable, limit: int, capfd: pytest.CaptureFixture[str]) -> None:
     free(made)
@@ -171,6 +172,7 @@ def test_a_run_that_fails_writes_no_plan_file(
     assert run_here(capfd, "gc", made.uri, "--plan-file", str(tmp_path / "no/such/file")).code == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "timeline"),
     [

@@ -129,6 +129,7 @@ def test_no_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert (ran.code, ran.out) == (0, "no_indexes: the base table has no index.\n")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -161,6 +162,7 @@ def test_not_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str], command:
     assert contents(damaged.uri) == before
 
 
+@pytest.mark.long
 def test_a_store_that_is_read_only(made: Workload) -> None:
     merge.apply(open_table(made.uri), merge.MergeOptions())
     damage.make_read_only(made.uri)

@@ -208,6 +208,7 @@ def test_it_tells_the_space_that_maintenance_needs(tmp_path: Path, capfd: pytest
     assert "This is safe" not in nothing.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["all of them", "maintain"])
 def test_it_tells_the_time_by_the_last_runs(
     job: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def test_clean_up_and_drop_keep_entries(dynamo_table: DynamoTable) -> None:
         lance.write_dataset(pa.table({"id": [1]}), dynamo_table.uri, storage_options=dynamo_table.options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["commit", "open"])
 def test_a_detached_version_becomes_the_newest(dynamo_table: DynamoTable, how: str) -> None:
     """Its number is above all others, and it gets an entry by a commit, and also when it is opened.
@@ -81,6 +82,7 @@ def test_a_log_is_not_flushed(dynamo_table: DynamoTable) -> None:
         write()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("call", ["open", "append", "delete", "overwrite", "restore", "stale append", "stale delete"])
 def test_a_path_that_is_no_text_stops_every_writer(dynamo_table: DynamoTable, call: str) -> None:
     """What `migrate --to s3` puts as the entries of the versions to come: nothing is committed, and an error is raised.

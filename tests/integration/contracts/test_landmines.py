@@ -144,6 +144,7 @@ def _text_batches(n: int, size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, names=["id", "txt"])
 
 
+@pytest.mark.long
 def test_05_an_indexed_merge_holds_its_source_in_a_fixed_pool(tmp_path: Path) -> None:
     """With `use_index(True)` the whole source must fit a pool of 300 MB, or merge_insert dies: "Resources
     exhausted ... HashJoinInput". A stream does not escape it, and slices of one buffer (a combined table

@@ -145,6 +145,7 @@ def _centroids(uri: str) -> list[bytes]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "merge"), [("IVF_FLAT", 0), ("IVF_FLAT", 1), ("IVF_HNSW_SQ", 1)])
 def test_22_an_explicit_number_of_segments_keeps_the_centroids(tmp_path: Path, kind: str, merge: int) -> None:
     uri = f"{tmp_path}/t.lance"
@@ -155,6 +156,7 @@ def test_22_an_explicit_number_of_segments_keeps_the_centroids(tmp_path: Path, k
     assert set(_centroids(uri)) == set(before)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_HNSW_SQ"])
 def test_22_optimize_indices_by_default_changes_the_centroids(tmp_path: Path, kind: str) -> None:
     """Left to itself it splits partitions that have grown (here 4 become more), or joins them (HNSW: 1 is left).

@@ -88,6 +88,7 @@ def index_files(uri: str) -> dict[str, int]:
     return {str(one): one.stat().st_size for one in Path(uri, "_indices").rglob("*") if one.is_file()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("kind", _CONDITIONS)
 def test_several_segments_answer_as_a_scan(tmp_path: Path, kind: str, stable: bool) -> None:
@@ -211,6 +212,7 @@ def test_rows_that_moved_to_another_address_are_found_by_what_they_are(tmp_path:
     assert wrong(changed(tmp_path, column, kind, move, stable=False, segments=2), kind) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("moved", [False, True], ids=["in place", "compacted since"])
 @pytest.mark.parametrize(("kind", "column"), [("BTREE", "number"), ("BITMAP", "kind"), ("INVERTED", "text")])
 def test_a_merge_leaves_out_what_a_segment_does_not_claim(tmp_path: Path, kind: str, column: str, moved: bool) -> None:
@@ -248,6 +250,7 @@ def test_lists_that_were_changed_in_place_stay_claimed(tmp_path: Path) -> None:
     assert not answers_differ(uri, _CHANGED["LABEL_LIST"][1])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("how", [move, rewrite])
 @pytest.mark.parametrize("kind", ["NGRAM", "BLOOMFILTER"])
@@ -255,6 +258,7 @@ def test_what_is_compared_with_the_rows_is_right(tmp_path: Path, kind: str, how:
     assert wrong(changed(tmp_path, _CHANGED[kind][0], kind, how, stable=stable, segments=2), kind) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("how", [move, rewrite])
 @pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_HNSW_SQ"])
@@ -266,6 +270,7 @@ def test_no_vector_is_found_where_it_was(tmp_path: Path, kind: str, how: Any, st
         assert min(found["id"].to_pylist()) >= CHANGED
 
 
+@pytest.mark.long
 def test_a_merge_writes_only_what_it_merges(tmp_path: Path) -> None:
     """The last segments, in the order of the manifest, with the rows that none covers."""
     uri = make(tmp_path, "text", "NGRAM")
@@ -277,6 +282,7 @@ def test_a_merge_writes_only_what_it_merges(tmp_path: Path) -> None:
     assert written < sum(before.values()) / 3
 
 
+@pytest.mark.long
 def test_a_nested_field_gets_no_segment_of_its_own(tmp_path: Path) -> None:
     """pylance looks for a column of the field's last name: such an index is written anew each time."""
     uri = str(tmp_path / "t.lance")

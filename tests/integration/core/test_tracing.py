@@ -138,6 +138,7 @@ def test_a_run_by_hand_with_its_phases_and_requests(table: Workload) -> None:
     assert shown["memwal_ops.requests.get"] > 0
 
 
+@pytest.mark.long
 def test_a_refusal_has_no_trace_and_a_plan_has_one(tmp_path: Path) -> None:
     plain = PlainTable(str(tmp_path / "p.lance")).create(rows=3)
     with http_receiver() as server:
@@ -174,6 +175,7 @@ def test_what_turns_it_on_and_off() -> None:
 _OVER_HTTP = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
 
 
+@pytest.mark.long
 def test_without_a_collector_nothing_is_imported(table: Workload) -> None:
     run_python(
         "import sys, memwal_ops; memwal_ops.run_job(sys.argv[1], 'merge');"
@@ -182,6 +184,7 @@ def test_without_a_collector_nothing_is_imported(table: Workload) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_trace_of_a_task_of_airflow(table: Workload) -> None:
     with http_receiver() as server:
         carrier = json.dumps({"traceparent": PARENT})
@@ -190,10 +193,12 @@ def test_the_trace_of_a_task_of_airflow(table: Workload) -> None:
     assert (run.trace_id.hex(), run.parent_span_id.hex()) == (TRACE, SPAN)
 
 
+@pytest.mark.long
 def test_the_trace_of_a_program_that_has_one(table: Workload) -> None:
     run_python(PROGRAM, table.uri)
 
 
+@pytest.mark.long
 def test_a_service_pushes_traces_and_metrics(table: Workload, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
@@ -223,6 +228,7 @@ def test_a_service_pushes_traces_and_metrics(table: Workload, tmp_path: Path) ->
     assert sorted(seconds.explicit_bounds) == list(seconds.explicit_bounds)
 
 
+@pytest.mark.long
 def test_a_run_once_pushes_its_metrics_at_its_end(table: Workload, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"state_dir: {tmp_path}/state-c\ntables: [{{uri: {table.uri}}}]\n")

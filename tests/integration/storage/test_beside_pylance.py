@@ -99,6 +99,7 @@ def test_pylances_commit_and_ours_refuse_each_other(shared: Location) -> None:
     assert store.get(version_path(3, NamingScheme.V2)) == standing
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.req("S3-045")
 def test_of_racing_commits_each_version_has_one_winner(shared: Location) -> None:
     store = open_store(shared)

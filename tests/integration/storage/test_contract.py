@@ -240,6 +240,7 @@ def test_a_listing_that_begins_after_a_path(store: ObjectStore) -> None:
 LONG = "n" * 240
 
 
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize(
     "path",
     [

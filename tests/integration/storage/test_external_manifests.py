@@ -202,6 +202,7 @@ def test_a_lost_response_is_read_back(dynamo_table: DynamoTable, monkeypatch: py
     monkeypatch.setattr(VersionEntries, "get", get)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S3-054", "S3-055")
 @pytest.mark.parametrize("copied", [False, True])
 def test_readers_finish_an_unfinished_commit(dynamo_table: DynamoTable, *, copied: bool) -> None:
@@ -213,6 +214,7 @@ def test_readers_finish_an_unfinished_commit(dynamo_table: DynamoTable, *, copie
     assert dynamo_table.ids() == [*range(30)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S3-055")
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_listing_shows_unfinished_versions_before_the_newest(
@@ -322,6 +324,7 @@ def test_a_version_beside_dynamodb_is_refused(dynamo_table: DynamoTable) -> None
     assert dynamo_table.ids() == [*range(30), 77, *range(100, 110)]
 
 
+@pytest.mark.long
 def test_entries_of_a_dropped_table_are_named(dynamo_table: DynamoTable) -> None:
     """pylance keeps them, and cannot create the table again; after the remedy it can."""
     lance.LanceDataset.drop(dynamo_table.uri, storage_options=dynamo_table.options)
@@ -378,6 +381,7 @@ def test_the_plain_uri_is_refused_after_a_job(dynamo_table: DynamoTable) -> None
     assert open_table(f"s3://{dynamo_table.bucket}/copy.lance", options).version == 3, "the mark is of another table"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", ["", "?ddbTableName=", "?ddbTableName=a&ddbTableName=b", "?table=manifests", "?"])
 def test_a_uri_without_the_table_is_refused(dynamo_table: DynamoTable, path: str) -> None:
     uri = f"s3+ddb://{dynamo_table.bucket}/{dynamo_table.path}{path}"
@@ -385,6 +389,7 @@ def test_a_uri_without_the_table_is_refused(dynamo_table: DynamoTable, path: str
         open_table(uri, dynamo_table.options)
 
 
+@pytest.mark.long
 def test_the_table_in_dynamodb_must_be_there_and_have_the_keys(dynamo_table: DynamoTable) -> None:
     base = dynamo_table.uri.partition("=")[0]
     with pytest.raises(InvalidUsageError, match="There is no table nothing in DynamoDB"):
@@ -403,6 +408,7 @@ def _store_at(uri: str, table: DynamoTable) -> ManifestEntryStore:
     return store
 
 
+@pytest.mark.long
 def test_another_table_in_dynamodb_is_refused(dynamo_table: DynamoTable) -> None:
     """It has no entry of the table. With the entry that the remedy makes, the mark of a job tells them apart."""
     create_dynamodb_table(dynamo_table.endpoint, "others-too")
@@ -441,6 +447,7 @@ def test_the_mark_of_a_copy(dynamo_table: DynamoTable) -> None:
     copy.forget(3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", ["AccessDeniedException", "UnrecognizedClientException"])
 def test_missing_rights_are_named(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     class Refusing:
@@ -470,6 +477,7 @@ def test_dynamodb_that_does_not_answer(dynamo_table: DynamoTable, monkeypatch: p
         open_table(dynamo_table.uri, dynamo_table.options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variable", ["DYNAMODB_ENDPOINT", "AWS_ENDPOINT_URL_DYNAMODB", "AWS_ENDPOINT_URL"])
 def test_the_endpoint_from_the_environment(
     dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch, variable: str

@@ -229,6 +229,7 @@ def test_a_tag_is_sent_as_the_store_compares_it(
     assert [entry.path for entry in direct.list()] == ["object"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S4-021")
 @pytest.mark.parametrize(("quoted", "drops"), [("refused", False), ("compared", True)])
 def test_a_store_that_ignores_a_tag_has_no_compare_and_swap(

@@ -120,6 +120,7 @@ def test_two_endpoints_in_one_process_are_two_stores(proxy: FaultyProxy, s3_buck
         probe_conditional_writes(open_store(resolve(uri, options_for(proxy.endpoint)), retry=IMPATIENT))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"null", b"[]", b"\xff", b"[" * 4096, b"{}", b'{"proven": "now"}', b'{"proven": 1' + b"0" * 400 + b"}"],

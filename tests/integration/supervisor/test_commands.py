@@ -165,6 +165,7 @@ JOBS: list[tuple[str, Callable[[Table], Any]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "job"), JOBS, ids=[name for name, _ in JOBS])
 def test_who_lost_the_lease_publishes_and_deletes_nothing(
     table: Workload, name: str, job: Callable[[Table], Any]
@@ -267,6 +268,7 @@ def test_a_broken_package_is_named_and_affects_no_other(table: Workload, tmp_pat
     assert "no_such_module" in called.err
 
 
+@pytest.mark.long
 def test_an_error_of_a_package_has_its_exit_code_and_page(table: Workload, tmp_path: Path) -> None:
     called = run_process("moody", table.uri, "--mood", "refuses", **install(["moody"], tmp_path))
     assert called.code == 70

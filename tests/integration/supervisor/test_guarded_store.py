@@ -35,6 +35,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["merge", "catchup", "compact", "snapshot", "expire", "gc", "maintain"])
 def test_a_job_that_lost_its_lease_changes_nothing(tmp_path: Path, name: str) -> None:
     uri = create(str(tmp_path / "t.lance"))
@@ -68,6 +69,7 @@ def test_a_job_that_lost_its_lease_changes_nothing(tmp_path: Path, name: str) ->
     assert before.items() <= contents(uri).items(), "something is gone, or was changed"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["merge", "catchup", "compact", "snapshot", "expire"])
 def test_a_lease_that_is_lost_right_after_a_commit(tmp_path: Path, name: str) -> None:
     """Nothing of the version goes: what the run wrote for it is not unpublished any more."""

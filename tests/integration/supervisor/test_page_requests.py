@@ -77,6 +77,7 @@ def get(server: HttpServer, path: str, method: str = "GET", **headers: str) -> t
     return found
 
 
+@pytest.mark.long
 def test_pages_the_script_and_runbooks_with_their_headers(served: HttpServer) -> None:
     code, headers, home = get(served, "/")
     assert (code, headers["Content-Type"]) == (200, "text/html; charset=utf-8")

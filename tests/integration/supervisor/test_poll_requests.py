@@ -76,6 +76,7 @@ def test_nothing_is_shared_between_tables_or_polls() -> None:
     assert reads[4:] == ["4", "4"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize("layout", [SHARD, REGION])
 def test_an_idle_table_costs_one_request_and_at_most_one_for_each_region(layout: Layout) -> None:

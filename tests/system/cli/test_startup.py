@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-
-import pytest
 
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.core.registry import all_job_specs, open_table
@@ -25,42 +24,44 @@ NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexiste
 PROGRAM = """
 import json, sys
 from memwal_ops.cli.main import main
-try:
-    main(json.loads(sys.argv[1]))
-except SystemExit as ended:
-    code = ended.code
+codes = set()
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        codes.add(ended.code)
 loaded = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
-sys.stderr.write("\\n" + json.dumps([code, loaded]))
+sys.stderr.write("\\n" + json.dumps([*codes, loaded]))
 """
 
 
 def ran(*arguments: str, heavy: tuple[str, ...] = HEAVY) -> tuple[int, list[str]]:
     """The exit code of a command, and which heavy modules its process imported."""
+    return ran_all([arguments], heavy)
+
+
+def ran_all(commands: Iterable[tuple[str, ...]], heavy: tuple[str, ...] = HEAVY) -> tuple[int, list[str]]:
+    """The exit code that all of these commands have, and which heavy modules the process of all of them imported."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(arguments), json.dumps(heavy)],
+        [sys.executable, "-c", PROGRAM, json.dumps([*commands]), json.dumps(heavy)],
         capture_output=True, text=True, check=True, env={**os.environ, **NO_SERVICE},
     )  # fmt: skip
     code, loaded = json.loads(done.stderr.splitlines()[-1])
     return code, loaded
 
 
-OTHERS = ("check", "config", "demo", "doctor", "history", "hold", "lease", "probe", "run", "scan", "service", "status")
+# They open tables or stores, and may import the clients of those; never PySpark.
+OPENING = ("demo", "hold", "probe", "run", "scan", "status")
+OTHERS = ("check", "config", "doctor", "history", "lease", "service")
 
 
-@pytest.mark.parametrize("arguments", [("--version",), ("--help",), *((name, "--help") for name in OTHERS)])
-def test_help_imports_no_pylance(arguments: tuple[str, ...]) -> None:
-    code, loaded = ran(*arguments)
-    if arguments[0] in {"demo", "hold", "probe", "run", "scan", "status"}:
-        # They open tables or stores, and may import the clients of those; never PySpark.
-        assert "pyspark" not in loaded
-    else:
-        assert loaded == []
-    assert code == 0
+def test_help_imports_no_pylance() -> None:
+    commands = [("--version",), ("--help",), *((name, "--help") for name in (*OTHERS, *sorted(all_job_specs())))]
+    assert ran_all(commands) == (0, [])
 
 
-@pytest.mark.parametrize("name", sorted(all_job_specs()))
-def test_the_help_of_a_job_imports_nothing_heavy(name: str) -> None:
-    assert ran(name, "--help") == (0, [])
+def test_help_of_what_opens_tables_imports_no_spark() -> None:
+    assert ran_all(((name, "--help") for name in OPENING), ("pyspark",)) == (0, [])
 
 
 def test_what_reads_no_table_imports_no_pylance(tmp_path: Path) -> None:

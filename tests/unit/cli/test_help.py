@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import pytest
 from click.testing import CliRunner
 
 from memwal_ops.cli.commands import _SECTIONS
@@ -28,14 +27,14 @@ def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from paths(inner, (*path, name))
 
 
-@pytest.mark.parametrize("path", [(), *paths(cli)], ids=" ".join)
-def test_the_help_of_a_command(path: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=COLUMNS)
-    assert shown.exit_code == 0
-    lines = shown.output.splitlines()
-    assert len(lines) <= LINES
-    examples = [line for line in lines if line.startswith(" ".join(["    memwal-ops", *path]))]
-    assert len(examples) >= 2, lines
+def test_the_help_of_each_command() -> None:
+    for path in ((), *paths(cli)):
+        shown = CliRunner().invoke(cli, [*path, "--help"], terminal_width=COLUMNS)
+        assert shown.exit_code == 0, path
+        lines = shown.output.splitlines()
+        assert len(lines) <= LINES, path
+        examples = [line for line in lines if line.startswith(" ".join(["    memwal-ops", *path]))]
+        assert len(examples) >= 2, lines
 
 
 def test_the_help_for_tables_of_another_format() -> None:
