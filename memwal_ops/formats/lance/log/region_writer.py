@@ -32,12 +32,9 @@ from memwal_ops.errors import (
     WriterFencedError,
 )
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of
-from memwal_ops.formats.lance.log.background import Background
+from memwal_ops.formats.lance.log.background import Background, GroupCommit
 from memwal_ops.formats.lance.log.generation_indexes import build_indexes, generation_indexes
-from memwal_ops.formats.lance.log.group_commit import GroupCommit
-from memwal_ops.formats.lance.log.key_filter import KeyFilter
-from memwal_ops.formats.lance.log.logged_columns import LoggedColumns
-from memwal_ops.formats.lance.log.memtable import Growing, InMemory, MemTable, WalPosition, WriterLimits
+from memwal_ops.formats.lance.log.memtable import Growing, InMemory, KeyFilter, MemTable, WalPosition, WriterLimits
 from memwal_ops.formats.lance.log.region_claim import ATTEMPTS, claim, parse_region_id, refuse_other_layout, wait
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import (
@@ -48,7 +45,7 @@ from memwal_ops.formats.lance.log.region_files import (
     put_generation,
     read_entry,
 )
-from memwal_ops.formats.lance.log.region_log import read_log
+from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_log
 from memwal_ops.formats.lance.table import Table, open_lance_table
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus

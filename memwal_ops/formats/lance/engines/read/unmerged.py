@@ -37,8 +37,7 @@ from memwal_ops.formats.lance.generations.region_identity import check_record
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.log.region_log import read_log
-from memwal_ops.formats.lance.log.shard_log import read_shard_log
+from memwal_ops.formats.lance.log.region_log import read_log, read_shard_log
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, list_regions
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory

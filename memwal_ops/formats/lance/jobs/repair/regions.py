@@ -39,10 +39,9 @@ from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs.repair.places import RegionPlace, without_number
 from memwal_ops.formats.lance.log.generation_indexes import build_indexes, generation_indexes
-from memwal_ops.formats.lance.log.logged_columns import LoggedColumns
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import put_generation, read_entry
-from memwal_ops.formats.lance.log.shard_log import read_shard_entry
+from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_entry
 from memwal_ops.formats.lance.regions.key_files import KEY_INDEX_PAGES
 from memwal_ops.formats.lance.regions.specs import MANUAL, by_region, region_values
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
