@@ -26,8 +26,7 @@ from benchmarks import gc, merge, plain, requests, snapshot, verify, zeppelin
 from benchmarks.markdown import head, row
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.layouts import REGION, SHARD
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:

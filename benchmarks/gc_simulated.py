@@ -19,7 +19,7 @@ from pyarrow import ipc
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
-from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.regions.manifests import HINT, RegionManifestStore
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, with_progress

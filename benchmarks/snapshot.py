@@ -22,9 +22,8 @@ from benchmarks.markdown import row
 from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.layouts import REGION, SHARD
 from memwal_ops.formats.lance.table import open_lance_table
 from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
 
 
 _MIB = 1 << 20

@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.files.branch import Branch
 from memwal_ops.formats.lance.generations import backlog, lost_index
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import evidence
 from memwal_ops.formats.lance.log.memtable import Growing
 from tests.campaigns.sim.planted import Bug, Patch

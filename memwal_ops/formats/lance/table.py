@@ -37,22 +37,24 @@ from memwal_ops.formats.lance.files.versions import (
     read_version_manifest,
     version_path,
 )
-from memwal_ops.formats.lance.layouts.detection import (
+from memwal_ops.formats.lance.layouts import (
+    LOG,
+    NO_LOG,
+    Log,
     layout_named,
     layout_of_entry,
     layout_of_region,
     layout_of_regions,
 )
-from memwal_ops.formats.lance.layouts.log import LOG, NO_LOG, Log
 from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.regions.merge_history import MergeHistory
-from memwal_ops.formats.lance.wire.feature_flags import check_readable
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
-from memwal_ops.formats.lance.wire.region_records import region_records
+from memwal_ops.formats.lance.wire.region_manifest import region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,
+    check_readable,
     decode_version_manifest,
     encode_version_manifest,
 )
@@ -68,8 +70,8 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.layouts.api import Layout
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.layouts import Layout
+    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 

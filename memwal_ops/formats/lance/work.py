@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.outlook import Work
 from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
-from memwal_ops.formats.lance.wire.index_entries import by_name
+from memwal_ops.formats.lance.wire.version_manifest import by_name
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:

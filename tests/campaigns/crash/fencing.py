@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, _History
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.jobs.merge import job as merge
-from memwal_ops.formats.lance.layouts.api import Layout
+from memwal_ops.formats.lance.layouts import Layout
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 from memwal_ops.storage.api import ObjectMeta

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
 from tests.campaigns.crash.fencing import PATIENT, Ages, collect, region_table, view
 from tests.support.spec_writer import MemoryRegion, SpecWriter
 from tests.support.tables import wire

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
 from tests.campaigns.crash.fencing import PATIENT, but_first_entries, collect, region_table
 from tests.integration.contracts.small import make, rows, writer
 from tests.support.gc_options import IMMEDIATE

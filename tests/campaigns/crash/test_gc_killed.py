@@ -14,7 +14,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from tests.campaigns.faults.tables import litter
 from tests.support.dying_store import DyingStore, Killed

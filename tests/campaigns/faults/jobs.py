@@ -18,17 +18,15 @@ from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import verify
+from memwal_ops.formats.lance.jobs import expire, snapshot, verify
 from memwal_ops.formats.lance.jobs.catchup import codebook_migration
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.jobs.migrate import job as migrate
 from memwal_ops.formats.lance.jobs.repair import job as repair
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from memwal_ops.formats.lance.layouts.region import REGION
+from memwal_ops.formats.lance.layouts import REGION
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.storage import probe
 from tests.support.gc_options import PATIENT
@@ -290,7 +288,7 @@ JOBS = {
     one.name: one
     for one in (
         Job("merge", "memwal_ops.formats.lance.jobs.merge.job", _merge, _finish_merge),
-        Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot.job", _snapshot, _finish_snapshot),
+        Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot", _snapshot, _finish_snapshot),
         Job("catchup", "memwal_ops.formats.lance.jobs.catchup.job", _catchup, _finish_catchup),
         Job(
             "rebuild",
@@ -312,7 +310,7 @@ JOBS = {
         Job("compact", "memwal_ops.formats.lance.jobs.compact.job", _compact, _finish_compaction),
         Job(
             "expire",
-            "memwal_ops.formats.lance.jobs.expire.job",
+            "memwal_ops.formats.lance.jobs.expire",
             _expire,
             _finish_expiry,
             frozenset({"expire"}),

@@ -17,11 +17,10 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit import unpublished
+from memwal_ops.formats.lance.jobs import expire, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.storage import probe
 from tests.campaigns.sim.witness import Witness
 from tests.campaigns.sim.writers import RegionTable, ShardTable

@@ -13,8 +13,8 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit import commit, publication
 from memwal_ops.formats.lance.engines.merge import local
 from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.retention.garbage import Needed, find_garbage
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions

@@ -14,7 +14,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import StoreUnavailableError
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.storage.api import Store
 from tests.campaigns.faults.jobs import JOBS
 from tests.campaigns.faults.plan import Fault, FaultStore, Plan

@@ -15,11 +15,10 @@ from pyroaring import BitMap
 from memwal_ops import errors
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.retention import version_progress
-from memwal_ops.formats.lance.wire import memwal_index, region_fields
+from memwal_ops.formats.lance.wire import memwal_index, region_manifest
 from memwal_ops.formats.lance.wire import version_manifest as versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
-from memwal_ops.formats.lance.wire.feature_flags import check_writable
+from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_fragment_bitmap
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.corpus import real
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder
@@ -167,7 +166,7 @@ def memwal_details(data: bytes) -> object:
         )
         == index
     )
-    region_fields.field_types(index.region_specs)
+    region_manifest.field_types(index.region_specs)
     return index
 
 

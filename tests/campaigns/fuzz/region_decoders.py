@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, read_writer_epoch, wal_entry_path
-from memwal_ops.formats.lance.layouts.region import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
+from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
-from memwal_ops.formats.lance.wire import names, region_fields
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire import region_manifest as manifests
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.storage import locations
@@ -92,7 +92,7 @@ def version_hint(data: bytes) -> object:
     return region.latest(checked=True)
 
 
-FIELD_KINDS = (*region_fields._TYPES, "of a later release", " INT32 ")
+FIELD_KINDS = (*manifests._TYPES, "of a later release", " INT32 ")
 
 
 def field_value(rng: random.Random, _: Sequence[bytes] = ()) -> bytes:
@@ -104,9 +104,9 @@ def field_value(rng: random.Random, _: Sequence[bytes] = ()) -> bytes:
 def region_field(data: bytes) -> object:
     """``decode_field``: a value that Arrow writes with the same bytes."""
     recipe = Recipe(data)
-    kind = region_fields.field_type(recipe.one_of(FIELD_KINDS))
+    kind = manifests.field_type(recipe.one_of(FIELD_KINDS))
     value = data[1:]
-    found = region_fields.decode_field(value, kind)
+    found = manifests.decode_field(value, kind)
     # Values that are equal have one form: all NaN, and both zeros. A time that is none (NaT) has no Python value.
     if found != found or (pa.types.is_floating(kind) and not found):  # noqa: PLR0124 - NaN and NaT
         return repr(found)

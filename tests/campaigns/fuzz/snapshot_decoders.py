@@ -10,9 +10,9 @@ import pyarrow as pa
 from memwal_ops import errors
 from memwal_ops.formats.lance.generations.wal import last_wal_entry
 from memwal_ops.formats.lance.indexes.snapshots import Snapshot, decode_file, encode_file, known_regions
-from memwal_ops.formats.lance.layouts.shard import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.wire import memwal_index
 from memwal_ops.formats.lance.wire import region_manifest as manifests
-from memwal_ops.formats.lance.wire import snapshot_rows
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.corpus import real
@@ -57,7 +57,7 @@ _STATE_TEXTS = (
 def _any_rows(recipe: Recipe) -> pa.Table:
     """A snapshot of either layout in which one column, or all, may be something else."""
     rows = recipe.below(4)
-    right = snapshot_rows._REGION_COLUMNS if recipe.below(2) else snapshot_rows._SHARD_COLUMNS
+    right = memwal_index._REGION_COLUMNS if recipe.below(2) else memwal_index._SHARD_COLUMNS
     wrong = recipe.below(256)
     columns: dict[str, pa.Array] = {}
     for at, field in enumerate(right):
@@ -124,9 +124,9 @@ def snapshot_of_regions(data: bytes) -> object:
         )
         for number in range(recipe.below(4))
     ]
-    for build in (snapshot_rows.region_rows, snapshot_rows.shard_rows):
+    for build in (memwal_index.region_rows, memwal_index.shard_rows):
         rows = build(regions, specs)
-        decoded = snapshot_rows.decode_rows(rows)
+        decoded = memwal_index.decode_rows(rows)
         assert [one.region_id for one in decoded] == [one.region_id for one in regions]
         assert [one.region_spec_id for one in decoded] == [one.region_spec_id for one in regions]
         for row, region in zip(decoded, regions, strict=True):
@@ -138,7 +138,7 @@ def snapshot_of_regions(data: bytes) -> object:
                 assert row.state.flushed_generations == region.flushed_generations
         assert build(rows.to_pylist(), specs).schema == rows.schema
     for region in regions:
-        snapshot_rows.check_fields(region, specs)
+        memwal_index.check_fields(region, specs)
     return regions
 
 

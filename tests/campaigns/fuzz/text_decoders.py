@@ -11,7 +11,7 @@ import click
 from memwal_ops import errors
 from memwal_ops.cli.options import Duration
 from memwal_ops.core import holds
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.storage import locations, options, redaction

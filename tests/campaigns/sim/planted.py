@@ -35,18 +35,17 @@ from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.engines.merge import local, passes
 from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.generations import generation as generations
+from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.catchup import update as catchup
 from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc import region as gc_region
 from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
-from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence, Kind
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.regions import fence_posts
 from memwal_ops.formats.lance.regions import manifests as regions
 from memwal_ops.formats.lance.regions.fence_posts import FencePosts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core import leases
 from memwal_ops.core.numbered_records import NumberedRecords
 from memwal_ops.formats.lance.files.versions import version_path
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions

@@ -8,8 +8,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops.formats.lance.wire.feature_flags import FEATURES, Feature
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import (
+    FEATURES,
+    Feature,
+    decode_version_manifest,
+    encode_version_manifest,
+)
 
 NEVER_REUSED_IDS = 1 << 15  # needs a field of the manifest beside the flag
 UNUSED = {1 << bit for bit in range(17, 64)}

@@ -11,8 +11,7 @@ import pytest
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.core.registry import open_table
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.layouts import REGION, SHARD
 from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
 from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
@@ -21,7 +20,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
 
 JOBS = ("merge", "catchup", "compact", "snapshot", "expire", "gc")
 REGIONS = 5

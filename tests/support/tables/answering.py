@@ -16,7 +16,7 @@ from lance.indices import IndexConfig
 
 from memwal_ops.formats.lance.commit.index_build import IndexBuild
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,10 +16,10 @@ from pyarrow import ipc
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import take_hold
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.gc_options import IMMEDIATE
@@ -33,7 +33,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+    from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
     from memwal_ops.formats.lance.table import Table
     from tests.support.tables.lsm_table import LsmTable
 

@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
-from memwal_ops.formats.lance.layouts.api import Layout
+from memwal_ops.formats.lance.layouts import Layout
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus

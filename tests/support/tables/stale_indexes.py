@@ -9,11 +9,11 @@ import lance
 
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,
     decode_version_manifest,
+    encode_fragment_bitmap,
     encode_version_manifest,
 )
 

@@ -16,8 +16,8 @@ from memwal_ops.core.merge_report import MergeDecision
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision
-from memwal_ops.formats.lance.jobs.gc import candidates as gc_candidates
-from memwal_ops.formats.lance.jobs.snapshot.report import SnapshotDecision
+from memwal_ops.formats.lance.jobs.gc import evidence as gc_candidates
+from memwal_ops.formats.lance.jobs.snapshot import SnapshotDecision
 from tests.support.run_cli import contents, run_here
 from tests.support.runbook import commands
 from tests.support.tables.plain import PlainTable

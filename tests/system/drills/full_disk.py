@@ -17,8 +17,8 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitStateUnknownError, StorageError
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.gc_options import IMMEDIATE

@@ -19,7 +19,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import holds
 from memwal_ops.core.registry import formats
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.wire.feature_flags import RECORDS
+from memwal_ops.formats.lance.wire.version_manifest import RECORDS
 from memwal_ops.supervisor.state.directory import StateDir
 from tests.support.run_cli import contents, run_here
 from tests.system.releases import make_fleet

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs.merge import job
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.layouts import SHARD
 
 ARCHIVES = sorted(Path(__file__).parent.glob("written-by-*.tar.gz"))
 

@@ -18,9 +18,9 @@ from memwal_ops.core.spark import environment
 from memwal_ops.errors import SparkUnavailableError, TableCorruptError
 from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions, SnapshotOptions
 from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, make
 from tests.support.tables import damage, indexed

@@ -25,7 +25,7 @@ from memwal_ops.core.holds import (
 )
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError, VersionGoneError
 from memwal_ops.formats.lance.files.versions import version_path
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.support.stores import beside

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.answers.asked_index import ROWS
+from memwal_ops.formats.lance.answers.ask import ROWS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from memwal_ops.formats.lance.answers.asked_index import Pinned
+    from memwal_ops.formats.lance.answers.ask import Pinned
     from memwal_ops.formats.lance.table import Table
 
 _R = TypeVar("_R")

@@ -11,7 +11,7 @@ from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
-from memwal_ops.formats.lance.wire.feature_flags import check_writable
+from memwal_ops.formats.lance.wire.version_manifest import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

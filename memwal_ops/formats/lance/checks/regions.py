@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.generations.generation_files import look_at_genera
 from memwal_ops.formats.lance.generations.generation_ref import generation_ref
 from memwal_ops.formats.lance.generations.region_contents import read_region_contents
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
-from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError
+from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored

@@ -31,8 +31,8 @@ from memwal_ops.formats.lance.regions.key_files import (
     GenerationKeys,
     read_bloom_filter,
 )
-from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.names import region_folder
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -47,7 +47,6 @@ from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES, TABLE_CONFIG, check_next, check_writable
 from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
@@ -56,10 +55,14 @@ from memwal_ops.formats.lance.wire.memwal_index import (
     with_details,
 )
 from memwal_ops.formats.lance.wire.names import DETACHED, NamingScheme, detached_manifest_name
-from memwal_ops.formats.lance.wire.region_records import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
+    NO_TRANSACTION_FILES,
     POSITIONS,
+    TABLE_CONFIG,
     VersionManifest,
+    check_next,
+    check_writable,
     decode_version_manifest,
     encode_version_manifest,
 )
@@ -70,7 +73,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 
 __all__ = [
     "CommitLostError",
@@ -97,7 +100,7 @@ class IndexChange:
             file, else a random id, by which the version's descendants are identified.
         added: index entries to add, as pylance built them.
         removed: ids of index entries to remove.
-        records: the version's records of regions (:mod:`memwal_ops.formats.lance.wire.region_records`).
+        records: the version's records of regions (:mod:`memwal_ops.formats.lance.wire.region_manifest`).
         config: entries of the table's config to set.
     """
 

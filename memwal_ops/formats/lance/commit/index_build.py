@@ -27,9 +27,12 @@ from memwal_ops.formats.lance.files.referenced_files import index_key
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap, encode_fragment_bitmap
-from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
-from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
+from memwal_ops.formats.lance.wire.version_manifest import (
+    FRAGMENT_REUSE,
+    NO_TRANSACTION_FILES,
+    decode_fragment_bitmap,
+    encode_fragment_bitmap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

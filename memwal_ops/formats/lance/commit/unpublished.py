@@ -23,9 +23,12 @@ from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.index_entries import FRAGMENT_REUSE
 from memwal_ops.formats.lance.wire.names import DETACHED, detached_manifest_name
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import (
+    FRAGMENT_REUSE,
+    decode_version_manifest,
+    encode_version_manifest,
+)
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.versions import SET_ASIDE_FOLDER, TRANSACTIONS_FOLDER, VERSIONS_FOLDER, decode_named
-from memwal_ops.formats.lance.wire.feature_flags import check_writable
-from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX, check_writable
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import GenerationMissingError, MemwalOpsError, RegionReplacedError
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity
-from memwal_ops.formats.lance.layouts.detection import mixed_regions
-from memwal_ops.formats.lance.regions.listed_log import listed_log
-from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
+from memwal_ops.formats.lance.layouts import mixed_regions
+from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, listed_log
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
 
 _CONCURRENT_READS = 8
 

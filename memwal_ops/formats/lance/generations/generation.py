@@ -39,7 +39,7 @@ from memwal_ops.formats.lance.generations.projection import (
     renumbered,
 )
 from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
-from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids
+from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:

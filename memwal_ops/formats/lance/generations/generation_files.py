@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascen
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
 from memwal_ops.formats.lance.generations.generation import lacks_files, missing_generation
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
-from memwal_ops.formats.lance.regions.listed_log import unlisted
+from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.names import parse_generation_dir, region_folder
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwal_ops.formats.lance.layouts.detection import refuse_mixed
+from memwal_ops.formats.lance.layouts import refuse_mixed
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.wire.names import parse_region_manifest_name, parse_wal_entry_name, region_folder
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from uuid import UUID
 
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.storage.api import ObjectMeta, Store
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)

@@ -7,7 +7,7 @@ treats 1 to 3 as merged, merges 4 and 5, and gc deletes 1 to 3, which no base ta
 
 Evidence, in this order:
 
-1. The record that every merge stores in the version (:mod:`memwal_ops.formats.lance.wire.region_records`): the
+1. The record that every merge stores in the version (:mod:`memwal_ops.formats.lance.wire.region_manifest`): the
    directory of the last merged generation. A region that lists another one under that number is another region. One
    that does not list the number any more was drained, which gc does only to a region whose identity it verified.
 2. If other programs merged and stored no record: whether the generation was flushed before the first version in which
@@ -30,7 +30,7 @@ from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionRep
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.merge_history import Moment, is_earlier
 from memwal_ops.formats.lance.wire.names import region_folder
-from memwal_ops.formats.lance.wire.region_records import UNDECIDED, UNMERGED, RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.region_manifest import UNDECIDED, UNMERGED, RegionRecord, mark_of
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.regions.specs import MANUAL, RegionSpec, by_region, decode_spec, region_values
-from memwal_ops.formats.lance.wire.region_fields import decode_field, encode_field, field_type
+from memwal_ops.formats.lance.wire.region_manifest import decode_field, encode_field, field_type
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, WalCorruptError
 from memwal_ops.formats.lance.files.referenced_files import list_manifests
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
-from memwal_ops.formats.lance.regions.listed_log import ListedLog
+from memwal_ops.formats.lance.regions.manifests import ListedLog
 from memwal_ops.formats.lance.wire.names import U64_MAX, parse_wal_entry_name, region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.export_file import NotExportedError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.backlog import Backlog
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.storage.api import ObjectMeta, Store

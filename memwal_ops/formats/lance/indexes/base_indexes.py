@@ -16,8 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, TableCorruptError
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
-from memwal_ops.formats.lance.wire.index_entries import by_name
+from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

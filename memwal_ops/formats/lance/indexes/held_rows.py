@@ -16,7 +16,7 @@ from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, Unsupporte
 from memwal_ops.formats.lance.files.datasets import ROW_ID
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
-from memwal_ops.formats.lance.wire.bitmaps import fragments_of
+from memwal_ops.formats.lance.wire.version_manifest import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

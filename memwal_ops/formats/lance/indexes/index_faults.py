@@ -4,7 +4,7 @@ The fragments that an index claims are in the table's manifest, and commits chan
 row addresses is wrong from then on; a row that it does not find is taken for one that does not exist:
 
 * A compaction with ``defer_index_remap`` leaves the addresses to readers, and a later one may lose rows
-  (:func:`memwal_ops.formats.lance.wire.index_entries.moved_later`).
+  (:func:`memwal_ops.formats.lance.wire.version_manifest.moved_later`).
 * On tables with stable row ids, B-trees of version 1 (pylance 14) have addresses, those of version 0 have row ids.
   Releases 12 and 13 keep an index of version 1 and treat it as one of row ids: their compaction moves what it claims,
   and not what is in it.
@@ -28,8 +28,7 @@ from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.formats.lance.indexes.writers import last_written
-from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
-from memwal_ops.formats.lance.wire.index_entries import had_moves, moved_later
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves, moved_later
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:

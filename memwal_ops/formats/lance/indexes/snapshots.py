@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.snapshot_rows import (
+from memwal_ops.formats.lance.wire.memwal_index import (
     RegionRow,
     decode_rows,
     states_of,
     with_states_alone,
     without_fields,
 )
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.snapshot_rows import Row
+    from memwal_ops.formats.lance.wire.memwal_index import Row
 
 # Readable by every release with MemWAL.
 _FILE_VERSION = "2.0"

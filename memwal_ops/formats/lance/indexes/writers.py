@@ -10,9 +10,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.wire.feature_flags import FEATURES, SHOWN_FEATURES
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
-from memwal_ops.formats.lance.wire.version_manifest import lance_major
+from memwal_ops.formats.lance.wire.version_manifest import FEATURES, SHOWN_FEATURES, lance_major
 from memwal_ops.storage.concurrently import concurrently
 
 if TYPE_CHECKING:

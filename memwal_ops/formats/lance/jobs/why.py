@@ -18,9 +18,9 @@ from memwal_ops.formats.lance.files.referenced_files import (
 )
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.region_identity import check_identity
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.regions.manifests import is_id_prefix
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder

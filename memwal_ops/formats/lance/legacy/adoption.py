@@ -28,10 +28,9 @@ from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX, put_entry, put_generation
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL
-from memwal_ops.formats.lance.wire.feature_flags import BASE_PATHS
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_wal_entry_name, region_folder
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
-from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, encode_version_manifest
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from memwal_ops.formats.lance.commit.commit import commit_details
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER, newest_manifest, sealed_after
 from memwal_ops.formats.lance.legacy.index import legacy_entry
 from memwal_ops.formats.lance.log.create import plan_mem_wal
-from memwal_ops.formats.lance.wire.feature_flags import TABLE_CONFIG
 from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
 from memwal_ops.formats.lance.wire.memwal_index import with_progress
-from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of, with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionRecord, mark_of, with_region_records
+from memwal_ops.formats.lance.wire.version_manifest import TABLE_CONFIG
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:

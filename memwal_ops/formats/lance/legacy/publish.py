@@ -19,8 +19,8 @@ from memwal_ops.errors import InvariantViolatedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
 from memwal_ops.formats.lance.legacy.index import legacy_entry, mem_wals_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import DELETION_FILES, STABLE_ROW_IDS
 from memwal_ops.formats.lance.wire.legacy_index import encode_mem_wals
+from memwal_ops.formats.lance.wire.version_manifest import DELETION_FILES, STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,7 +4,7 @@ The specification leaves the storage of entries to the implementer (S1-014). A h
 ``read(store, entries)``:
 
 * ``store`` is the log's root as an object store (:class:`memwal_ops.storage.api.Store`);
-* ``entries`` are the ids that belong to the log (:class:`~memwal_ops.formats.lance.wire.u64_segment.U64Segment`).
+* ``entries`` are the ids that belong to the log (:class:`~memwal_ops.formats.lance.wire.legacy_index.U64Segment`).
   Anything else there is not part of it: a writer that lost a conflict put it, and got an error (S1-016);
 * it yields the rows of each entry as a ``pyarrow.Table``, in the order of the ids;
 * it raises :class:`memwal_ops.errors.ObjectNotFoundError` for an entry that is missing, and
@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.wire.names import parse_bit_reversed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memwal_ops.formats.lance.wire.u64_segment import U64Segment
+    from memwal_ops.formats.lance.wire.legacy_index import U64Segment
     from memwal_ops.storage.api import Store
 
     WalReader = Callable[[Store, U64Segment], Iterator[pa.Table]]

@@ -31,7 +31,7 @@ from memwal_ops.formats.lance.wire.memwal_index import (
     decode_memwal_index,
     find_memwal_entry,
 )
-from memwal_ops.formats.lance.wire.region_records import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import with_region_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of
-from memwal_ops.formats.lance.layouts.detection import layout_of_region
+from memwal_ops.formats.lance.layouts import layout_of_region
 from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL

@@ -22,10 +22,9 @@ from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.retention.schema_history import OPENED, WriterVersion
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
-from memwal_ops.formats.lance.wire.feature_flags import BASE_PATHS, DELETION_FILES
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, NamingScheme, region_folder, wal_entry_name
-from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, DELETION_FILES, encode_version_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,7 @@ from pyroaring import BitMap
 
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.files.encoded_rows import lance_bytes
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_hashed_alike
-from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
+from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_encodable, is_hashed_alike, key_tuples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

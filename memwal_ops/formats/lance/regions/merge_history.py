@@ -1,6 +1,6 @@
 """Read from the existing versions when each region's generations were merged, and since when there is a MemWAL index.
 
-Read only if no record of a merge shows it (:mod:`memwal_ops.formats.lance.wire.region_records`).
+Read only if no record of a merge shows it (:mod:`memwal_ops.formats.lance.wire.region_manifest`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.versions import list_versions, parent_version
-from memwal_ops.formats.lance.regions.listed_log import unlisted
+from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 

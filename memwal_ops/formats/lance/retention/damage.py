@@ -18,9 +18,8 @@ from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.named_files import NamedFile, Place, Places
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
-from memwal_ops.formats.lance.wire.index_entries import SYSTEM_INDEX
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, lost_dictionary
+from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, SYSTEM_INDEX, lost_dictionary
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 

@@ -16,8 +16,8 @@ from memwal_ops.formats.lance.files.named_files import NamedFile, Places
 from memwal_ops.formats.lance.files.referenced_files import missing_files, references
 from memwal_ops.formats.lance.files.versions import decode_named, version_path
 from memwal_ops.formats.lance.retention.newest_files import newest_damage
-from memwal_ops.formats.lance.wire.feature_flags import check_writable
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 

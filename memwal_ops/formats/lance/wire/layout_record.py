@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memwal_ops.formats.lance.wire.feature_flags import TABLE_CONFIG
+from memwal_ops.formats.lance.wire.version_manifest import TABLE_CONFIG
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2

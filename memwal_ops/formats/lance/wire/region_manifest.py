@@ -1,23 +1,49 @@
-"""Decode and encode region manifests and their version hint; unknown fields are preserved."""
+"""Decode and encode region manifests and their version hint; unknown fields are preserved.
+
+Encode and decode region records: which region's generations a table version contains.
+
+``merged_generations`` identifies a region by its id alone, and an id may be reused: on a branch, in a
+clone, after a region's folder was removed. So a merge also records which generation it merged last, by
+the directory's name, which is random. The record is stored in the table configuration (manifest field 16), which
+every commit of pylance preserves; fields of the MemWAL details that are unknown to pylance
+are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
+
+One key with one entry per region: ``{region id, 32 hex digits}:{generation}:{mark}``, and ``:{adopted}`` if an
+operator decided that the region's rows belong to the table.
+
+Encode and decode region field values: raw Arrow scalars in a region manifest, typed by ``result_type``.
+
+A number is stored as little-endian bytes, a string as UTF-8, a boolean as one byte. The type is the name of
+an Arrow type (S0-102); values of an unknown type are not decoded.
+
+All NaNs are one value, whatever their bits: :data:`NAN`, which is equal to itself in tuples, as other values are.
+"""
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
+import math
 import re
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from memwal_ops.errors import RegionManifestCorruptError
+from memwal_ops.errors import InvalidFormatError, RegionManifestCorruptError
 from memwal_ops.formats.lance.wire._pb import memwal_pb2 as pb
 from memwal_ops.formats.lance.wire.names import U64_MAX, region_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import TABLE_CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from uuid import UUID
+    from collections.abc import Collection, Iterable, Mapping
+
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
+
 
 # Characters and names that are not allowed for a directory of the region's folder.
 _NO_NAMES = frozenset({"", ".", ".."})
@@ -235,3 +261,161 @@ def _set_optional(message: pb.RegionManifest | pb.FlushedGeneration, name: str, 
 def _corrupt(region_id: UUID, version: int, what: str) -> RegionManifestCorruptError:
     name = region_manifest_name(version)
     return RegionManifestCorruptError(f"Region {region_id}: manifest version {version} {what} (file {name}).")
+
+
+KEY = "memwal-ops.regions"
+_WORD = re.compile(
+    r"([0-9a-f]{32}):(0|[1-9][0-9]{0,19}):([0-9a-f]{8}|unmerged|undecided)(?::([1-9][0-9]{0,19}))?", re.ASCII
+)
+_MARK_BYTES = 4
+
+UNMERGED = "unmerged"
+UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """The record of one region in a version.
+
+    Attributes:
+        generation: the last of its generations that was merged when this was recorded.
+        mark: identifies its directory, see :func:`mark_of`. ``unmerged``: an operator decided that none is
+            merged, in the version that ``generation`` contains; ``undecided``: the region is older than the
+            table's MemWAL index, and an operator has to decide.
+        adopted: the version in which an operator decided that the region's rows belong to the table: the rows are
+            for its columns, even if another table existed here when they were flushed. 0: no decision. Merges keep it.
+    """
+
+    generation: int
+    mark: str
+    adopted: int = 0
+
+    def entry(self, region_id: UUID) -> str:
+        """The record's entry in the configuration."""
+        adopted = f":{self.adopted}" if self.adopted else ""
+        return f"{region_id.hex}:{self.generation}:{self.mark}{adopted}"
+
+
+def mark_of(path: str) -> str:
+    """Eight hex digits that identify a generation's directory by its name."""
+    return hashlib.blake2b(path.encode(), digest_size=_MARK_BYTES).hexdigest()
+
+
+def region_records(manifest: table_pb2.Manifest) -> dict[UUID, RegionRecord]:
+    """The records of a version; entries that do not parse are ignored, as if the region had no record."""
+    words = manifest.config[KEY].split() if KEY in manifest.config else ()
+    found = (match for word in words if (match := _WORD.fullmatch(word)) is not None)
+    return {UUID(hex=match[1]): RegionRecord(int(match[2]), match[3], int(match[4] or 0)) for match in found}
+
+
+def with_region_records(manifest: table_pb2.Manifest, records: Mapping[UUID, RegionRecord]) -> table_pb2.Manifest:
+    """A copy of the manifest with these records, and those of all other regions unchanged."""
+    changed = deepcopy(manifest)
+    if not records:
+        return changed
+    every = region_records(manifest)
+    for region_id, record in records.items():
+        before = every.get(region_id)
+        carried = record.adopted or (0 if before is None else before.adopted)
+        every[region_id] = replace(record, adopted=carried)
+    changed.config[KEY] = " ".join(record.entry(one) for one, record in sorted(every.items()))
+    changed.writer_feature_flags |= TABLE_CONFIG  # releases that would drop it must not write
+    return changed
+
+
+NAN = float("nan")
+_BITS_IN_BYTE = 8
+_NAT = -(2**63)
+_DECIMAL = re.compile(r"decimal(128|256)\(([0-9]{1,2}), ?(-?[0-9]{1,2})\)")
+_DECIMALS = {"128": pa.decimal128, "256": pa.decimal256}
+_TYPES = {
+    **{str(one): one for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
+    **{str(one): one for one in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())},
+    "float32": pa.float32(),
+    "float": pa.float32(),
+    "float64": pa.float64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+    "boolean": pa.bool_(),
+    "utf8": pa.string(),
+    "string": pa.string(),
+    "large_utf8": pa.large_string(),
+    "large_string": pa.large_string(),
+    "date32": pa.date32(),
+    "date32:day": pa.date32(),
+    "date64": pa.date64(),
+    "date64:ms": pa.date64(),
+    **{f"timestamp[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
+    "binary": pa.binary(),
+}
+_NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
+
+
+def field_type(result_type: str) -> pa.DataType:
+    """The Arrow type that ``result_type`` names; ``binary`` if it is unknown."""
+    found = _DECIMAL.fullmatch(result_type.strip().lower())
+    if found is not None:
+        try:
+            return _DECIMALS[found[1]](int(found[2]), int(found[3]))
+        except ValueError:
+            return pa.binary()
+    return _TYPES.get(result_type.strip().lower(), pa.binary())
+
+
+def field_types(specs: Iterable[memwal_pb2.RegionSpec]) -> dict[str, pa.DataType]:
+    """Type per region field, in the order of the specs; ``binary`` if two specs disagree about a field."""
+    types: dict[str, pa.DataType] = {}
+    for spec in specs:
+        for region_field in spec.fields:
+            kind, name = field_type(region_field.result_type), region_field.field_id
+            types[name] = kind if types.get(name, kind) == kind else pa.binary()
+    return types
+
+
+def type_name(kind: pa.DataType) -> str | None:
+    """The ``result_type`` of a type, the inverse of :func:`field_type`; None if the type has no name."""
+    return str(kind) if _DECIMAL.fullmatch(str(kind)) else _NAMES.get(kind)
+
+
+def canonical(value: Any) -> Any:
+    """The value in the form in which values are compared: :data:`NAN` for any NaN."""
+    return NAN if isinstance(value, float) and math.isnan(value) else value
+
+
+def encode_field(value: Any, kind: pa.DataType) -> bytes | None:
+    """The bytes of a value, the inverse of :func:`decode_field`; None for NULL, which manifests omit."""
+    if value is None:
+        return None
+    scalar = pa.scalar(value, kind)
+    if pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return bytes(scalar.as_buffer())
+    if pa.types.is_boolean(kind):
+        return b"\1" if value else b"\0"
+    return bytes(pa.array([value], kind).buffers()[1])[: kind.bit_width // _BITS_IN_BYTE]
+
+
+def decode_field(value: bytes, kind: pa.DataType) -> Any:
+    """The Python value of a stored scalar.
+
+    Raises:
+        InvalidFormatError: the bytes are not a value of the type.
+    """
+    if pa.types.is_binary(kind):
+        return value
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidFormatError(f"{value!r} is not valid UTF-8.") from error
+    if pa.types.is_boolean(kind):
+        if len(value) != 1:
+            raise InvalidFormatError(f"{len(value)} bytes are not a {kind}.")
+        return value != b"\0"
+    if len(value) * _BITS_IN_BYTE != kind.bit_width:
+        raise InvalidFormatError(f"{len(value)} bytes are not a {kind}, which has {kind.bit_width // _BITS_IN_BYTE}.")
+    if pa.types.is_timestamp(kind) and int.from_bytes(value, "little", signed=True) == _NAT:
+        raise InvalidFormatError(f"{value!r} is not a valid {kind}: it is NumPy's and pandas' \"not a time\".")
+    try:
+        return canonical(pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value)])[0].as_py())
+    except (OverflowError, ValueError) as error:
+        raise InvalidFormatError(f"{value!r} is not a valid {kind}: {error}") from error

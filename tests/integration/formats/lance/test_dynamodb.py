@@ -17,8 +17,8 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.registry import short_name
 from memwal_ops.core.scan import tables_of_database
 from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions

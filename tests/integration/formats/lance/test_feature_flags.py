@@ -13,9 +13,12 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.wire.feature_flags import MIXED_FILE_VERSIONS
-from memwal_ops.formats.lance.wire.index_entries import moved_later
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import (
+    MIXED_FILE_VERSIONS,
+    decode_version_manifest,
+    encode_version_manifest,
+    moved_later,
+)
 from tests.support.run_cli import contents
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.model import assert_same

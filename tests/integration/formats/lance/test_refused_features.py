@@ -10,8 +10,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops.formats.lance.wire.feature_flags import FEATURES, Feature
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import (
+    FEATURES,
+    Feature,
+    decode_version_manifest,
+    encode_version_manifest,
+)
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.workload import Workload
 

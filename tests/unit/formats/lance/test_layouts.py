@@ -19,11 +19,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     NoMemWalIndexError,
 )
-from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.layouts.legacy import LEGACY
-from memwal_ops.formats.lance.layouts.none import NONE
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.layouts import LEGACY, NONE, REGION, SHARD, Layout
 from memwal_ops.formats.lance.table import open_lance_table, read_table
 from memwal_ops.memwal import RegionRouter, RegionWriter, create_mem_wal
 from memwal_ops.storage.objects import open_store

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from memwal_ops.core.spark.faults import carry, from_document, to_document
 from memwal_ops.errors import RegionsBlockedError
-from memwal_ops.formats.lance.wire.region_records import RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.copies import GenerationCopies
     from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 
 _CONCURRENT_OPENS = 8
 

@@ -36,8 +36,8 @@ from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
-from memwal_ops.formats.lance.wire.bitmaps import encode_row_ids, fragments_of
 from memwal_ops.formats.lance.wire.memwal_index import merge_progress
+from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -42,7 +42,7 @@ from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, li
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
-from memwal_ops.formats.lance.wire.region_fields import canonical
+from memwal_ops.formats.lance.wire.region_manifest import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.log.region_writer import RegionWriter
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.memwal_index import RegionRow, RegionState
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow, RegionState
 
 Consistency = Literal["strong", "manifests", "snapshot"]
 CONSISTENCIES: tuple[Consistency, ...] = ("strong", "manifests", "snapshot")

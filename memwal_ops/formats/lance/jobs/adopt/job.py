@@ -46,7 +46,7 @@ from memwal_ops.formats.lance.log.region_move import (
     new_region_id,
     point_here,
 )
-from memwal_ops.formats.lance.wire.region_records import UNMERGED, RegionRecord, mark_of
+from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph, size_text, span_text
 

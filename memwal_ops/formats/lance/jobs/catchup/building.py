@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arg
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
 from memwal_ops.formats.lance.indexes.index_refusals import refusal
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
-from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.wire.version_manifest import moved_later
 
 if TYPE_CHECKING:
     from memwal_ops.formats.lance.jobs.catchup.builders import Builders

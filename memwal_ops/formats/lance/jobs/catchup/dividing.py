@@ -18,7 +18,7 @@ from memwal_ops.formats.lance.indexes.codebook import rotated_model
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.indexes.segment_files import index_folder
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
-from memwal_ops.formats.lance.wire.index_entries import had_moves
+from memwal_ops.formats.lance.wire.version_manifest import had_moves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,10 +10,9 @@ from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexe
 from memwal_ops.formats.lance.indexes.held_rows import fragments_held
 from memwal_ops.formats.lance.indexes.writers import last_client
 from memwal_ops.formats.lance.options import CatchupOptions
-from memwal_ops.formats.lance.policy.indexing import is_costly, is_due, is_urgent
-from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt, SegmentPolicy, SegmentSize
-from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
-from memwal_ops.formats.lance.wire.index_entries import had_moves
+from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
+from memwal_ops.formats.lance.policy import SegmentDebt, SegmentPolicy, SegmentSize, is_costly, is_due, is_urgent
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import CatchupOptions
-    from memwal_ops.formats.lance.policy.segments import SegmentDebt
+    from memwal_ops.formats.lance.policy import SegmentDebt
     from memwal_ops.formats.lance.table import Table
 
 

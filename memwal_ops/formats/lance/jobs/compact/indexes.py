@@ -23,8 +23,7 @@ from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
-from memwal_ops.formats.lance.wire.feature_flags import STABLE_ROW_IDS
+from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, encode_fragment_bitmap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,8 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
 from memwal_ops.formats.lance.options import CompactOptions
-from memwal_ops.formats.lance.policy.compaction import FragmentSize, Group
-from memwal_ops.formats.lance.wire.index_entries import moved_later
+from memwal_ops.formats.lance.policy import FragmentSize, Group
+from memwal_ops.formats.lance.wire.version_manifest import moved_later
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import lance
     from lance.optimize import CompactionOptions, CompactionTask
 
-    from memwal_ops.formats.lance.policy.compaction import Policy
+    from memwal_ops.formats.lance.policy import Policy
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 

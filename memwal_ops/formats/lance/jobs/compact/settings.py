@@ -20,8 +20,8 @@ from memwal_ops.formats.lance.options import (
     DEFAULT_TARGET_ROWS,
     CompactOptions,
 )
-from memwal_ops.formats.lance.policy.compaction import Policy
-from memwal_ops.formats.lance.wire.feature_flags import MIXED_FILE_VERSIONS, STABLE_ROW_IDS
+from memwal_ops.formats.lance.policy import Policy
+from memwal_ops.formats.lance.wire.version_manifest import MIXED_FILE_VERSIONS, STABLE_ROW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

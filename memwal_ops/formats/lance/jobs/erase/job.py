@@ -18,12 +18,12 @@ from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Ho
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.erase.deleting import commit_delete, delete_living, touch
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions, MergeOptions

@@ -18,7 +18,7 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.jobs.erase.found import CLEAN, LogSurvey
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.candidates import Gate
     from memwal_ops.core.erasure import EraseOptions
-    from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+    from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
     from memwal_ops.storage.api import ObjectMeta
 
 _POST = "fence post"

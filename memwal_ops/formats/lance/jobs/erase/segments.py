@@ -18,8 +18,7 @@ from memwal_ops.core.numbered_records import NumberedRecords
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.jobs.erase.target import fragment_key
-from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
-from memwal_ops.formats.lance.wire.index_entries import by_name
+from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -17,16 +17,15 @@ from memwal_ops.core.gc_report import GcReport as BaseReport
 from memwal_ops.core.leases import free_space
 from memwal_ops.core.polling import cached_for_poll
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.gc.candidates import KINDS, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
-from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, read_evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import KINDS, CurrentEvidence, LanceCandidate, read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.merged_since import record_progress, recorded_before
 from memwal_ops.formats.lance.retention.newest_files import require_complete
-from memwal_ops.formats.lance.wire.feature_flags import check_writable
+from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.probe import probe_conditional_writes

@@ -17,7 +17,7 @@ from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
 from memwal_ops.formats.lance.generations.region_contents import RegionContents, read_region_contents
 from memwal_ops.formats.lance.generations.region_identity import check_identity
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import (
     is_staged_name,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.generations.region_contents import DirectoryContents
     from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
 
 _ATTEMPTS = 3

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.generations.wal import read_writer_epoch, wal_entry_path, wal_references
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.regions.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 from memwal_ops.formats.lance.wire.names import parse_wal_entry_name
 from memwal_ops.storage.api import LinkError

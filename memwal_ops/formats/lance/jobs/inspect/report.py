@@ -13,7 +13,7 @@ from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.jobs.inspect.branches import BranchState, describe_branches
-from memwal_ops.formats.lance.layouts.detection import MixedLayoutsError
+from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:

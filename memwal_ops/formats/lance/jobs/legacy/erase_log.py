@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+    from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.legacy_index import MemWal
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest

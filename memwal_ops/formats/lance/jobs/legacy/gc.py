@@ -22,7 +22,7 @@ from memwal_ops.core.gc_report import GcDecision, KindText
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.referenced_files import list_manifests, list_manifests_of_others
-from memwal_ops.formats.lance.jobs.gc.candidates import LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
 from memwal_ops.formats.lance.legacy.emptied import find_emptied

@@ -8,7 +8,7 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import GenerationMissingError, RegionReplacedError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, commit_details
 from memwal_ops.formats.lance.generations.lost_index import raised, restored_index
-from memwal_ops.formats.lance.wire.region_records import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import with_region_records
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.backlog import Backlog
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
-    from memwal_ops.formats.lance.wire.region_records import RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
 
 _log = get_logger(__name__)
 

@@ -31,7 +31,7 @@ from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.jobs.migrate.report import LayoutRegion, LayoutReport, MigrateDecision
-from memwal_ops.formats.lance.layouts.detection import layout_named, layout_of_region
+from memwal_ops.formats.lance.layouts import layout_named, layout_of_region
 from memwal_ops.formats.lance.legacy.migration import CONFIG_KEY
 from memwal_ops.formats.lance.log.region_seal import seal_region
 from memwal_ops.formats.lance.options import MergeOptions
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
-    from memwal_ops.formats.lance.layouts.api import Layout
+    from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
 

@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.catchup_entries import stale_entries
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
-from memwal_ops.formats.lance.jobs import verify
+from memwal_ops.formats.lance.jobs import snapshot, verify
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
@@ -41,7 +41,6 @@ from memwal_ops.formats.lance.jobs.repair.places import (
     snapshot_content,
 )
 from memwal_ops.formats.lance.jobs.repair.regions import entry_fix, generation_fix, manifest_fix, swap_region
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.legacy.emptied import transaction_of
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import HINT

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.snapshot_rows import RegionRow
+    from memwal_ops.formats.lance.wire.memwal_index import RegionRow
     from memwal_ops.storage.api import Store
 
 _CONCURRENT_READS = 8

@@ -36,11 +36,11 @@ from memwal_ops.formats.lance.files.referenced_files import index_key, missing_f
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
+from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.merge import job
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, SnapshotOptions
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from tests.support.stores import LyingStore

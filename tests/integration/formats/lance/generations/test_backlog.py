@@ -13,8 +13,8 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
 from memwal_ops.formats.lance.jobs.merge import job

@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.indexes import index_faults, writers
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, fault_of
-from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
 from memwal_ops.memwal import read
 from tests.support.tables.schemas import PRIMARY_KEY
 from tests.support.tables.stale_indexes import (

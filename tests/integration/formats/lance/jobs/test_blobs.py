@@ -14,8 +14,8 @@ from lance.blob import BlobType
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError
 from memwal_ops.formats.lance.engines.merge import passes
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_load, register

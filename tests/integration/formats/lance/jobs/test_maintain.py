@@ -16,7 +16,7 @@ from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, StoreUnavailableError
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.expire.job import ExpireOptions
+from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import MaintainOptions

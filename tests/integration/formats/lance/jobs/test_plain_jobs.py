@@ -15,8 +15,8 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import TableReplacedError
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.tables.plain import PlainTable

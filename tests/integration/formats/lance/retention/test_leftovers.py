@@ -14,7 +14,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.commit import unpublished
 from memwal_ops.formats.lance.commit.commit import CommitNote, commit_strict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
 from memwal_ops.storage.clock import CLOCK_FOLDER
 from tests.integration.formats.lance.commit.test_commit import append

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.retention import live_versions as module
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, named_versions

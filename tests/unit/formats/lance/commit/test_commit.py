@@ -24,11 +24,11 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_strict,
 )
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import NO_TRANSACTION_FILES
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, decode_memwal_index
 from memwal_ops.formats.lance.wire.names import NamingScheme, detached_manifest_name
-from memwal_ops.formats.lance.wire.region_records import RegionRecord, region_records, with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, region_records, with_region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
+    NO_TRANSACTION_FILES,
     VersionManifest,
     decode_version_manifest,
     encode_version_manifest,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.policy.compaction import FLOOR, FragmentSize, Policy
+from memwal_ops.formats.lance.policy import FLOOR, FragmentSize, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.policy.indexing import is_costly, is_due, is_urgent
+from memwal_ops.formats.lance.policy import is_costly, is_due, is_urgent
 
 
 @pytest.mark.parametrize(

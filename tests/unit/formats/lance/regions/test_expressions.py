@@ -7,15 +7,15 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.regions.expressions import check_expression
 from memwal_ops.formats.lance.regions.specs import (
     RegionField,
     RegionSpec,
+    check_expression,
     decode_spec,
     encode_specs,
     region_values,
 )
-from memwal_ops.formats.lance.wire.region_fields import field_type
+from memwal_ops.formats.lance.wire.region_manifest import field_type
 from tests.unit.formats.lance.regions.region_specs import expression, spec_of, values
 
 

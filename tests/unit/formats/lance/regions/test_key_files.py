@@ -16,8 +16,13 @@ from lance.file import LanceFileReader
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.regions.key_files import GenerationKeys, read_bloom_filter
-from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_hashed_alike, key_hashes
-from memwal_ops.formats.lance.wire.key_tuples import is_encodable, key_tuples
+from memwal_ops.formats.lance.wire.bloom_filter import (
+    BloomFilter,
+    is_encodable,
+    is_hashed_alike,
+    key_hashes,
+    key_tuples,
+)
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.resolve import resolve
 from tests.support.tables.schemas import PRIMARY_KEY

@@ -12,8 +12,7 @@ from uuid import UUID
 import pytest
 
 from memwal_ops.formats.lance.generations.backlog import with_listed_log
-from memwal_ops.formats.lance.regions.listed_log import ListedLog, unlisted
-from memwal_ops.formats.lance.regions.manifests import HINT, RegionManifestStore, list_regions
+from memwal_ops.formats.lance.regions.manifests import HINT, ListedLog, RegionManifestStore, list_regions, unlisted
 from memwal_ops.formats.lance.wire.names import region_folder, region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import (
     RegionManifest,

@@ -16,7 +16,6 @@ import pytest
 from datafusion import SessionContext
 
 from memwal_ops.errors import InvalidUsageError, TableCorruptError
-from memwal_ops.formats.lance.regions.murmur import murmur3
 from memwal_ops.formats.lance.regions.specs import (
     RegionField,
     RegionSpec,
@@ -25,8 +24,9 @@ from memwal_ops.formats.lance.regions.specs import (
     encode_specs,
     region_values,
 )
+from memwal_ops.formats.lance.regions.transforms import murmur3
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.region_fields import decode_field, encode_field, field_type, type_name
+from memwal_ops.formats.lance.wire.region_manifest import decode_field, encode_field, field_type, type_name
 from tests.unit.formats.lance.regions.region_specs import expression, spec_of, value_type, values
 
 _MASK = 2**32 - 1

@@ -8,7 +8,7 @@ import pytest
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.allowed_fields import Allow, allowed_fields
+from memwal_ops.formats.lance.wire.without_values import Allow, allowed_fields
 
 MESSAGE = memwal_pb2.RegionManifest(version=7, writer_epoch=1 << 63, region_spec_id=300)
 MESSAGE.flushed_generations.add(generation=3, path="x_gen_3")

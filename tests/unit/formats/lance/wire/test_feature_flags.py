@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import (
+from memwal_ops.formats.lance.wire.version_manifest import (
     FEATURES,
     MIXED_FILE_VERSIONS,
     check_readable,

@@ -10,13 +10,15 @@ import pytest
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, TableCorruptError
 from memwal_ops.formats.lance.wire.legacy_index import (
+    EMPTY,
     MemWal,
     MemWalId,
     State,
     decode_mem_wals,
+    decode_segment,
     encode_mem_wals,
+    encode_segment,
 )
-from memwal_ops.formats.lance.wire.u64_segment import EMPTY, decode_segment, encode_segment
 from tests.support.tables import legacy_wire, wire
 
 U64 = 2**64 - 1

@@ -16,10 +16,16 @@ from hypothesis import strategies as st
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.bitmaps import decode_fragment_bitmap
-from memwal_ops.formats.lance.wire.region_fields import decode_field, field_type, field_types
-from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
-from memwal_ops.formats.lance.wire.snapshot_rows import RegionState, decode_rows, region_rows, shard_rows
+from memwal_ops.formats.lance.wire.memwal_index import RegionState, decode_rows, region_rows, shard_rows
+from memwal_ops.formats.lance.wire.region_manifest import (
+    FlushedGeneration,
+    RegionManifest,
+    RegionStatus,
+    decode_field,
+    field_type,
+    field_types,
+)
+from memwal_ops.formats.lance.wire.version_manifest import decode_fragment_bitmap
 
 REGIONS = [UUID(int=number, version=4) for number in range(1, 4)]
 

@@ -18,7 +18,7 @@ from memwal_ops.errors import UnsupportedFeatureError as Unsupported
 from memwal_ops.formats.lance.wire import memwal_index as index
 from memwal_ops.formats.lance.wire import version_manifest as files
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
-from memwal_ops.formats.lance.wire.feature_flags import check_readable
+from memwal_ops.formats.lance.wire.version_manifest import check_readable
 
 REGION = UUID("00000000-0000-4000-8000-00000000000a")
 OTHER = UUID("00000000-0000-4000-8000-00000000000b")

@@ -16,12 +16,11 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
+from memwal_ops.formats.lance.jobs import expire, snapshot
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.expire import job as expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.merge import job as merge
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.log import region_move
 from memwal_ops.formats.lance.options import AdoptOptions
 from tests.integration.contracts import small

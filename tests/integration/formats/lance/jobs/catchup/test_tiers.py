@@ -16,7 +16,8 @@ from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup import tiers
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.options import CatchupOptions
-from memwal_ops.formats.lance.policy.segments import FLOOR, SegmentDebt
+from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
+from memwal_ops.formats.lance.policy import SegmentDebt
 from tests.support.tables.stale_indexes import written_by
 
 if TYPE_CHECKING:

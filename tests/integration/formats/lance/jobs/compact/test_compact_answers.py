@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.compact import answers, job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
-from memwal_ops.formats.lance.wire.bitmaps import encode_fragment_bitmap
+from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
 from tests.support.listeners import at_checkpoint
 from tests.support.tables import indexed
 from tests.support.tables.answering import SCALARS, VECTORS, claims_too_much, rows, vectors

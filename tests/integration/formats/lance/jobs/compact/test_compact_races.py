@@ -17,11 +17,11 @@ from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
+from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job, planning
 from memwal_ops.formats.lance.jobs.compact import memwal as compact_memwal
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged
 from tests.support.listeners import at_checkpoint
 from tests.support.tables.files import Files

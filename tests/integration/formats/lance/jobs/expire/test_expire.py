@@ -13,9 +13,9 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.files.versions import version_path
-from memwal_ops.formats.lance.jobs.expire import job
-from memwal_ops.formats.lance.jobs.expire.job import ExpireOptions
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs.expire import ExpireOptions
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.retention.schema_recorder import SCHEMA_FOLDER
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.run_cli import contents, run_here
@@ -52,17 +52,17 @@ def versions(made: LsmTable) -> list[int]:
     return [int(one["version"]) for one in open_dataset(made.uri, made.storage_options).versions()]
 
 
-def run(made: LsmTable, store: Any, options: ExpireOptions = ALL) -> job.ExpireReport:
+def run(made: LsmTable, store: Any, options: ExpireOptions = ALL) -> expire.ExpireReport:
     """Through a store that does something else now and then."""
     table = table_of(made)
-    return job.apply(replace(table, store=store(table.store)), options)
+    return expire.apply(replace(table, store=store(table.store)), options)
 
 
 def no_copies(made: LsmTable) -> bool:
     return not list(Files(made.uri, made.storage_options).listing("_mem_wal_ops/expired/"))
 
 
-def because(report: job.ExpireReport) -> dict[int, str]:
+def because(report: expire.ExpireReport) -> dict[int, str]:
     return {one.version: one.because for one in report.kept}
 
 
@@ -81,14 +81,14 @@ def size_of(files: Mapping[str, tuple[int, bytes]]) -> int:
 def test_a_plan_lists_what_apply_and_gc_then_do(made: LsmTable) -> None:
     before, standing = contents(made.uri), versions(made)
     size = size_of(before)
-    plan = job.plan(table_of(made), ALL)
+    plan = expire.plan(table_of(made), ALL)
     assert contents(made.uri) == before
     assert (plan.decision, plan.applied, plan.newest) == ("planned", False, standing[-1])
     assert plan.versions == tuple(standing[:-1])
     assert because(plan) == {standing[-1]: "the newest version"}
     assert (plan.frees[0], plan.frees[1] > 0) == (4, True)
     assert paths(planned(made), Kind.GENERATION, Verdict.DELETE) == set()
-    report = job.apply(table_of(made), ALL)
+    report = expire.apply(table_of(made), ALL)
     assert (report.decision, report.applied) == ("expired", True)
     assert (report.versions, report.frees, report.bytes) == (plan.versions, plan.frees, plan.bytes)
     assert versions(made) == standing[-1:]
@@ -96,28 +96,28 @@ def test_a_plan_lists_what_apply_and_gc_then_do(made: LsmTable) -> None:
     sound(made)
     freed = [item for item in planned(made) if item.kind is Kind.GENERATION and item.verdict is Verdict.DELETE]
     assert (len(freed), sum(item.bytes for item in freed)) == plan.frees
-    again = job.apply(table_of(made), ALL)
+    again = expire.apply(table_of(made), ALL)
     assert (again.decision, again.versions, again.frees, again.bytes) == ("nothing_to_expire", (), (0, 0), 0)
-    assert job.plan(table_of(made), ALL).decision == "nothing_to_expire"
+    assert expire.plan(table_of(made), ALL).decision == "nothing_to_expire"
 
 
 def test_what_an_index_holds_too_is_not_counted_as_freed(tmp_path: Path) -> None:
     made = make(tmp_path, generations=1)
     merged(made)
-    assert job.plan(table_of(made), ALL).frees == (0, 0)
+    assert expire.plan(table_of(made), ALL).frees == (0, 0)
     grow(made)
     caught_up(made)
-    assert job.plan(table_of(made), ALL).frees[0] == 2, "the other two are not merged"
+    assert expire.plan(table_of(made), ALL).frees[0] == 2, "the other two are not merged"
 
 
 def test_only_old_ones_are_deleted(made: LsmTable) -> None:
     table = table_of(made)
     standing = versions(made)
-    assert job.apply(table, ExpireOptions()).decision == "nothing_to_expire"
+    assert expire.apply(table, ExpireOptions()).decision == "nothing_to_expire"
     for version in standing[:2]:
         age(made, version_path(version, table.naming), 8 * DAY)
     age(made, version_path(standing[2], table.naming), 6 * DAY)
-    report = job.apply(table, ExpireOptions())
+    report = expire.apply(table, ExpireOptions())
     assert report.versions == tuple(standing[:2])
     assert report.warnings == ()
     assert all("too young" in because(report)[version] for version in standing[2:-1])
@@ -127,7 +127,7 @@ def test_only_old_ones_are_deleted(made: LsmTable) -> None:
 def test_the_newest_stay_at_any_age(made: LsmTable) -> None:
     age(made, "_versions/*", 4000 * DAY)
     standing = versions(made)
-    report = job.apply(table_of(made), ExpireOptions(keep=3))
+    report = expire.apply(table_of(made), ExpireOptions(keep=3))
     assert report.versions == tuple(standing[:-3])
     assert because(report) == {
         standing[-3]: "one of the newest 3",
@@ -135,18 +135,18 @@ def test_the_newest_stay_at_any_age(made: LsmTable) -> None:
         standing[-1]: "the newest version",
     }
     assert versions(made) == standing[-3:]
-    assert job.apply(table_of(made), ExpireOptions(keep=99)).decision == "nothing_to_expire"
+    assert expire.apply(table_of(made), ExpireOptions(keep=99)).decision == "nothing_to_expire"
     sound(made)
 
 
 def test_at_most_so_many_stay_once_they_are_an_hour_old(made: LsmTable) -> None:
     naming = table_of(made).naming
     standing = versions(made)
-    assert job.apply(table_of(made), ExpireOptions(keep_at_most=2)).versions == ()
+    assert expire.apply(table_of(made), ExpireOptions(keep_at_most=2)).versions == ()
     age(made, "_versions/*", 2 * HOUR)
-    assert job.apply(table_of(made), ExpireOptions()).versions == (), "none is a week old"
+    assert expire.apply(table_of(made), ExpireOptions()).versions == (), "none is a week old"
     open_dataset(made.uri).tags.create("audit", standing[0])
-    report = job.apply(table_of(made), ExpireOptions(keep_at_most=2))
+    report = expire.apply(table_of(made), ExpireOptions(keep_at_most=2))
     assert report.versions == tuple(standing[1:-2])
     assert because(report) == {
         standing[0]: f"tag audit at version {standing[0]}",
@@ -155,7 +155,7 @@ def test_at_most_so_many_stay_once_they_are_an_hour_old(made: LsmTable) -> None:
     }
     assert versions(made) == [standing[0], *standing[-2:]]
     age(made, version_path(standing[-2], naming), 4000 * DAY)
-    again = job.apply(table_of(made), ExpireOptions(ZERO, keep_at_most=2, allow_unsafe=True))
+    again = expire.apply(table_of(made), ExpireOptions(ZERO, keep_at_most=2, allow_unsafe=True))
     assert again.versions == (), "the newest two stay at any age"
     sound(made)
 
@@ -164,9 +164,9 @@ def test_one_version_expires_alone(made: LsmTable) -> None:
     standing = versions(made)
     chosen = standing[-2]
     with pytest.raises(InvalidUsageError, match=r"too young; it is old enough at"):
-        job.apply(table_of(made), ExpireOptions(version=chosen))
+        expire.apply(table_of(made), ExpireOptions(version=chosen))
     age(made, "_versions/*", 2 * HOUR)
-    plan = job.plan(table_of(made), ExpireOptions(version=chosen))
+    plan = expire.plan(table_of(made), ExpireOptions(version=chosen))
     assert (plan.decision, plan.versions) == ("planned", (chosen,))
     report = run_job(made.uri, "expire", apply=True, version=chosen)
     assert (report.decision, report.to_json()["expire"]) == ("expired", [chosen])
@@ -243,7 +243,7 @@ def test_tags_branches_and_holds_keep_theirs(made: LsmTable) -> None:
     hold = take_hold(table_of(made), third, timedelta(hours=1))
     ended = take_hold(table_of(made), versions(made)[3], timedelta(hours=1))
     release_hold(table_of(made), ended.number)
-    for act in (job.plan, job.apply):
+    for act in (expire.plan, expire.apply):
         kept = because(act(table_of(made), ALL))
         assert kept[first] == f"tag audit at version {first}, tag yearly at version {first}"
         assert kept[second] == f"branch side left from version {second}"
@@ -256,7 +256,7 @@ def test_tags_branches_and_holds_keep_theirs(made: LsmTable) -> None:
         open_dataset(made.uri).tags.delete(name)
     open_dataset(made.uri).branches.delete("side")
     release_hold(table_of(made), hold.number)
-    assert job.apply(table_of(made), ALL).versions == (first, second, third)
+    assert expire.apply(table_of(made), ALL).versions == (first, second, third)
 
 
 @pytest.mark.req("S0-189")
@@ -280,7 +280,7 @@ def test_a_keeper_that_comes_at_the_last_moment(made: LsmTable, keeper: str) -> 
     reference: tuple[str, None] | str = "late" if keeper == "tag" else ("late", None)
     assert open_dataset(made.uri).checkout_version(reference).to_table().num_rows == len(rows)
     sound(made)
-    assert job.plan(table_of(made), ALL).decision == "nothing_to_expire"
+    assert expire.plan(table_of(made), ALL).decision == "nothing_to_expire"
     if keeper == "tag":
         open_dataset(made.uri).tags.delete("late")
         assert run(made, StoreWrapper).versions == (old,)
@@ -293,7 +293,7 @@ def test_versions_that_come_meanwhile_stay(made: LsmTable) -> None:
     merged(made)
     newest = versions(made)[-1]
     assert newest > table.version
-    report = job.apply(table, ALL)
+    report = expire.apply(table, ALL)
     assert max(report.versions) < table.version
     assert [version for version in versions(made) if version >= table.version] == versions(made)
     assert newest in versions(made)
@@ -320,15 +320,15 @@ def test_below_an_hour_it_is_refused_before_anything_is_deleted(
 
 
 def test_it_warns_below_an_hour_and_refuses_to_keep_none(made: LsmTable) -> None:
-    assert "a writer begins at version N" in job.plan(table_of(made), ALL).warnings[0]
+    assert "a writer begins at version N" in expire.plan(table_of(made), ALL).warnings[0]
     age(made, "_versions/*", 2 * 3600)
-    assert job.plan(table_of(made), ExpireOptions(timedelta(hours=1))).warnings == ()
+    assert expire.plan(table_of(made), ExpireOptions(timedelta(hours=1))).warnings == ()
     with pytest.raises(InvalidUsageError, match="keep must be at least 1"):
         ExpireOptions(keep=0)
 
 
 def test_the_document(made: LsmTable) -> None:
-    report = job.plan(table_of(made), ALL)
+    report = expire.plan(table_of(made), ALL)
     document = report.to_json(limit=2)
     assert set(document) == {
         *("decision", "apply", "counts", "expire", "kept", "failed", "unreadable", "put_back", "truncated", "objects"),

@@ -19,8 +19,8 @@ from memwal_ops.core import holds
 from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER, Hold, take_hold
 from memwal_ops.errors import TableCorruptError, TableReplacedError, VersionGoneError
 from memwal_ops.formats.lance.files.versions import version_path
-from memwal_ops.formats.lance.jobs.expire import job
-from memwal_ops.formats.lance.jobs.expire.job import ExpireOptions
+from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
 from memwal_ops.storage.api import LinkError
 from tests.integration.formats.lance.jobs.expire.test_expire import ALL, because, no_copies, run, versions
@@ -85,14 +85,14 @@ def test_what_the_store_refuses_is_reported_and_finished_later(made: LsmTable, d
             age(made, f"{EXPIRIES_FOLDER}/*", 25 * 3600)
         assert take_hold(table_of(made), before[0], HOUR).versions == (before[0],)
         return
-    assert job.plan(table_of(made), ALL).decision == "planned"
-    again = job.apply(table_of(made), WEEK)
+    assert expire.plan(table_of(made), ALL).decision == "planned"
+    again = expire.apply(table_of(made), WEEK)
     assert (again.decision, again.versions) == ("expired", ())
     assert again.objects >= 2
     assert data_files(made) < files
     assert no_copies(made)
     sound(made)
-    assert job.apply(table_of(made), WEEK).decision == "nothing_to_expire"
+    assert expire.apply(table_of(made), WEEK).decision == "nothing_to_expire"
 
 
 def test_one_manifest_is_refused(made: LsmTable) -> None:
@@ -101,7 +101,7 @@ def test_one_manifest_is_refused(made: LsmTable) -> None:
     report = run(made, refusing(lambda path: path == locked))
     assert (report.exit_code, list(report.failed)) == (27, [locked])
     assert readable(made) == [first, newest]
-    assert job.apply(table_of(made), ALL).versions == (first,)
+    assert expire.apply(table_of(made), ALL).versions == (first,)
     assert no_copies(made)
 
 
@@ -140,11 +140,11 @@ def test_a_bucket_that_denies(bucket: tuple[str, dict[str, str]], denied: str) -
         files = Files(made.uri, options)
         proxy.undeletable = {f"t.lance/{path}" for path in files.listing(denied)}
         behind = open_table(made.uri, {**options, "aws_endpoint": proxy.endpoint})
-        report = job.apply(behind, ALL)
+        report = expire.apply(behind, ALL)
     assert report.exit_code == 27
     assert report.versions == tuple(sorted(set(before) - set(readable(made))))
     assert len(readable(made)) == (len(before) if denied == "_versions/" else 1)
-    done = job.apply(table_of(made), ALL)
+    done = expire.apply(table_of(made), ALL)
     assert (done.decision, readable(made)) == ("expired", before[-1:])
     assert no_copies(made)
     sound(made)
@@ -156,7 +156,7 @@ def test_a_bucket_that_denies(bucket: tuple[str, dict[str, str]], denied: str) -
 @pytest.mark.long
 def test_killed_anywhere_and_run_again(made: LsmTable, tmp_path: Path) -> None:
     whole = damage.copy_table(made.uri, str(tmp_path / "whole.lance"))
-    job.apply(open_table(whole), ALL)
+    expire.apply(open_table(whole), ALL)
     goal = set(contents(whole))
     number, states = 0, set()
     while True:
@@ -165,7 +165,7 @@ def test_killed_anywhere_and_run_again(made: LsmTable, tmp_path: Path) -> None:
         table = open_table(trial)
         store = DyingStore(table.store, number, after=number % 2 == 0)
         try:
-            job.apply(replace(table, store=store), ALL)
+            expire.apply(replace(table, store=store), ALL)
         except Killed:
             pass
         else:
@@ -175,8 +175,8 @@ def test_killed_anywhere_and_run_again(made: LsmTable, tmp_path: Path) -> None:
             lance.dataset(trial, version=version).to_table()
             assert inspect.inspect(open_table(trial)).versions.unreadable == {}
         states.add((len(listed), len(list(Path(trial, "data").iterdir()))))
-        job.apply(open_table(trial), WEEK)
-        job.apply(open_table(trial), ALL)
+        expire.apply(open_table(trial), WEEK)
+        expire.apply(open_table(trial), ALL)
         # A trial of the clock and an announcement of the killed run end by themselves.
         rest = {path for path in contents(trial) if not path.startswith(("_mem_wal_ops/clock", EXPIRIES_FOLDER))}
         assert rest == goal, number
@@ -204,13 +204,13 @@ def test_versions_that_another_cleanup_left_without_files(
     assert before[-1] not in look.unreadable
     said = run_here(capfd, "inspect", made.uri)
     assert (said.code, "cannot be read" in said.out) == (0, True)
-    for act in (job.plan, job.apply):
+    for act in (expire.plan, expire.apply):
         report = act(table_of(made), WEEK)
         assert (report.decision, report.versions, report.exit_code) == ("nothing_to_expire", (), 0)
         assert report.unreadable.keys() == look.unreadable.keys()
         assert "cannot be read" in report.warnings[-1]
     assert "UNREADABLE: version" in run_here(capfd, "expire", made.uri).out
-    assert job.apply(table_of(made), ALL).versions == tuple(before[:-1])
+    assert expire.apply(table_of(made), ALL).versions == tuple(before[:-1])
     sound(made)
 
 
@@ -219,7 +219,7 @@ def test_a_manifest_that_does_not_decode_stops_it_before_any_deletion(made: LsmT
     path = Path(made.uri, version_path(versions(made)[1], table_of(made).naming))
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    for act in (job.plan, job.apply):
+    for act in (expire.plan, expire.apply):
         with pytest.raises(TableCorruptError, match=path.name):
             act(table_of(made), ALL)
     path.write_bytes(whole)
@@ -233,11 +233,11 @@ def test_a_manifest_that_does_not_decode_stops_it_before_any_deletion(made: LsmT
 def test_two_at_once(made: LsmTable, part: str) -> None:
     before = versions(made)
     verb = "put_if_absent" if part == "_mem_wal_ops/expired" else "delete_many"
-    first = run(made, beside(verb, part, lambda: job.apply(table_of(made), ALL)))
+    first = run(made, beside(verb, part, lambda: expire.apply(table_of(made), ALL)))
     assert first.exit_code == 0
     assert readable(made) == before[-1:]
     sound(made)
-    assert job.apply(table_of(made), ALL).exit_code == 0
+    assert expire.apply(table_of(made), ALL).exit_code == 0
     assert no_copies(made)
 
 
@@ -249,12 +249,12 @@ def test_a_tag_while_another_run_is_at_it(made: LsmTable, part: str) -> None:
 
     def others() -> None:
         open_dataset(made.uri).tags.create("late", old)
-        job.apply(table_of(made), ALL)
+        expire.apply(table_of(made), ALL)
 
     verb = "put_if_absent" if part == "_mem_wal_ops/expired" else "delete_many"
     run(made, beside(verb, part, others))
     assert read_base(made.uri, version=old) == rows
-    job.apply(table_of(made), ALL)
+    expire.apply(table_of(made), ALL)
     assert read_base(made.uri, version=old) == rows
 
 
@@ -360,7 +360,7 @@ def test_nothing_behind_a_link_is_deleted(made: LsmTable, tmp_path: Path, where:
     link = Path(made.uri, where)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "elsewhere")
-    report = job.apply(table_of(made), ALL)
+    report = expire.apply(table_of(made), ALL)
     assert report.decision == "expired"
     assert foreign_files(tmp_path / "elsewhere") == elsewhere
     assert link.is_symlink()
@@ -377,7 +377,7 @@ def test_nothing_behind_a_link_inside_the_table_is_deleted(made: LsmTable, where
     link = Path(made.uri, where)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(log)
-    assert job.apply(table_of(made), ALL).decision == "expired"
+    assert expire.apply(table_of(made), ALL).decision == "expired"
     assert {path for path in contents(made.uri) if path.startswith("_mem_wal/")} == before
     assert link.is_symlink()
     link.unlink()
@@ -392,7 +392,7 @@ def test_a_base_folder_behind_a_link_is_refused(made: LsmTable, tmp_path: Path, 
     Path(made.uri, folder).rename(moved)
     Path(made.uri, folder).symlink_to(moved)
     before = {path.name for path in moved.iterdir()}
-    for act in (job.plan, job.apply):
+    for act in (expire.plan, expire.apply):
         with pytest.raises(LinkError, match=f"'{folder}' is a symbolic link"):
             act(table, ALL)
     assert {path.name for path in moved.iterdir()} == before
@@ -417,12 +417,12 @@ def test_what_no_version_refers_to_is_deleted_after_a_week(made: LsmTable) -> No
     others += ["data/sub/deeper/x.blob", "_fri/1/x.lance", "notes/x.lance"]
     for path in (*lances, *others):
         write(made, path)
-    assert job.apply(table_of(made), WEEK).decision == "nothing_to_expire"
+    assert expire.apply(table_of(made), WEEK).decision == "nothing_to_expire"
     for path in (*lances, *others):
         age(made, path, 7 * DAY + 60)
-    plan = job.plan(table_of(made), WEEK)
+    plan = expire.plan(table_of(made), WEEK)
     assert (plan.decision, plan.objects, plan.bytes, plan.versions) == ("planned", len(lances), len(lances), ())
-    done = job.apply(table_of(made), WEEK)
+    done = expire.apply(table_of(made), WEEK)
     assert (done.decision, done.objects, done.bytes) == ("expired", len(lances), len(lances))
     standing = contents(made.uri)
     assert not [path for path in lances if path in standing]
@@ -442,19 +442,19 @@ def test_files_that_a_branch_reads_stay(made: LsmTable) -> None:
     rows = dataset.checkout_version(("two", None)).to_table()
     shutil.rmtree(Path(made.uri, "tree/one"))
     Path(made.uri, "_refs/branches/one.json").unlink()
-    report = job.apply(table_of(made), ALL)
+    report = expire.apply(table_of(made), ALL)
     assert old in report.versions
     assert (report.branches, report.for_branches > 0) == (1, True)
     assert lance.dataset(made.uri).checkout_version(("two", None)).to_table() == rows
     assert not no_copies(made)
-    assert job.apply(table_of(made), ALL).decision == "nothing_to_expire"
-    assert job.plan(table_of(made), ALL).decision == "nothing_to_expire"
+    assert expire.apply(table_of(made), ALL).decision == "nothing_to_expire"
+    assert expire.plan(table_of(made), ALL).decision == "nothing_to_expire"
     # They are younger than a week. That a version had them tells that no commit is about to.
     before = data_files(made)
     shutil.rmtree(Path(made.uri, "tree"))
     Path(made.uri, "_refs/branches/two.json").unlink()
-    assert job.plan(table_of(made), ALL).decision == "planned"
-    assert job.apply(table_of(made), ALL).objects == report.for_branches
+    assert expire.plan(table_of(made), ALL).decision == "planned"
+    assert expire.apply(table_of(made), ALL).objects == report.for_branches
     assert data_files(made) < before
     assert no_copies(made)
     sound(made)
@@ -474,7 +474,7 @@ def test_the_plan_warns_of_shallow_clones(made: LsmTable, tmp_path: Path, capfd:
     )
     assert lance.dataset(clone).to_table() == rows
     dataset.tags.delete("cloned")
-    job.apply(table_of(made), ALL)
+    expire.apply(table_of(made), ALL)
     with pytest.raises((OSError, ValueError), match=r"(?i)not found"):
         lance.dataset(clone).to_table()
 
@@ -486,7 +486,7 @@ def test_a_clone_deletes_nothing_of_its_source(made: LsmTable, tmp_path: Path) -
     dataset = lance.dataset(clone)
     for _ in range(2):
         dataset.delete("true")
-    report = job.apply(open_table(clone), ALL)
+    report = expire.apply(open_table(clone), ALL)
     assert len(report.versions) > 0
     assert set(contents(made.uri)) == source
     sound(made)
@@ -500,7 +500,7 @@ def test_v1_names(tmp_path: Path) -> None:
     lance.write_dataset(rows, uri, mode="overwrite", enable_v2_manifest_paths=False).initialize_mem_wal()
     newest = open_table(uri).version
     assert Path(uri, f"_versions/{newest}.manifest").exists()
-    assert job.apply(open_table(uri), ALL).versions == tuple(range(1, newest))
+    assert expire.apply(open_table(uri), ALL).versions == tuple(range(1, newest))
     assert [one["version"] for one in lance.dataset(uri).versions()] == [newest]
     assert len([*Path(uri, "data").iterdir()]) == 1
     assert lance.dataset(uri).count_rows() == 10

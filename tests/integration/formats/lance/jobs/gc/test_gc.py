@@ -13,7 +13,7 @@ import pytest
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.text import counted, size_text

@@ -15,8 +15,8 @@ from lance.dataset import Index
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.jobs.expire import job as expire
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from tests.support.gc_options import IMMEDIATE
 from tests.support.stores import beside

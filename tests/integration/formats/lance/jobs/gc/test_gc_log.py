@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops.core import collector
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.storage.wrapper import StoreWrapper

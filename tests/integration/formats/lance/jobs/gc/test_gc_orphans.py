@@ -20,10 +20,10 @@ from lance.file import LanceFileWriter
 from memwal_ops import run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
+from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from tests.integration.formats.lance.retention.test_leftovers import killed_commit
 from tests.support.gc_options import IMMEDIATE

@@ -13,7 +13,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.options import OptionError
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.retention.merged_since import PROGRESS_FOLDER
 from tests.support.gc_options import IMMEDIATE

@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.retention.identity import region_anchor, table_anchor
 from tests.support.calm import calm

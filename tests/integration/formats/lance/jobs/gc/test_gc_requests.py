@@ -13,11 +13,9 @@ from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
-from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.layouts import REGION, SHARD, Layout
 from memwal_ops.storage.probe import probe_conditional_writes
 from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions

@@ -14,11 +14,10 @@ import pytest
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
-from memwal_ops.formats.lance.jobs.expire import job as expire
+from memwal_ops.formats.lance.jobs import expire, snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.support.gc_options import IMMEDIATE, NONE_PINNED
 from tests.support.stores import refusing

@@ -15,7 +15,7 @@ from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.generations.wal import unflushed_rows, wal_entry_path
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import job
-from memwal_ops.formats.lance.layouts.region import REGION
+from memwal_ops.formats.lance.layouts import REGION
 from memwal_ops.formats.lance.log.region_seal import seal_region
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal

@@ -13,11 +13,9 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import known_regions, read_snapshot
-from memwal_ops.formats.lance.jobs.snapshot import job as snapshot
-from memwal_ops.formats.lance.jobs.snapshot.job import SnapshotOptions
-from memwal_ops.formats.lance.layouts.api import Layout
-from memwal_ops.formats.lance.layouts.region import REGION
-from memwal_ops.formats.lance.layouts.shard import SHARD
+from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs.snapshot import SnapshotOptions
+from memwal_ops.formats.lance.layouts import REGION, SHARD, Layout
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.memwal import RegionWriter
 from tests.support.counting_store import CountingStore

@@ -13,7 +13,7 @@ from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import RegionManifestGapError
 from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
 from memwal_ops.formats.lance.jobs.gc import region as module
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, read_region_view
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import bit_reversed

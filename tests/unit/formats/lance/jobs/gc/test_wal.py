@@ -12,7 +12,7 @@ import pytest
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.jobs.gc import wal as module
-from memwal_ops.formats.lance.jobs.gc.candidates import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.regions.fence_posts import Claim, EpochRun
 from memwal_ops.formats.lance.wire.names import wal_entry_name

@@ -17,16 +17,46 @@ small files, as ``add_columns`` leaves them.
 pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run continues
 until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another run directly
 after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
+
+Choose the indexes that are worth a catch-up, by the rows that they lack.
+
+A query scans the rows that an index does not cover; to cover them costs a commit of each index, and for an index that
+is written anew all of it. So one is worth a run at once when it lacks a quarter of the rows that it covers: then at
+most five bytes are written anew for each byte that it grows by. And at 100,000 rows in any case, so that no query scans
+more. An index that is written by tiers costs little more than the rows that it lacks: it is due, which the schedule
+waits for, at a sixteenth, and at 10,000 rows. A small index is due at a quarter as well, however few rows that is.
+
+Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times what
+a run writes.
+
+Choose the segments of an index that are written again with new rows, by size tiers.
+
+An index that is written anew for each append costs its whole size each time; one that gets a segment for each append
+makes each query look into all of them. So new rows become a segment of their own, and the newest segments are merged
+with them only once the result is ``tier_factor`` times as large as the largest of them, as fragments are joined
+(:mod:`memwal_ops.formats.lance.policy`). A segment is weighed by its rows, so that all indexes of a table
+are cut at the same fragments: a compaction does not join fragments that different segments cover.
+
+With T the factor, M the most segments, and n the rows of the index over those of the smallest append:
+
+* **Writes.** A row of an index is written again at most ``ceil(log_T(n))`` times, as long as there are fewer than M
+  segments; of appends of one size in any case at most ``ceil(log_T(n)) + 2 * c`` times, with c the smallest number for
+  which ``binomial(M + c, M)`` is n or more. Below :data:`SEGMENT_FLOOR`, where a segment costs requests and not its
+  bytes, all is merged: at most that many rows more in each run.
+* **Segments.** Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)`` and one, and never more than M. Where one
+  more would be too many, those are merged of which the largest grows most by it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
+
 
 # Bytes of a file below which a request for it costs more than to transfer it.
 FLOOR = 64 << 10
@@ -248,3 +278,126 @@ class Policy:
                 yield tuple(piece)
                 piece, rows, size = [], 0.0, 0.0
         yield tuple(piece)
+
+
+# An index is worth a run once it lacks one row for so many that it covers: between these two numbers of rows.
+_GROWTH = 4
+_FEWEST, _MOST = 1000, 100_000
+# The same, of an index that is written by tiers, for a run by the schedule.
+_TIERS_GROWTH, _TIERS_MOST = 16, 10_000
+_SCANNED_BYTES, _SAVING = 16 << 20, 4
+
+
+def is_urgent(covered_rows: int, uncovered_rows: int) -> bool:
+    """Whether the rows that an index lacks are worth a run at once."""
+    return uncovered_rows >= min(_MOST, max(_FEWEST, covered_rows // _GROWTH))
+
+
+def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
+    """Whether they are worth a run by the schedule.
+
+    Args:
+        covered_rows: rows that it covers.
+        uncovered_rows: rows that it lacks.
+        anew: the index is written anew each time, not by tiers.
+    """
+    if uncovered_rows and uncovered_rows >= covered_rows // _GROWTH:
+        return True
+    most, growth = (_MOST, _GROWTH) if anew else (_TIERS_MOST, _TIERS_GROWTH)
+    return uncovered_rows >= min(most, max(_FEWEST, covered_rows // growth))
+
+
+def is_costly(uncovered_bytes: int, written_bytes: int) -> bool:
+    """Whether what queries may read of fragments that an index lacks is worth a run by the schedule.
+
+    Args:
+        uncovered_bytes: of the data files of those fragments.
+        written_bytes: what the run would write.
+    """
+    return uncovered_bytes >= max(_SCANNED_BYTES, _SAVING * written_bytes)
+
+
+# Rows of a segment that cost less to write again than a look into one more segment.
+SEGMENT_FLOOR = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSize:
+    """A segment as the policy weighs it: live rows that it covers, and bytes of its files (0: not recorded)."""
+
+    rows: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDebt:
+    """What the next run would write of one index, and for what.
+
+    Attributes:
+        uncovered_rows: rows that queries compare one by one until then.
+        excess: segments above the limit.
+        bytes: size of the segments that would be written, about.
+    """
+
+    uncovered_rows: int
+    excess: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPolicy:
+    """When segments of an index are merged.
+
+    Attributes:
+        max_segments: an index never has more; 1: it is written anew each time.
+        tier_factor: how many times as large as the largest of them the result of merging segments must be.
+        floor: rows of a segment up to which all are merged.
+    """
+
+    max_segments: int
+    tier_factor: int = 4
+    floor: int = SEGMENT_FLOOR
+
+    @property
+    def writes_anew(self) -> bool:
+        """Whether each update writes the whole index."""
+        return self.max_segments == 1 or self.tier_factor == 1
+
+    def merged(self, segments: Sequence[SegmentSize], new: int) -> int:
+        """How many of the newest segments become one, together with the new rows; 0: these get one of their own.
+
+        Args:
+            segments: of an index, the oldest first.
+            new: rows that none covers; 0: nothing is merged but for the limit.
+        """
+        too_many = self._too_many(segments, new)
+        if not new and not too_many:
+            return 0
+        rows = [one.rows for one in reversed(segments)]
+        sizes = [new + size for size in accumulate(rows)]
+        # For each number of segments: how many times as large as the largest of them the result is.
+        grown = [
+            size / largest if largest else float("inf")
+            for size, largest in zip(sizes, accumulate(rows, max), strict=True)
+        ]
+        due = [at for at, size in enumerate(sizes) if grown[at] >= self.tier_factor or size <= self.floor]
+        if due and due[-1] + 1 >= too_many:
+            return due[-1] + 1
+        return max(range(too_many, len(rows) + 1), key=lambda number: grown[number - 1]) if too_many else 0
+
+    def debt(self, segments: Sequence[SegmentSize], new: int) -> SegmentDebt:
+        """What a run would write now; arguments as :meth:`merged`."""
+        again = segments[len(segments) - self.merged(segments, new) :]
+        rows = sum(one.rows for one in segments)
+        width = sum(one.bytes for one in segments) / rows if rows else 0.0
+        return SegmentDebt(
+            uncovered_rows=new,
+            excess=max(0, len(segments) - self.max_segments),
+            bytes=sum(one.bytes for one in again) + round(new * width),
+        )
+
+    def _too_many(self, segments: Sequence[SegmentSize], new: int) -> int:
+        """How many segments must at least be merged, so that there are no more than the limit."""
+        if not new and len(segments) <= self.max_segments:
+            return 0
+        return max(0, len(segments) + 1 - self.max_segments)

@@ -1,1 +1,0 @@
-"""Take region snapshots."""

@@ -1,1 +1,0 @@
-"""What to rewrite, decided by pure functions: no I/O, no pylance."""
