@@ -46,7 +46,7 @@ class Walk:
 
     def to_json(self) -> dict[str, Any]:
         """The totals, and each module in order of its first call."""
-        steps = [
+        steps: list[dict[str, Any]] = [
             {"module": module, "functions": len(functions), "calls": sum(functions.values())}
             for module, functions in self.entered.items()
         ]
@@ -63,7 +63,7 @@ def _is_function(code: CodeType) -> bool:
     )
 
 
-def walk(job: str, uri: str, *, apply: bool | None = None, **options: object) -> Walk:
+def walk(job: str, uri: str, *, apply: bool | None = None, **options: Any) -> Walk:
     """Run the job on the table, and count what it enters, in all threads of this process."""
     counted = Walk()
     threading.setprofile(counted)
@@ -72,13 +72,13 @@ def walk(job: str, uri: str, *, apply: bool | None = None, **options: object) ->
         memwal_ops.run_job(uri, job, apply=apply, **options)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # None ends it; the stub does not know
+        threading.setprofile(None)
     return counted
 
 
 def main() -> None:
     """Print the walk of a job on a table."""
-    parser = argparse.ArgumentParser(prog="python -m tools.walk", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.walk", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("job")
     parser.add_argument("uri")
     parser.add_argument("--apply", action="store_true", help="let a job that deletes delete")

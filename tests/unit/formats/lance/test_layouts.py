@@ -132,6 +132,7 @@ QUESTIONS: list[Callable[[Layout], object]] = [
     lambda one: one.entry_rows(None, "x"),
     lambda one: one.entry_table(None, "x"),
     lambda one: one.emptied_entry(None, "x"),
+    lambda one: one.empty_entry(None, 1, "x"),
     lambda one: one.claims_with_entry,
     lambda one: one.generations_in_log,
     lambda one: one.unlisted_index_is_caught_up,
