@@ -79,6 +79,7 @@ def test_a_hold_where_nothing_of_ours_expires_is_refused(uri: str, monkeypatch: 
         take_hold(table, table.revision, timedelta(hours=1))
 
 
+@pytest.mark.long
 def test_commands_and_a_supervisor(
     uri: str, toy: TableUnderTest, tmp_path: Path, toy_environment: dict[str, str]
 ) -> None:

@@ -42,6 +42,7 @@ def collect(kind: FormatUnderTest, made: TableUnderTest, *, apply: bool = True, 
     return report  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(2)
 def test_the_report_counts_what_went(kind: FormatUnderTest, collectable: TableUnderTest, tmp_path: Path) -> None:
     file = tmp_path / "plan.jsonl"
     planned = collect(kind, collectable, apply=False, plan_file=str(file), limit=10_000).to_json()
@@ -71,6 +72,7 @@ def test_the_report_counts_what_went(kind: FormatUnderTest, collectable: TableUn
     assert collectable.read() == collectable.expected()
 
 
+@pytest.mark.sampled(3)
 def test_no_more_is_deleted_than_allowed(kind: FormatUnderTest, collectable: TableUnderTest) -> None:
     for _ in range(1000):
         before = contents(collectable.uri)
@@ -85,6 +87,7 @@ def test_no_more_is_deleted_than_allowed(kind: FormatUnderTest, collectable: Tab
     assert collect(kind, collectable).decision == "nothing_to_delete"
 
 
+@pytest.mark.sampled(3)
 def test_a_table_that_took_its_place_is_left_alone(
     kind: FormatUnderTest, made: TableUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

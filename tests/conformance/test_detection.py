@@ -83,6 +83,7 @@ def test_code_for_lance_alone_refuses_other_formats(kind: FormatUnderTest, made:
         open_lance_table(made.uri)
 
 
+@pytest.mark.sampled(3)
 def test_a_missing_object_is_never_called_healthy(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """Not by a run that asks indexes alone either, as the supervisor's daily one does."""
     run_job(made.uri, "merge", kind.options_of(opened(made), "merge"))

@@ -87,6 +87,7 @@ def test_a_job_as_a_reader_types_it(tmp_path: Path) -> None:
     assert "audited" in {one["decision"] for one in done.document["runs"]}
 
 
+@pytest.mark.long
 def test_the_toy_format_as_a_reader_installs_it(tmp_path: Path) -> None:
     environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **install_as_typed(PAGE, tmp_path, TOY)}
     typed = re.search(r"^pip install \.\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
 
+@pytest.mark.sampled(2)
 def test_commands(
     kind: FormatUnderTest, made: TableUnderTest, toy_environment: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +39,7 @@ def test_commands(
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(3)
 def test_a_report(
     kind: FormatUnderTest, made: TableUnderTest, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_report(
     assert {path: one[1] for path, one in contents(made.uri).items()} == {path: one[1] for path, one in before.items()}
 
 
+@pytest.mark.sampled(2)
 def test_a_scan(kind: FormatUnderTest, made: TableUnderTest, capfd: pytest.CaptureFixture[str]) -> None:
     """Before and after merges: no format's plan has keys that another one lacks, and nothing is written."""
     for merged in range(3):
@@ -91,6 +94,7 @@ def test_an_option_of_another_format_is_refused(
     assert f"{foreign[0]} " in run_here(capfd, "merge", "--help").out
 
 
+@pytest.mark.sampled(2)
 def test_the_supervisors_worker(kind: FormatUnderTest, made: TableUnderTest, toy_environment: dict[str, str]) -> None:
     jobs = tuple(opened(made).jobs)
     requests = [

@@ -58,6 +58,7 @@ def _age(made: TableUnderTest) -> float:
 
 
 # A thread that renews a lease dies with its process.
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:(?s).*Killed:pytest.PytestUnhandledThreadExceptionWarning")
 def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """Before and after each call. The run that follows ends it, and leaves nothing to do."""
@@ -102,6 +103,7 @@ def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
             start.forget()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("allowed", [0, 1, 2, 4])
 def test_a_lost_lease(kind: FormatUnderTest, made: TableUnderTest, allowed: int) -> None:
     """From then on nothing becomes visible, and nothing goes but what the run registered as its own."""
@@ -159,6 +161,7 @@ def _not_deleted(arguments: Any) -> DeleteReport:
     return DeleteReport(0, dict.fromkeys([*arguments[0]], "connection reset by peer"))
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("verb", "answer"),
     [

@@ -64,6 +64,7 @@ def test_a_plan_writes_nothing(kind: FormatUnderTest, made: TableUnderTest) -> N
     assert contents(made.uri) == before
 
 
+@pytest.mark.sampled(3)
 def test_apply_twice(kind: FormatUnderTest, made: TableUnderTest) -> None:
     for job in steps_of(opened(made)):
         check_report(run(kind, opened(made), job))
@@ -79,6 +80,7 @@ def test_apply_twice(kind: FormatUnderTest, made: TableUnderTest) -> None:
     assert made.read_revision(table.revision) == made.expected(), "everything is in the base"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("at", [1, 2])
 def test_overtaken(kind: FormatUnderTest, made: TableUnderTest, at: int) -> None:
     """Another run does all of it right before this one's first, or second, write."""
@@ -96,6 +98,7 @@ def test_overtaken(kind: FormatUnderTest, made: TableUnderTest, at: int) -> None
     assert made.read_revision(opened(made).revision) == made.expected()
 
 
+@pytest.mark.sampled(3)
 def test_two_at_once(kind: FormatUnderTest, made: TableUnderTest) -> None:
     def one(job: str) -> int | str:
         try:
@@ -112,6 +115,7 @@ def test_two_at_once(kind: FormatUnderTest, made: TableUnderTest) -> None:
     assert made.read_revision(opened(made).revision) == made.expected()
 
 
+@pytest.mark.sampled(3)
 def test_maintain_runs_all_in_their_order(kind: FormatUnderTest, made: TableUnderTest) -> None:
     table = opened(made)
     report = run(kind, table, "maintain")
@@ -126,6 +130,7 @@ def test_maintain_runs_all_in_their_order(kind: FormatUnderTest, made: TableUnde
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(3)
 def test_collection_after_everything(kind: FormatUnderTest, made: TableUnderTest) -> None:
     for _ in range(2):
         for job in steps_of(opened(made)):
@@ -155,6 +160,7 @@ def test_decisions_are_of_a_fixed_set(kind: FormatUnderTest, made: TableUnderTes
     assert isinstance(run(kind, opened(made), "merge").decision, enum.StrEnum)
 
 
+@pytest.mark.sampled(3)
 def test_what_is_not_merged_is_not_collected(kind: FormatUnderTest, made: TableUnderTest) -> None:
     for _ in range(2):
         for job in [name for name in steps_of(opened(made)) if opened(made).jobs[name].deletes]:
@@ -164,6 +170,7 @@ def test_what_is_not_merged_is_not_collected(kind: FormatUnderTest, made: TableU
         made.write()
 
 
+@pytest.mark.sampled(3)
 def test_a_late_merge_takes_nothing_back(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """Right before its first write others write more, merge it, and collect it."""
 

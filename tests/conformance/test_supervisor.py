@@ -159,6 +159,7 @@ def test_a_fault_is_blamed_on_the_package_of_the_tables_format(both: Both) -> No
     assert package_of(opened(both[1]).jobs["merge"]) == "memwal-jsonlog 1.0"
 
 
+@pytest.mark.long
 def test_status_and_airflow_name_what_blocks_a_table_of_any_format(
     tmp_path: Path, both: Both, toy_environment: dict[str, str]
 ) -> None:
