@@ -16,8 +16,7 @@ from memwal_ops.core.verification import (
     missing_object,
 )
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.answers.check import check_answers
-from memwal_ops.formats.lance.answers.coverage import or_plan
+from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.jobs.verify import LanceVerifyReport, reader_of
 from memwal_ops.formats.lance.legacy.emptied import find_emptied
