@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.core.maintain import ordered
 from memwal_ops.supervisor.workers.protocol import PollRequest, RunRequest, encode
@@ -17,8 +19,6 @@ from tests.support.run_cli import contents, run_here, run_process
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 @pytest.mark.sampled(2)
