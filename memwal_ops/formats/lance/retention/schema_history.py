@@ -153,6 +153,11 @@ class SchemaHistory:
         self._in_both: dict[WriterVersion, int | None] = {}
         self._spans: dict[int, _Version] = {}
 
+    @classmethod
+    def of(cls, table: Table) -> SchemaHistory:
+        """That of a version, with what was read of it before."""
+        return table.once("schema history", lambda: cls(table))
+
     def is_same_field(self, field_id: int, flush: Flush, *, renamed: bool, adopted: int = 0) -> bool | None:
         """Whether the field that the newest version has under an id is the one that a generation was flushed with.
 

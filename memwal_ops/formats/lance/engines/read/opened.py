@@ -62,7 +62,7 @@ class Opened:
 
     def generations(self, table: Table, refs: Sequence[GenerationRef]) -> list[Generation]:
         """The opened generations, for the columns of a version; raises as :func:`open_generation`."""
-        history = SchemaHistory(table)
+        history = SchemaHistory.of(table)
 
         def opened(ref: GenerationRef) -> Generation:
             made = (table.version, ref.folder)

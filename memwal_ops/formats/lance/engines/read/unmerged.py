@@ -40,7 +40,7 @@ from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.log.region_log import read_log, read_shard_log
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, list_regions
 from memwal_ops.formats.lance.regions.specs import MANUAL
-from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.region_manifest import canonical
 
@@ -137,7 +137,7 @@ def read_unmerged(
         rows = dict.fromkeys(list_regions(table.store).region_ids)
     # A writer may have made its region after the regions were listed.
     region_ids = sorted({*rows, *own})
-    history = SchemaHistory(table)
+    history = SchemaHistory.of(table)
 
     def read_one(region_id: UUID) -> RegionRead | None:
         row = rows.get(region_id)
@@ -286,6 +286,8 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
         )
 
     def put(entry: WalEntry) -> Flush:
+        if entry.opened == WriterVersion.of(table):
+            return Flush(None, 0, entry.opened)  # which decides
         meta = table.store.head(wal_entry_path(region_id, entry.entry_id, layout))
         return Flush(None, 0 if meta is None else nanoseconds(meta.last_modified), entry.opened)
 
