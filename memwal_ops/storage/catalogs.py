@@ -153,13 +153,12 @@ class Catalog:
     def _is_written(self, name: str) -> bool:
         """Whether a table that the catalog takes for declared has files."""
         from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - it imports this module
-        from memwal_ops.storage.resolve import resolve  # noqa: PLC0415 - as above
 
         try:
             found = replace(self, path=(*self.path, name)).describe()
         except TableNotFoundError:
             return False
-        store = open_store(resolve(found.location, {**self.storage_options, **found.options}))
+        store = open_store(resolve_folder(found.location, {**self.storage_options, **found.options}))
         return any(meta.path != _DECLARED for meta in store.list())
 
     def describe(self) -> Vended:
