@@ -81,6 +81,13 @@ _TRANSIENT_CODES = frozenset(
         "ConditionalRequestConflict",
     }
 )
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_LOCAL_REMEDIES: dict[type[MemwalOpsError], str] = {
+    StorageCredentialsError: "Let the user of this process read the path and enter the folders above it "
+    "(namei -l PATH shows whom they admit).",
+    ReadOnlyStoreError: "Let the user of this process write there (namei -l PATH shows whom the folders admit), on a "
+    "file system that is not mounted read-only.",
+}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _INSUFFICIENT_STORAGE = 507
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -224,8 +231,10 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
     text = redact(_short_text(exc))
     message = f"Cannot {action} {redact(path)!r}: {text}"
     kind = _kind(exc, action)
-    if kind in _AZURE_REMEDIES and _is_azure(exc):
-        return kind(message, remedy=_AZURE_REMEDIES[kind])
+    is_local = _os_error(exc, str(exc)) in _REFUSED
+    remedies = _LOCAL_REMEDIES if is_local else _AZURE_REMEDIES if _is_azure(exc) else {}
+    if kind in remedies:
+        return kind(message, remedy=remedies[kind])
     if kind is StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
         return StorageCredentialsError(
             message,
@@ -273,7 +282,7 @@ def _changes(action: str) -> bool:
 def _denied(exc: BaseException, code: str | None, status: int | None, text: str) -> bool:
     if code in _DENIED_CODES or isinstance(exc, obstore.exceptions.PermissionDeniedError) or status == 403:
         return True
-    return _os_error(exc, text) in {errno.EACCES, errno.EPERM, errno.EROFS}
+    return _os_error(exc, text) in _REFUSED
 
 
 def _is_azure(exc: BaseException) -> bool:

@@ -39,6 +39,19 @@ def test_a_full_disk_leads_to_its_page(error: Exception) -> None:
     assert log_fields(error_fields(found)).items() >= {"reason": "disk_full", "runbook": PAGE}.items()
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("action", ["read", "write"])
+def test_a_local_folder_that_refuses_has_no_keys(number: int, action: str) -> None:
+    for error in (
+        PermissionError(number, os.strerror(number), "/data/t.lance"),
+        RuntimeError(f"LanceError(IO): Unable to walk dir: {os.strerror(number)} (os error {number}), io.rs:1:2"),
+    ):
+        found = translate(error, path="data", action=action)
+        assert isinstance(found, StorageCredentialsError if action == "read" else ReadOnlyStoreError)
+        assert "the user of this process" in found.remedy
+        assert "AWS" not in found.remedy
+
+
 def test_any_other_failure_leads_to_the_page_of_its_exit_code() -> None:
     found = translate(OSError(errno.EIO, os.strerror(errno.EIO)), path="data/1.lance", action="write")
     document: Any = error_document(found)["error"]

@@ -147,7 +147,7 @@ def check_committable(table: Table) -> None:
     if table.naming is not NamingScheme.V2:
         raise UnsupportedFeatureError(
             f"{table.location.uri} names its manifests by the V1 scheme, with which Lance makes no detached version.",
-            remedy="Run lance.dataset(uri).migrate_manifest_paths_v2() once, with no writer running.",
+            remedy="Run lance.dataset(uri).migrate_manifest_paths_v2() once, with no writer and no job running.",
         )
 
 

@@ -176,7 +176,7 @@ class Places:
     def __init__(self, location: Location, store: Store, manifest: table_pb2.Manifest, folder: str = "") -> None:
         """No request is made."""
         self._location, self._store = location, store
-        self._own = Place(store, folder)
+        self.own = Place(store, folder)
         roots = (base.path.rstrip("/").removesuffix(f"/{log_folder(folder)}") for base in manifest.base_paths)
         self.foreign_root = next((root for root in roots if folder and root != location.uri), None)
         self._bases = {base.id: base for base in manifest.base_paths}
@@ -193,7 +193,7 @@ class Places:
             MemwalOpsError: its store cannot be opened.
         """
         if not entry.HasField("base_id"):
-            return self._own
+            return self.own
         if entry.base_id not in self._opened:
             if entry.base_id not in self._bases:
                 raise InvalidFormatError(f"it names files in base {entry.base_id}, which it does not define")
@@ -201,9 +201,9 @@ class Places:
         return self._opened[entry.base_id]
 
     def _open(self, base: table_pb2.BasePath) -> Place:
-        if self._own.folder:
-            own_log(self._location, self._own.folder, base.path)
-            return Place(self._store, log_folder(self._own.folder), base.is_dataset_root)
+        if self.own.folder:
+            own_log(self._location, self.own.folder, base.path)
+            return Place(self._store, log_folder(self.own.folder), base.is_dataset_root)
         path, own = absolute_base(self._location.folder, base.path.rstrip("/")), f"{self._location.folder}/"
         if path.startswith(own):
             return Place(self._store, path.removeprefix(own), base.is_dataset_root)

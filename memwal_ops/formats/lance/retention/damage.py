@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundError, StorageError, TableCorruptError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
@@ -37,6 +38,8 @@ _UNSPECIFIC = (StorageError, ObjectNotFoundError)
 _CONCURRENT_READS = 16
 _MAX_FILES = 10_000
 _MISSING = "is missing, although the newest version refers to it"
+_MISPLACED = "is missing: pylance's compaction of this branch or clone wrote the index to {}, where no reader looks"
+_REBUILD = "memwal-ops catchup URI --rebuild builds the index anew; compact such tables by memwal-ops compact."
 _PATH = re.compile(r"[\w./-]+")
 _REMEDIES = {
     REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
@@ -56,16 +59,18 @@ class Damage:
         path: relative to the table, or the URI of a file in another table.
         folder: the folder of a dataset that has such files.
         why: the damage, as the end of a sentence that begins with the path.
+        fix: what to do, if that is not what helps for all files of the folder.
     """
 
     path: str
     folder: str
     why: str
+    fix: str = ""
 
     @property
     def remedy(self) -> str:
         """What to do."""
-        return _REMEDIES.get(self.folder) or TableCorruptError.remedy
+        return self.fix or _REMEDIES.get(self.folder) or TableCorruptError.remedy
 
 
 def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[Concatenate[Table, Given], Result]:
@@ -216,8 +221,13 @@ def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequenc
     except LinkError:
         return ()
     if not found:
-        is_needed = not index.name.startswith(SYSTEM_INDEX)  # those are in the manifest, or name their files themselves
-        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING),) if is_needed else ()
+        if index.name.startswith(SYSTEM_INDEX):  # those are in the manifest, or name their files themselves
+            return ()
+        own = places.own.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))
+        if place.uri and next(places.own.store.list(own), None) is not None:
+            # docs/upstream.md: a compaction by pylance writes there, and its entry still names the base path.
+            return (Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
+        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING),)
     named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
     paths = sorted(named.keys() | {path for path in found if path.endswith(".lance")})
     files = (NamedFile(place, path, named.get(path, 0), path.endswith(".lance")) for path in paths)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -258,3 +259,18 @@ def test_a_branch_in_a_store(bucket: tuple[str, dict[str, str]]) -> None:
     assert collect(made).decision == "deleted"
     assert not generation_folders(made)
     sound(made)
+
+
+def test_an_index_that_pylances_compaction_misplaced(tmp_path: Path) -> None:
+    """It is in the folder of the branch, where no reader looks (docs/upstream.md): not called missing alone."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(100)}), uri, max_rows_per_file=50).create_scalar_index("id", "BTREE")
+    lance.dataset(uri).create_branch("b")
+    lance.dataset(f"{uri}/tree/b").optimize.compact_files()
+    (finding,) = run_job(uri, "verify", branch="b").findings.kept
+    assert "_indices/" in finding.place
+    assert "compaction of this branch or clone wrote the index to _indices/" in finding.evidence
+    assert "memwal-ops catchup URI --rebuild" in finding.remedy
+    run_job(uri, "catchup", branch="b", rebuild=True)
+    assert run_job(uri, "verify", branch="b").decision == "healthy"
+    assert lance.dataset(f"{uri}/tree/b").count_rows("id = 7") == 1

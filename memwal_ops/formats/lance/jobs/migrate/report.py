@@ -183,8 +183,8 @@ class MigrateReport:
             parts.append(
                 paragraph(
                     "The table names its manifests by the V1 scheme, with which no job merges generations of the "
-                    "current layouts: run memwal-ops merge before the migration; or, with no writer running, "
-                    "lance.dataset(uri).migrate_manifest_paths_v2() after it."
+                    "current layouts: run memwal-ops merge before the migration; or, with no writer and no job "
+                    "running, lance.dataset(uri).migrate_manifest_paths_v2() after it."
                 )
             )
         if self.decision is MigrateDecision.PLANNED:
