@@ -17,6 +17,7 @@ from memwal_ops.core.bad_answers import ASKED_BY, bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
+from memwal_ops.core.registry import format_errors
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
@@ -36,7 +37,7 @@ from memwal_ops.supervisor.observe.findings import (
     partial_fault,
     writer_findings,
 )
-from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
+from memwal_ops.supervisor.workers.polling import poll_table
 from memwal_ops.text import counted, counted_as, printable
 
 if TYPE_CHECKING:
@@ -145,11 +146,13 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
     table = open_table(uri, options)
     roles = {name: {metric.role for metric in spec.backlog_metrics.values()} for name, spec in table.jobs.items()}
     reporting = [table.jobs[name] for name in table.jobs if roles[name] & {*BACKLOG_ROLES}]
-    figures, faults = poll_isolated(table, options, reporting, {})
+    figures, faults = poll_table(table, reporting)
     if faults:
         raise faults[0]
     found = Finding()
-    if (missing := table.format.missing_of(table, table.revision)) is not None:
+    with format_errors(table.format):
+        missing = table.format.missing_of(table, table.revision)
+    if missing is not None:
         found.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
     if not reporting:
         return found, "no log to merge"

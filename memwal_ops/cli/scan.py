@@ -103,7 +103,8 @@ def scan(
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {quoted(absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
     branched = any(_branch_of(one.uri) for one in scanned)
-    configuration = _configuration(entries, branched=branched) if entries else ""
+    deletes = dict.fromkeys(job for one in opened for job in one.deletes)
+    configuration = _configuration(entries, [*deletes], branched=branched) if entries else ""
     document = {
         "tables": [one.to_json() for one in scanned],
         "skipped": [one.to_json() for one in skipped],
@@ -253,8 +254,8 @@ def _size(count: int) -> str:
     return size_text(count) if count else ""
 
 
-def _configuration(entries: Sequence[str], *, branched: bool) -> str:
+def _configuration(entries: Sequence[str], deletes: Sequence[str], *, branched: bool) -> str:
     """The YAML of a service. What deletes is off by default, and versions are kept for a week."""
     more = ["    branches: all"] if branched else []
-    jobs = ["defaults:", "  jobs:", "    expire: {apply: true}", "    gc: {apply: true}"]
+    jobs = ["defaults:", "  jobs:", *(f"    {job}: {{apply: true}}" for job in deletes)] if deletes else []
     return "\n".join([*jobs, "tables:", *(line for entry in entries for line in (f"  - {entry}", *more)), ""])

@@ -38,7 +38,10 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
         parts.append("\n".join(paragraph(_place(table)) for table in tables))
     logged = [table for table in tables if _has_log(table)]
     if logged:
-        parts.append(grid(_HEADINGS, [_cells(table) for table in logged], words=_LEFT))
+        names = {name for name, job in map(backlog_job, logged) if job is not None} or {"merge"}
+        job = names.pop() if len(names) == 1 else "job"
+        last = (f"last {job}", f"{job} due")
+        parts.append(grid((*_HEADINGS, *last), [_cells(table) for table in logged], words=("table", "state", *last)))
     if len(logged) < len(tables):
         parts.append(_without_log([table for table in tables if not _has_log(table)]))
     rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
@@ -56,8 +59,7 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     return "\n\n".join([*parts, _closing(document)])
 
 
-_HEADINGS = ("table", "state", "waiting", "rows", "oldest", "blocked", "last merge", "merge due")
-_LEFT = ("table", "state", "last merge", "merge due")
+_HEADINGS = ("table", "state", "waiting", "rows", "oldest", "blocked")
 _JOB_HEADINGS = ("table", "job", "state", "last run", "last success", "failures", "next due")
 _JOB_LEFT = ("table", "job", "state", "last run", "last success", "next due")
 _MEMBER_HEADINGS = ("member of the fleet", "state", "tables", "last heartbeat", "runs as")

@@ -27,7 +27,6 @@ _COMPARABLE = 0.1
 # The job and its option that say how long what a step replaced is kept.
 _OLD_VERSIONS = ("expire", "older_than")
 _KEPT_BY = {"merge": ("gc", "drain_after")}
-_SAFE = "This is safe beside writers and readers: none of them has to stop, and it can be stopped at any time."
 _BASES: Mapping[str | None, str] = {
     "last_run": "by the rate of the last runs",
     "estimate": "estimated: the run history has no comparable run",
@@ -51,6 +50,15 @@ class EstimatesWork(Protocol):
         """The work of one need of a table, from what its plan and the open table say: without requests."""
 
 
+@runtime_checkable
+class WorksBeside(Protocol):
+    """A format that promises what may go on beside its jobs; optional."""
+
+    @property
+    def beside(self) -> str:
+        """One sentence about writers and readers, for a person who decides whether to run the jobs now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one job needs. ``seconds`` is None if it cannot be estimated."""
@@ -72,10 +80,12 @@ class Outlook:
     Attributes:
         steps: those that have something to do.
         kept: how long what they replace is kept; None: that is not known, or no step adds anything.
+        beside: what the format promises about writers and readers; empty: nothing.
     """
 
     steps: tuple[Step, ...] = ()
     kept: timedelta | None = None
+    beside: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -109,7 +119,8 @@ class Outlook:
 def outlook_on(table: Table, needs: Iterable[Need], past: PastRuns, options: Options | None = None) -> Outlook:
     """What the needs of a table take; ``options`` are those of maintain, which say how long versions are kept."""
     steps = tuple(_step(table, need, past) for need in needs if need.now)
-    return Outlook(steps, _kept(table, steps, options))
+    beside = table.format.beside if isinstance(table.format, WorksBeside) else ""
+    return Outlook(steps, _kept(table, steps, options), beside)
 
 
 def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
@@ -120,7 +131,7 @@ def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
     )
     if not together.steps:
         return ""
-    parts = [_SAFE]
+    parts = [*dict.fromkeys(one.beside for one in outlooks if one.steps and one.beside)]
     if together.seconds is not None:
         parts.append(f"It takes about {_time(together.seconds)} ({_BASES[together.basis]}).")
     if together.adds and together.kept is not None:

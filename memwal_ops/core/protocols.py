@@ -129,6 +129,9 @@ class Table(Protocol):
     def with_guard(self, guard: CommitGuard) -> Self:
         """The same revision with a guard that is checked before every publication and deletion."""
 
+    def summary(self) -> TableSummary:
+        """Its state: :meth:`TableFormat.summarize` of it."""
+
 
 @runtime_checkable
 class LocatesByCatalog(TableFormat, Protocol):

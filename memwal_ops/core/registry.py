@@ -6,7 +6,6 @@ Loading a registration imports light modules only: the code of a job is imported
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from contextlib import contextmanager, suppress
@@ -16,8 +15,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
-from memwal_ops.core.job import POOLS, UNITS, JobSpec
-from memwal_ops.core.options import Options, describe
+from memwal_ops.core.job import JobSpec
+from memwal_ops.core.plugins import GIVEN_JOBS, check_format, check_table, defect_of, distribution
 from memwal_ops.core.protocols import FindsStubs, HasBranches, InspectsRefused, LocatesByCatalog
 from memwal_ops.errors import (
     InvalidUsageError,
@@ -27,7 +26,6 @@ from memwal_ops.errors import (
     TableNotFoundError,
     add_pages,
 )
-from memwal_ops.import_probe import import_faults
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.protocols import Stub, Table, TableBranch, TableFormat
     from memwal_ops.core.row_sink import RowSink
-    from memwal_ops.storage.api import Store
+    from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
 
 FORMATS = "memwal_ops.formats"
@@ -47,21 +45,25 @@ MAIN = "main"
 _REPAIR = "repair"
 _INSPECT = "inspect"
 ANY = "any"
-_LOADERS = {FORMATS: f"{__name__}:load_format", JOBS: f"{__name__}:load_spec"}
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_probe_import = True
 
 
 @cache
 def formats() -> Mapping[str, TableFormat]:
-    """Every installed format by name, built-in ones first.
+    """Every installed format by name, built-in ones first. One that cannot be used is logged, and left out.
 
     Raises:
-        JobPluginError: one of them cannot be imported.
+        JobPluginError: none is installed, or a built-in one cannot be imported.
     """
     installed: dict[str, TableFormat] = {}
     for entry in _entries(FORMATS):
-        installed.setdefault(entry.name, load_format(entry))
+        try:
+            installed.setdefault(entry.name, load_format(entry))
+        except JobPluginError as error:
+            if is_built_in(entry):
+                raise
+            from memwal_ops.log import get_logger  # noqa: PLC0415 - not needed for help
+
+            get_logger(__name__).warning("format_left_out", format=entry.name, error=str(error))
     if not installed:
         raise JobPluginError(
             "No table format is registered: memwal-ops runs from its sources and was not installed since they changed.",
@@ -102,19 +104,18 @@ def all_job_specs() -> Mapping[str, Mapping[str, JobSpec]]:
 
 
 def load_format(entry: EntryPoint) -> TableFormat:
-    """Import a format in this process.
+    """Import a format.
 
     Raises:
-        JobPluginError: it cannot be imported.
+        JobPluginError: it cannot be imported, or lacks a member.
     """
-    if (fault := fault_of(entry)) is not None:
-        raise JobPluginError(fault)
     try:
         loaded: TableFormat = entry.load()
     except (Exception, SystemExit) as error:
         raise JobPluginError(
             f"The table format {entry.name!r} ({entry.value}) cannot be imported: {error!r}."
         ) from error
+    check_format(loaded, entry)
     return loaded
 
 
@@ -135,16 +136,14 @@ def load_spec(entry: EntryPoint) -> JobSpec:
     Raises:
         JobPluginError: it cannot be imported, or is invalid.
     """
-    if (fault := fault_of(entry)) is not None:
-        raise JobPluginError(fault)
     try:
         spec = entry.load()
     except (Exception, SystemExit) as error:
         raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
-    defect = _defect(spec, entry)
+    defect = defect_of(spec, entry)
     if defect is not None:
         raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
-    assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: _defect checked it
+    assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: defect_of checked it
     add_pages(spec.pages)
     return spec
 
@@ -164,7 +163,7 @@ def package_of(spec: JobSpec) -> str | None:
             continue
         loaded = _loaded(entry)
         if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
-            return _distribution(entry)
+            return distribution(entry)
     return None
 
 
@@ -172,11 +171,6 @@ def package_of(spec: JobSpec) -> str | None:
 def _foreign_jobs() -> tuple[EntryPoint, ...]:
     """The entry points of other packages' jobs; to find them reads the metadata of all installed packages."""
     return tuple(entry for entry in entry_points(group=JOBS) if not is_built_in(entry))
-
-
-def _distribution(entry: EntryPoint) -> str:
-    """The name and release of the package of an entry point."""
-    return entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def _loaded(entry: EntryPoint) -> object:
@@ -221,14 +215,25 @@ def open_table(
 
 def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
     """Open a table of a known format; see :func:`open_table`."""
-    with _format_errors(table_format):
+    with format_errors(table_format):
         if job == _INSPECT and isinstance(table_format, InspectsRefused):
             return table_format.open_to_inspect(location, store)
-        return table_format.open(location, store)
+        table = table_format.open(location, store)
+        if (package := _package_of_format(table_format)) is not None:
+            check_table(table, f"A table of the format {table_format.name!r} of {package}")
+        return table
+
+
+def _package_of_format(table_format: TableFormat) -> str | None:
+    """The name and release of the package that registers a format; None for a built-in one."""
+    if type(table_format).__module__.startswith("memwal_ops."):
+        return None
+    entries = entry_points(group=FORMATS, name=table_format.name)
+    return next((distribution(entry) for entry in entries if not is_built_in(entry)), table_format.name)
 
 
 @contextmanager
-def _format_errors(table_format: TableFormat) -> Iterator[None]:
+def format_errors(table_format: TableFormat) -> Iterator[None]:
     """Turn an unexpected exception of another package's format into an error that names the package.
 
     Raises:
@@ -239,9 +244,7 @@ def _format_errors(table_format: TableFormat) -> Iterator[None]:
     except MemwalOpsError:
         raise
     except (Exception, SystemExit) as error:
-        entries = entry_points(group=FORMATS, name=table_format.name)
-        package = next((_distribution(one) for one in entries if not is_built_in(one)), None)
-        if package is None:
+        if (package := _package_of_format(table_format)) is None:
             raise
         from memwal_ops.log import get_logger  # noqa: PLC0415 - not needed for help
         from memwal_ops.storage.redaction import redact  # noqa: PLC0415 - as in locate
@@ -276,7 +279,7 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
         return resolve(uri, storage_options)
     given = {str(key): str(value) for key, value in (storage_options or {}).items()}
     remember_options(given)
-    with _format_errors(catalog):
+    with format_errors(catalog):
         return replace(catalog.locate(os.fspath(uri), given), catalog=os.fspath(uri))
 
 
@@ -367,14 +370,16 @@ def locate(
     if (catalog := format_with_catalog(uri)) is not None:
         return catalog, location, store
     root = store.list_level("")
-    for table_format in formats().values():
-        if table_format.detect(root):
-            return table_format, location, store
+    detected, fault = detect(root)
+    if detected is not None:
+        return detected, location, store
     for name in root.links:
         # A folder that a format is detected by: it would be detected if the link were the folder.
         followed = replace(root, directories=(*root.directories, name), links=())
-        if any(table_format.detect(followed) for table_format in formats().values()):
+        if detect(followed)[0] is not None:
             store.head(f"{name}/.memwal-ops")  # raises
+    if fault is not None and (root.objects or root.directories):
+        raise fault  # it may be a table of that format
     if not root.objects and not root.directories and not os.path.isfile(location.uri):
         if (refused := _unknown_branch(location, storage_options)) is not None:
             raise refused
@@ -389,6 +394,19 @@ def locate(
         )
     known = ", ".join(formats())
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
+
+
+def detect(root: Listing) -> tuple[TableFormat | None, JobPluginError | None]:
+    """The format that a listing of a root shows; and the error of one whose ``detect`` raised, which is left out."""
+    fault: JobPluginError | None = None
+    for table_format in formats().values():
+        try:
+            with format_errors(table_format):
+                if table_format.detect(root):
+                    return table_format, fault
+        except JobPluginError as error:
+            fault = error
+    return None, fault
 
 
 def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | None:
@@ -449,19 +467,8 @@ def format_of_folder(path: str) -> str | None:
     except (OSError, ValueError):  # or a path that cannot be encoded
         return None
     root = Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)))
-    return next((one.name for one in formats().values() if one.detect(root)), None)
-
-
-def skip_import_probe() -> None:
-    """Import other packages directly, without probing them in another process: a worker's parent notices a crash."""
-    global _probe_import  # noqa: PLW0603 - a property of the process
-    _probe_import = False
-
-
-def fault_of(entry: EntryPoint) -> str | None:
-    """Why an entry point of another package cannot be loaded, as probed in another process; None: it can be."""
-    group = FORMATS if entry.group == FORMATS else JOBS
-    return None if is_built_in(entry) or not _probe_import else import_faults([entry], _LOADERS[group]).get(entry)
+    detected, _ = detect(root)
+    return None if detected is None else detected.name
 
 
 def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
@@ -477,40 +484,12 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
         except JobPluginError:
             if strict or is_built_in(entry):
                 raise
+    table_format = formats().get(format_name)
+    if table_format is not None and _package_of_format(table_format) is not None:
+        specs |= {spec.name: spec for spec in GIVEN_JOBS if spec.name not in specs}
     return specs
 
 
 def _entries(group: str) -> list[EntryPoint]:
-    """The entry points of a group, built-in ones first; all others are probed together in another process."""
-    entries = sorted(entry_points(group=group), key=lambda entry: (not is_built_in(entry), entry.name))
-    if _probe_import:
-        import_faults((entry for entry in entries if not is_built_in(entry)), _LOADERS[group])
-    return entries
-
-
-def _defect(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 - one for each possible defect
-    if not isinstance(spec, JobSpec):
-        return f"it is a {type(spec).__name__}, not a memwal_ops.core.job.JobSpec"
-    if spec.name != entry.name.partition(".")[2] or _NAME.fullmatch(spec.name) is None:
-        form = "FORMAT.NAME or any.NAME, of lower-case letters, digits and _"
-        return f"its name is {spec.name!r}; the entry point must be {form}"
-    if spec.pool not in POOLS:
-        return f"its pool is {spec.pool!r}; it must be one of {', '.join(POOLS)}"
-    options: object = spec.options
-    if not isinstance(options, type) or not issubclass(options, Options):
-        return "its options are not a subclass of memwal_ops.core.options.Options"
-    try:
-        describe(spec.options)
-        spec.options()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of another package
-        return f"its options cannot be made without values: {error!r}"
-    invalid = sorted(
-        name
-        for name, metric in spec.metrics.items()
-        if _NAME.fullmatch(name) is None or metric.unit not in UNITS or _NAME.fullmatch(metric.exported or name) is None
-    )
-    if invalid:
-        return f"its metrics {', '.join(invalid)} have an invalid name, or a unit other than {', '.join(UNITS)}"
-    if not_pages := [page for page in spec.pages.values() if not page.startswith(("https://", "http://"))]:
-        return f"its pages {', '.join(not_pages)} are no URLs"
-    return None
+    """The entry points of a group, built-in ones first."""
+    return sorted(entry_points(group=group), key=lambda entry: (not is_built_in(entry), entry.name))

@@ -12,7 +12,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.options import OptionError, Options, boolean, describe
 from memwal_ops.core.protocols import ExplainsJobs
 from memwal_ops.core.published import recording
-from memwal_ops.core.registry import open_table, package_of
+from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.tracing import performed
 from memwal_ops.errors import InvalidUsageError, JobPluginError, MemwalOpsError
 from memwal_ops.log import get_logger
@@ -101,7 +101,7 @@ def perform(spec: JobSpec, table: Table, options: Options, context: RunContext, 
 
 
 def _perform(spec: JobSpec, table: Table, options: Options, context: RunContext, *, act: bool) -> Report:
-    with plugin_errors(spec):
+    with format_errors(table.format), plugin_errors(spec):
         if not act:
             return spec.job.plan(table, options, context)
         with recording(context.revisions):

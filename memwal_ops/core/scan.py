@@ -42,6 +42,7 @@ class Scanned:
         outlook: how long these jobs take, and the space that they need.
         errors: the error of the table, or of each job that has no plan.
         answers: its indexes that answered badly when they were last asked.
+        deletes: the jobs of ``maintain`` that delete, in their order.
     """
 
     uri: str
@@ -53,6 +54,7 @@ class Scanned:
     last_writer: str | None = None
     outlook: Outlook = field(default_factory=Outlook)
     answers: tuple[BadAnswers, ...] = ()
+    deletes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The ``tables`` entry."""
@@ -136,8 +138,9 @@ def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers =
     errors: list[tuple[str | None, MemwalOpsError]] = []
     backlog = Figures({}, table.format.name)
     blocked: tuple[Blocked, ...] = ()
+    steps = ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair")
     with poll_cache():
-        for spec in ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair"):
+        for spec in steps:
             try:
                 needs += _needs(table, spec)
                 if package_of(spec) is None and _reduces_backlog(spec):
@@ -148,7 +151,8 @@ def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers =
     writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
     where, outlook = table.location.address, outlook_on(table, needs, past)
     bad = tuple(bad_answers(asked(where)))
-    return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook, bad)
+    deletes = tuple(spec.name for spec in steps if spec.deletes)
+    return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook, bad, deletes)
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:

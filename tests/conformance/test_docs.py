@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+from memwal_ops.core import plugins, protocols
 from tests.conformance.formats import SHARD
 from tests.support.run_cli import run_process
 
@@ -48,6 +50,17 @@ def test_the_page_shows_parts_of_each_file() -> None:
     for path, text in shown:
         for part in text.split("# ...\n"):
             assert part.strip("\n") in found[path], (path, part)
+
+
+def test_the_page_has_each_member_and_where_each_class_is() -> None:
+    """So that it can be followed without the toy's source."""
+    rows = re.findall(r"^\| `(memwal_ops[\w.]+)` \| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    members = {name: text for _, name, text in rows}
+    assert all(hasattr(importlib.import_module(module), name) for module, name, _ in rows)
+    for protocol, names in (("TableFormat", plugins._FORMAT), ("Table", plugins._TABLE)):
+        assert {*re.findall(r"`(\w+)", members[protocol])} == {*names}
+        declared = {name for name in vars(getattr(protocols, protocol)) if not name.startswith("_")}
+        assert declared == {*names}, "what is checked is what the protocol has"
 
 
 def install_as_typed(page: Path, folder: Path, copied: Path | None = None) -> dict[str, str]:
@@ -98,6 +111,13 @@ def test_the_toy_format_as_a_reader_installs_it(tmp_path: Path) -> None:
     assert done.stdout.startswith("merged: 2 log entries"), done
     assert "log entries          2" in done.stdout, done
     assert json.loads((tmp_path / "events/base/0000000002.json").read_text())["rows"] == {"a": 2}
+    assert "jsonlog, revision 2, 1 part." in done.stdout
+    assert "healthy: 0 findings" in done.stdout
+    assert "+ version 2 contains the log up to 2" in done.stdout
+    scanned = run_process("scan", str(tmp_path / "events"), **environ).out
+    assert "safe beside writers" not in scanned, "a promise of the format alone"
+    assert "gc: {apply: true}" in scanned
+    assert "expire" not in scanned
 
 
 def test_its_links_lead_somewhere() -> None:

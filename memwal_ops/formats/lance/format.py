@@ -32,6 +32,7 @@ class LanceFormat:
     suffix = ".lance"
     init = INIT
     demo = DEMO
+    beside = "This is safe beside writers and readers: none of them has to stop, and it can be stopped at any time."
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The names of the blocked region and generation in messages; the second is empty if the region is blocked."""

@@ -29,6 +29,7 @@ class LmDiskAnnFormat:
     suffix = ""
     init = INIT
     demo = DEMO
+    beside = "This is safe beside readers; a writer and a job wait for each other, and it can be stopped at any time."
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The names of the blocked part in messages: an index folder is one part."""

@@ -27,6 +27,7 @@ class ZeppelinFormat:
     suffix = ""
     init = None
     demo = DEMO
+    beside = "This is safe beside writers and readers: none of them has to stop, and it can be stopped at any time."
 
     def part_of(self, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """The names of the blocked part in messages: the one log, which a fragment blocks, a segment, or the lease."""

@@ -225,11 +225,11 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     for one in blocked[:MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], one)
         what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
-        todo = one.get("remedy") or "Fix the cause; until then nothing more of this part is merged."
+        todo = one.get("remedy") or "Fix the cause; until then no job goes on with this part."
         yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
     parts = int(backlog.amount("blocked") or 0)
     if parts and len(blocked) != min(parts, MAX_BLOCKED):
-        what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be merged completely."
+        what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for one in bad_answers(table["answers"]):
         what = one.describe()

@@ -24,7 +24,7 @@ from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.next_run import next_run, rates_of
-from memwal_ops.core.registry import all_job_specs, formats, open_table
+from memwal_ops.core.registry import all_job_specs, format_errors, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
@@ -35,7 +35,7 @@ from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob
-from memwal_ops.supervisor.workers.isolated_polling import poll_isolated
+from memwal_ops.supervisor.workers.polling import poll_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -469,12 +469,15 @@ def _read(found: FoundTable) -> TableReading:
         enabled = {name for name, job in found.settings.jobs.items() if job.enabled}
         wanted = [table.jobs[name] for name in table.jobs if name in {*jobs_of("backlog"), *enabled}]
         options = {name: job.options for name, job in found.settings.jobs.items() if job.options}
-        figures, faults = poll_isolated(table, found.settings.storage_options, wanted, options)
-        reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
-        reading = replace(reading, jobs=frozenset(table.jobs))
-        reading = replace(reading, leases=list_leases(table.store))
-        if Figures(figures, table.format.name).amount("blocked"):
-            reading = replace(reading, blocked=tuple(part.document for part in table.format.summarize(table).blocked))
+        with format_errors(table.format):
+            figures, faults = poll_table(table, wanted, options)
+            reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
+            reading = replace(reading, jobs=frozenset(table.jobs))
+            reading = replace(reading, leases=list_leases(table.store))
+            if Figures(figures, table.format.name).amount("blocked"):
+                reading = replace(
+                    reading, blocked=tuple(part.document for part in table.format.summarize(table).blocked)
+                )
     except MemwalOpsError as error:
         return replace(reading, error=reading.error or error)
     except Exception as error:  # noqa: BLE001 - one table must not hide the others

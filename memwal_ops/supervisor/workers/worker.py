@@ -32,7 +32,7 @@ from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.leases import check, lease_files, read_lease
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
-from memwal_ops.core.registry import all_job_specs, location_of, open_table, skip_import_probe
+from memwal_ops.core.registry import all_job_specs, location_of, open_table
 from memwal_ops.core.report import bounded
 from memwal_ops.core.run import applicable, perform, plugin_errors, unexpected_error
 from memwal_ops.core.table_history import history_document
@@ -374,7 +374,6 @@ def main() -> None:
     logging_setup.configure(level=os.environ.get("MEMWAL_OPS_WORKER_LOG_LEVEL", "WARNING"), redact=redact)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    skip_import_probe()
     become_subreaper()
     with suppress(JobPluginError):  # each request fails with it
         all_job_specs()

@@ -13,7 +13,7 @@ import pytest
 
 import memwal_ops
 from memwal_ops.core import registry
-from memwal_ops.errors import InvalidUsageError, JobPluginError
+from memwal_ops.errors import InvalidUsageError, JobPluginError, NotALanceTableError
 from tests.support.tables.workload import Workload
 
 PACKAGE = """
@@ -48,12 +48,61 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return EntryPoints([*real(group=group), *(foreign if group == registry.JOBS else ())])
 
     monkeypatch.setattr(registry, "entry_points", installed)
-    monkeypatch.setattr(registry, "_probe_import", False)
     registry.clear_caches()
     yield
     monkeypatch.undo()
     registry.clear_caches()
     sys.modules.pop("foreign_jobs", None)
+
+
+FORMATS = """
+class Complete:
+    name, suffix, init, demo = "odd", "", None, None
+    part_of = summarize = missing_of = None
+    def detect(self, root): return any(meta.path == "odd.json" for meta in root.objects)
+    def open(self, location, store): return object()
+
+class Raises(Complete):
+    def detect(self, root): raise KeyError(3)
+
+class NoDetect:
+    name, suffix, init, demo = "odd", "", None, None
+"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "says"),
+    [
+        ("Raises()", "The table format 'odd' of foreign_formats.* raised KeyError: 3"),
+        ("NoDetect()", None),
+        (
+            "Complete()",
+            "A table of the format 'odd' of foreign_formats.* lacks format, location, store, jobs, revision",
+        ),
+        ("nothing", None),
+    ],
+)
+def test_a_format_that_cannot_be_used_hides_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attribute: str, says: str | None
+) -> None:
+    """It is named where it may matter, and tables of other formats are opened; it is never a bug of ours."""
+    (tmp_path / "foreign_formats.py").write_text(f"{FORMATS}\nFORMAT = {attribute}\n")
+    monkeypatch.delitem(sys.modules, "foreign_formats", raising=False)
+    entry, real = EntryPoint("odd", "foreign_formats:FORMAT", registry.FORMATS), registry.entry_points
+
+    def installed(*, group: str, **more: str) -> EntryPoints:
+        wanted = [entry] if group == registry.FORMATS else []
+        return EntryPoints([*real(group=group), *wanted]).select(**more)
+
+    monkeypatch.setattr(registry, "entry_points", installed)
+    registry.clear_caches()
+    lance.write_dataset(pa.table({"k": range(5)}), tmp_path / "t.lance")
+    assert memwal_ops.run_job(str(tmp_path / "t.lance"), "verify").decision == "healthy"
+    assert ("odd" in registry.formats()) is (says is not None)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/odd.json").write_text("{}")
+    with pytest.raises(JobPluginError if says else NotALanceTableError, match=says or "of no known format"):
+        memwal_ops.open_table(str(tmp_path / "odd"))
 
 
 @pytest.fixture(params=["plain", "shard"])

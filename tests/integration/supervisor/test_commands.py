@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core import registry
 from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.job import MetricSpec
 from memwal_ops.core.leases import Holder, Lease, acquire, break_lease, check
@@ -319,8 +318,7 @@ class _Entry:
         ({"name": "odd", "pages": {"mood": "docs/moods.md"}}, "docs/moods.md are no URLs"),
     ],
 )
-def test_what_is_no_job_is_refused(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any] | None, says: str) -> None:
-    monkeypatch.setattr(registry, "_probe_import", False)
+def test_what_is_no_job_is_refused(change: dict[str, Any] | None, says: str) -> None:
     found = "a text" if change is None else replace(job_specs("lance")["merge"], **change)
     entry: EntryPoint = _Entry(found)  # type: ignore[assignment]
     with pytest.raises(JobPluginError, match=says):

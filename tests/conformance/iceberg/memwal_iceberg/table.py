@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import TableSummary
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -55,6 +56,9 @@ class Table:
 
     def with_guard(self, guard: CommitGuard) -> Table:
         return replace(self, store=GuardedStore(self.store, guard))
+
+    def summary(self) -> TableSummary:
+        return FORMAT.summarize(self)
 
     def path_of(self, uri: str) -> str | None:
         """The path of a file in the store; None: it is outside of the table's folder."""

@@ -57,9 +57,13 @@ class LogEntries(collector.Collector[Candidate]):
         return Candidate("entry", path, size, 1, (Gate(number_of(path) <= self.table.merged, text),))
 
 
+def collectors(table: Table) -> list[LogEntries]:
+    return [LogEntries(table)]
+
+
 def plan(table: Table, options: CollectOptions, context: RunContext) -> Report:
-    return collector.plan([LogEntries(table)], Report(applied=False), options, context)
+    return collector.plan(collectors(table), Report(applied=False), options, context)
 
 
 def apply(table: Table, options: CollectOptions, context: RunContext) -> Report:
-    return collector.collect([LogEntries(table)], Report(applied=True), options, context)
+    return collector.collect(collectors(table), Report(applied=True), options, context)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.job import JobSpec
+    from memwal_ops.core.protocols import TableSummary
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -48,6 +49,9 @@ class Table:
 
     def with_guard(self, guard: CommitGuard) -> Table:
         return replace(self, store=GuardedStore(self.store, guard))
+
+    def summary(self) -> TableSummary:
+        return FORMAT.summarize(self)
 
     def waiting(self) -> tuple[list[int], int | None]:
         """The unmerged log entries, in order, up to the first missing one, which is returned, too."""
