@@ -51,8 +51,13 @@ _MODULES = {
 }
 
 
+_SUBMODULES = frozenset({"errors", "legacy", "memwal", "spark"})
+
+
 def __getattr__(name: str) -> Any:
     # Not at import: a scheduler that only refers to a job must not load the clients of stores.
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "memwal_ops.errors")), name)

@@ -14,7 +14,7 @@ _BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def parse_size(text: str) -> int:
-    """The bytes of ``67108864``, ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal).
+    """The bytes of ``64MiB``, ``64M`` (binary), ``64MB`` (decimal), ``67108864B`` or ``0``.
 
     Raises:
         ValueError: the text is not a size; the message can be shown to the user.
@@ -22,6 +22,8 @@ def parse_size(text: str) -> int:
     match = _AMOUNT.fullmatch(text)
     if match is None or match[2].upper() not in _BYTES:
         raise ValueError(f"{text!r} is not a size; write for example 64MiB, 1GiB or 500MB.")
+    if not match[2] and float(match[1]):
+        raise ValueError(f"{text!r} has no unit; write for example {match[1]}B, {match[1]}MiB or {match[1]}GiB.")
     try:
         return int(float(match[1]) * _BYTES[match[2].upper()])
     except OverflowError:
@@ -61,8 +63,8 @@ def duration_text(span: timedelta) -> str:
 
 
 def size_literal(size: int) -> str:
-    """A size as :func:`parse_size` takes it, to the byte: ``64MiB``, ``1000``."""
+    """A size as :func:`parse_size` takes it, to the byte: ``64MiB``, ``1000B``."""
     for amount, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size and size % amount == 0:
             return f"{size // amount}{unit}"
-    return str(size)
+    return f"{size}B"

@@ -14,7 +14,7 @@ from memwal_ops.cli.config_init import init
 from memwal_ops.cli.config_option import config_argument
 from memwal_ops.cli.config_units import cron, kubernetes, systemd
 from memwal_ops.cli.options import json_output
-from memwal_ops.cli.printing import echo_result, error_document
+from memwal_ops.cli.printing import echo_result, error_document, with_pages
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
@@ -157,7 +157,7 @@ def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "
         line = "" if problem.line is None else f":{problem.line}"
         where = f"{place_text(problem.place)}: " if problem.place else ""
         message = f"{file}{line}: {mark}: {where}{problem.message}"
-        lines += [printable(redact(message)), f"    {printable(redact(problem.fix))}"]
+        lines += [printable(redact(message)), f"    {printable(with_pages(redact(problem.fix)))}"]
     if mark == "error":
         lines.append(f"invalid: {counted(len(problems), 'error')}.")
     return "\n".join(lines)

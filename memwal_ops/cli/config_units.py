@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import yaml
 
 import memwal_ops
 from memwal_ops.cli.config_option import config_argument
@@ -28,7 +29,7 @@ from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from memwal_ops.supervisor.config.effective import Settings
 
@@ -134,7 +135,8 @@ def kubernetes(file: str, image: str | None, output: str | None, *, cronjob: boo
     return 0
 
 
-_POD = {"MEMWAL_OPS_HOST": "0.0.0.0", "MEMWAL_OPS_STATE": _IN_POD}  # noqa: S104 - the pod's own address
+# The pod's own address, and the folder of its volume.
+_POD = {"MEMWAL_OPS_HOST": "0.0.0.0", "MEMWAL_OPS_STATE": _IN_POD, "STATE_DIRECTORY": _IN_POD}  # noqa: S104
 
 
 def _print(text: str, output: str | None, *, force: bool) -> None:
@@ -269,41 +271,59 @@ def _check_pod(settings: Settings, *, served: bool) -> None:
     """Refuse what would not work in a pod.
 
     Raises:
-        InvalidUsageError: with the key and what to write.
+        InvalidUsageError: with each key, and what to write.
     """
-    config = settings.config
-    if served and config.http.enabled and config.http.host in {"127.0.0.1", "::1", "localhost"}:
-        raise InvalidUsageError(
+    faults = [*_faults_in_pod(settings, served=served)]
+    if faults:
+        raise InvalidUsageError(" ".join(what for what, _ in faults), remedy=" ".join(fix for _, fix in faults))
+
+
+def _faults_in_pod(settings: Settings, *, served: bool) -> Iterator[tuple[str, str]]:
+    """What would not work in a pod, and what to write."""
+    config, name = settings.config, settings.sources.get("fleet.name")
+    hidden = config.http.host in {"127.0.0.1", "::1", "localhost"} and _added(settings) is None
+    if served and config.http.enabled and hidden:
+        yield (
             f"http.host is {config.http.host}, which the probes of a pod and Prometheus cannot reach.",
-            remedy="Write http: {host: '${MEMWAL_OPS_HOST:-127.0.0.1}'}; the pod sets MEMWAL_OPS_HOST to 0.0.0.0.",
+            f"Write {_HTTP}; the pod sets MEMWAL_OPS_HOST to 0.0.0.0.",
         )
     if served and (not config.http.enabled or config.http.port != _PORT):
-        raise InvalidUsageError(
+        yield (
             f"The probes of the pod ask port {_PORT}.",
-            remedy=f"Write http: {{enabled: true, port: {_PORT}}}, or use --cronjob.",
+            f"Write http: {{enabled: true, port: {_PORT}}}, or use --cronjob.",
         )
-    name = settings.sources.get("fleet.name")
     if served and name is not None and not name.variables:
-        raise InvalidUsageError(
-            "fleet.name is the same for all pods.", remedy="Leave it out: each member has the name of its pod."
-        )
+        yield "fleet.name is the same for all pods.", "Leave it out: each member has the name of its pod."
     if config.state_dir not in {None, _IN_POD}:
-        raise InvalidUsageError(
+        yield (
             f"state_dir is {config.state_dir}; the volume of the pod is {_IN_POD}.",
-            remedy="Leave state_dir out, or write ${MEMWAL_OPS_STATE:-...}.",
+            "Leave state_dir out, or write ${MEMWAL_OPS_STATE:-...}.",
         )
     plain = [str(one.place[-1]) for one in settings.warnings if one.place and is_secret_key(str(one.place[-1]))]
     if plain:
-        raise InvalidUsageError(
+        yield (
             f"{settings.path} has secrets in plain text, and a ConfigMap is not secret: {', '.join(plain)}.",
-            remedy="Write ${NAME}, and put NAME into the Secret memwal-ops-store.",
+            "Write ${NAME}, and put NAME into the Secret memwal-ops-store.",
         )
+
+
+_HTTP = "http: {host: '${MEMWAL_OPS_HOST:-127.0.0.1}'}"
+
+
+def _added(settings: Settings) -> str | None:
+    """The configuration with the address of a pod, if it has no key ``http``; None: it has one, or is no block."""
+    text = Path(settings.path).read_text(encoding="utf-8")
+    try:
+        given, added = yaml.safe_load(text), yaml.safe_load(f"{text}\n{_HTTP}\n")
+    except yaml.YAMLError:
+        return None
+    return f"{text.rstrip()}\n{_HTTP}\n" if "http" not in given and added.keys() == {*given, "http"} else None
 
 
 def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
     text = _template("configs/kubernetes/supervisor.yaml")
     head, separator, rest = text.partition("---\n")
-    given = Path(settings.path).read_text(encoding="utf-8").splitlines()
+    given = (_added(settings) or Path(settings.path).read_text(encoding="utf-8")).splitlines()
     # An indented first line would set the indentation of the block.
     indicator = "2" if next((line for line in given if line), "").startswith(" ") else ""
     head = _replaced(head, r"(?s)^  config\.yaml: \|\n.*", f"  config.yaml: |{indicator}\n")

@@ -16,7 +16,7 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.cli import process
 from memwal_ops.cli.commands import Commands
-from memwal_ops.cli.printing import echo, echo_json, error_document, page_path
+from memwal_ops.cli.printing import echo, echo_json, error_document, page_path, with_pages
 from memwal_ops.cli.suggestions import suggestion
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.redaction import redact
@@ -111,7 +111,7 @@ def _report(error: MemwalOpsError, *, as_json: bool) -> None:
     # Indented, so that the lines of a store's message do not look like output of memwal-ops.
     message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
     echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
-    echo(f"  {remedy}", err=True)
+    echo(f"  {with_pages(remedy)}", err=True)
     page = runbook(error.exit_code, error.reason)
     if page is not None:
         echo(f"  See {page_path(page)}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,8 @@ import memwal_ops
 from memwal_ops.errors import runbook
 from memwal_ops.storage.redaction import redact
 from memwal_ops.text import printable
+
+_PAGE = re.compile(r"\b(?:docs|runbooks)/[\w/.-]+\.md\b")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +44,14 @@ def echo_result(document: object, text: str, *, as_json: bool) -> None:
 
 
 def page_path(page: str) -> str:
-    """Return the path of a page of ``runbooks/``: relative in the project's folder, else in the installed package."""
+    """The path of a page of ``runbooks/`` or ``docs/``: relative in the project's folder, else in the package."""
     shipped = os.path.join(os.path.dirname(memwal_ops.__file__), page)
     return page if os.path.exists(page) or not os.path.exists(shipped) else shipped
+
+
+def with_pages(text: str) -> str:
+    """A text with the pages that it names as paths that a reader can open."""
+    return _PAGE.sub(lambda match: page_path(match[0]), text)
 
 
 def error_document(error: MemwalOpsError) -> dict[str, object]:

@@ -186,7 +186,7 @@ def _tokens(text: str) -> list[_Token]:
 
 def _amount(token: _Token, kind: str) -> float:
     try:
-        if kind == "bytes":
+        if kind == "bytes" and not token.text.isdecimal():
             return parse_size(token.text)
         if kind == "seconds":
             return parse_duration(token.text).total_seconds()

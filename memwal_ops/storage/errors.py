@@ -83,10 +83,10 @@ _TRANSIENT_CODES = frozenset(
 )
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _LOCAL_REMEDIES: dict[type[MemwalOpsError], str] = {
-    StorageCredentialsError: "Let the user of this process read the path and enter the folders above it "
-    "(namei -l PATH shows whom they admit).",
-    ReadOnlyStoreError: "Let the user of this process write there (namei -l PATH shows whom the folders admit), on a "
-    "file system that is not mounted read-only.",
+    StorageCredentialsError: "Give the user of this process read permission on the path, and let it enter the folders "
+    "above (namei -l PATH shows whom they admit).",
+    ReadOnlyStoreError: "Give the user of this process write permission there (namei -l PATH shows whom the folders "
+    "admit), on a file system that is not mounted read-only.",
 }
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _INSUFFICIENT_STORAGE = 507

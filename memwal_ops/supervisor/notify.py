@@ -45,6 +45,7 @@ from memwal_ops.errors import ExtraMissingError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact, remember
 from memwal_ops.supervisor.http.client import NoRedirects, failure_text
+from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import counted, printable
 from memwal_ops.version import __version__
 
@@ -409,7 +410,7 @@ class ToldFile:
             return
         new = f"{self._path}.new"
         try:
-            with open(new, "w", encoding="utf-8", opener=_private) as file:
+            with open(new, "w", encoding="utf-8", opener=private_opener) as file:
                 file.write(text)
             os.replace(new, self._path)
             self._written = text
@@ -417,10 +418,6 @@ class ToldFile:
             with suppress(OSError):
                 os.unlink(new)
             get_logger(__name__).warning("notifications_not_written", file=self._path, error=str(error))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read(document: Mapping[str, Any]) -> Told:

@@ -39,7 +39,7 @@ def read_size(value: Any) -> int:
     """Return the bytes of a size in a file."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a size, for example 64MiB, 1GiB or 500MB")  # noqa: TRY004 - pydantic's own
-    return parse_size(str(value))
+    return value if isinstance(value, int) else parse_size(str(value))
 
 
 def _no_bool(value: Any) -> Any:

@@ -16,6 +16,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.actions import end_of_pause
 from memwal_ops.supervisor.http.routes import Route
+from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.units import parse_duration
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Audit:
     def _append(self, path: str, entry: Mapping[str, Any]) -> None:
         with self._lock:
             try:
-                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                file = private_opener(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
                 try:
                     size, line = os.fstat(file).st_size, json.dumps(entry).encode() + b"\n"
                     if os.write(file, line) < len(line):

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.config.model import Config
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that its owner alone can read: URIs, options and logs of runs are in it. Also one that exists."""
+    file = os.open(path, flags, 0o600)
+    with suppress(OSError):  # another user's
+        os.fchmod(file, 0o600)
+    return file
+
+
 def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
     """Return the folder: as configured, else systemd's ``STATE_DIRECTORY``, else one in the user's home."""
     environ = os.environ if environ is None else environ
@@ -66,7 +74,7 @@ class StateDir:
         self.path = path
         try:
             os.makedirs(path, mode=0o750, exist_ok=True)
-            self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._lock = private_opener(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise HistoryError(f"The state folder {path} cannot be written: {error.strerror}.") from error
         holder = lock_within(self._lock, 0)
@@ -119,6 +127,6 @@ class StateDir:
 
     def _write(self, name: str, text: str) -> None:
         path = os.path.join(self.path, name)
-        with open(f"{path}.new", "w", encoding="ascii") as file:
+        with open(f"{path}.new", "w", encoding="ascii", opener=private_opener) as file:
             file.write(f"{text}\n")
         os.replace(f"{path}.new", path)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.storage.metering import KINDS
+from memwal_ops.supervisor.state.directory import private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,6 +87,7 @@ class HistoryFile:
         """
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))  # SQLite makes its others as this one
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, check_same_thread=False, isolation_level=None)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import HistoryError
+from memwal_ops.supervisor.state.directory import private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +87,7 @@ class Pauses:
         if self._path is not None:
             document = [{"scope": [*scope], **pause.to_json()} for scope, pause in pauses.items()]
             try:
-                with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+                with open(f"{self._path}.new", "w", encoding="utf-8", opener=private_opener) as file:
                     json.dump(document, file, indent=1)
                     file.flush()
                     os.fsync(file.fileno())

@@ -65,7 +65,7 @@ def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.document["version"] == open_table(made.uri).version
     again = run_here(capfd, "compact", made.uri, "--json")
     assert (again.code, again.document["decision"]) == (0, "unchanged")
-    assert again.document["why"].startswith("No fragment has more than 10% of it in deleted rows")
+    assert again.document["why"].startswith("In no fragment are more than 10% deleted rows")
     assert again.document["version"] == ran.document["version"]
 
 
@@ -82,11 +82,11 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.out.startswith("compacted: 4 fragments into 1, ")
     again = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
     assert again.code == 0
-    assert again.out.startswith("unchanged: nothing was rewritten. No fragment has more than 10%")
+    assert again.out.startswith("unchanged: nothing was rewritten. In no fragment are more than 10%")
     shown = run_here(capfd, "inspect", made.uri, "--json").document["next_runs"]["compact"]
-    assert (shown["debt"], shown["why"][:32]) == (0, "No fragment has more than 10% of")
+    assert (shown["debt"], shown["why"][:32]) == (0, "In no fragment are more than 10%")
     last = run_here(capfd, "compact", made.uri, "--dry-run")
-    assert (last.code, last.out.startswith("dry_run: would rewrite nothing. No fragment")) == (0, True)
+    assert (last.code, last.out.startswith("dry_run: would rewrite nothing. In no fragment")) == (0, True)
 
 
 def test_a_lost_snapshot_is_reported() -> None:

@@ -269,6 +269,7 @@ def test_one_key_in_two_regions(tmp_path: Path, capfd: pytest.CaptureFixture[str
         (["--region", "00000000-0000-4000-8000-00000000"], "begins with"),
         (["--max-bytes", "many"], "64MiB"),
         (["--max-bytes", "0"], "--max-bytes"),
+        (["--max-bytes", "10"], "'10' has no unit; write for example 10B, 10MiB or 10GiB"),
         (["--max-generations", "0"], "--max-generations"),
         (["--engine", "flink"], "--engine"),
         (["--engine", "local", "--master", "local[2]"], "--master"),

@@ -16,6 +16,7 @@ import yaml
 
 from memwal_ops.cli.config_units import program
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.state.directory import state_dir
 from tests.support.run_cli import run_here
 from tests.support.tables.reading import read_base
 from tests.support.tables.workload import Workload, assert_same
@@ -180,3 +181,26 @@ def test_what_would_not_work_in_a_pod(
     outcome = run_here(capfd, "config", "kubernetes", str(file))
     assert (outcome.code, outcome.out, word in outcome.err) == (2, "", True)
     assert "hunter22" not in outcome.err
+
+
+def test_all_that_would_not_work_is_reported_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    keys = {"http": {"port": 80}, "state_dir": "/x", "fleet": {"uri": "s3://bucket/ops/", "name": "a"}}
+    outcome = run_here(capfd, "config", "kubernetes", str(configuration(tmp_path, [{"uri": "s3://b/t"}], **keys)))
+    assert outcome.code == 2
+    for word in ("http.host is 127.0.0.1", "port 9464", "fleet.name", "state_dir is /x", "MEMWAL_OPS_HOST", "Leave it"):
+        assert word in outcome.err
+
+
+def test_the_configuration_of_the_readme_runs_in_a_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (text,) = re.findall(r"^```yaml\n(tables:.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    file = tmp_path / "memwal.yaml"
+    file.write_text(text)
+    documents = [*yaml.safe_load_all(printed(capfd, "kubernetes", str(file)))]
+    [inside] = [one["data"]["config.yaml"] for one in documents if one["kind"] == "ConfigMap"]
+    assert inside.startswith(text)
+    [pod] = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+    environment = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+    file.write_text(inside)
+    config = load_settings(str(file), environment).config
+    assert config.http.host == "0.0.0.0"
+    assert state_dir(config, environment) == "/var/lib/memwal-ops"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -208,3 +210,13 @@ def test_the_page_of_the_jobs_has_every_key(job: str, table: Workload, capfd: py
         assert f"`{document['decision']}`" in _section(job)
     (told,) = re.findall(r"JSON: `([^`]+)`", _section(job))
     assert told.replace("[]", "").split() == [*document]
+
+
+@pytest.mark.long
+def test_the_examples_of_the_api_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text("URI = 's3://bucket/t.lance'\n" + "\n".join(blocks))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout

@@ -128,7 +128,7 @@ def test_a_dry_run_shows_what_a_budget_leaves_on_either_engine(
         made.dataset.create_scalar_index(column, kind, name=column)
     made.append(300)
     for engine in ("local", "spark"):
-        planned = ["--engine", engine, "--max-bytes", "1", "--dry-run", "--json"]
+        planned = ["--engine", engine, "--max-bytes", "1B", "--dry-run", "--json"]
         indexes = run_here(capfd, "catchup", made.uri, *planned).document["indexes"]
         assert [(one["decision"], one["engine"]) for one in indexes] == [
             ("would_update", engine),

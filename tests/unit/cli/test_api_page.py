@@ -72,3 +72,9 @@ def test_no_foreign_type_is_in_a_public_signature() -> None:
 def test_every_public_name_is_there(name: str) -> None:
     """They are imported at the first use, from modules that are named as strings."""
     assert getattr(memwal_ops, name) is not None
+
+
+def test_the_modules_that_the_page_names_are_attributes() -> None:
+    """``import memwal_ops`` is enough: ``memwal_ops.memwal.read(...)``."""
+    for name in re.findall(r"^\| `memwal_ops\.(\w+)` \| `\w+`, ", PAGE, re.MULTILINE):
+        assert memwal_ops.__getattr__(name).__name__ == f"memwal_ops.{name}"

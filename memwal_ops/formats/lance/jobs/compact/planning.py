@@ -291,16 +291,15 @@ class Planner:
         fragments = table.manifest.manifest.fragments
         if not fragments:
             return "The base table has no fragments."
-        reason = (
-            f"No fragment has more than {policy.deleted_fraction:.0%} of it in deleted rows and dropped columns, or "
-            "its columns in many small files, and no neighbours below "
-            f"{policy.target_rows:,} rows and {size_text(policy.target_bytes)} that are covered by the same segments "
-            "of the same indexes "
+        shares = policy.deleted_fraction
+        tiers = (
+            "" if policy.tier_factor == 1 else f" whose sum is {policy.tier_factor} times the largest (--tier-factor)"
         )
-        if policy.tier_factor == 1:
-            reason += "can be joined."
-        else:
-            reason += f"have {policy.tier_factor} times the size of the largest of them (--tier-factor)."
+        reason = (
+            f"In no fragment are more than {shares:.0%} deleted rows and dropped columns, or many small column files. "
+            f"And no neighbours{tiers} can be joined: such have less than {policy.target_rows:,} rows and "
+            f"{size_text(policy.target_bytes)}, and the same segments of the same indexes."
+        )
         if _indexed_elsewhere(table):
             reason += (
                 " Fragments that an index of the source of this shallow clone covers are not rewritten: "

@@ -37,6 +37,8 @@ _APPENDS_A_DAY, _APPENDED, _CHANGED = 3, 40, 100
 _TOPICS, _DIRECTIONS = 64, 8
 _NEAREST, _QUESTIONS, _REPEATED = 10, 20, 3
 _PAUSE = 0.2
+# On a loaded machine, more would leave more small files than there were before.
+_MOST_PAIRS = 8
 _WEEK = timedelta(days=8)
 
 
@@ -246,7 +248,9 @@ def _beside_a_writer(made: _Documents, *arguments: str) -> tuple[str, int]:
     before, ended = made.commits.total(), threading.Event()
 
     def write() -> None:
-        while not ended.wait(_PAUSE):
+        for _ in range(_MOST_PAIRS):
+            if ended.wait(_PAUSE):
+                return
             made.update("changed during the maintenance", made.append(_APPENDED, "written during the maintenance"))
 
     with ThreadPoolExecutor(1) as threads:
