@@ -15,6 +15,7 @@ from memwal_ops.core.run import run_job
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.formats.lance.jobs.demo import plain
 from tests.support.run_cli import run_here
+from tests.support.waiting import until
 
 NEEDS_EXTRA = pytest.mark.skipif(find_spec("numba") is None, reason="the extra memwal-ops[lm-diskann] is not installed")
 STORIES = [
@@ -95,6 +96,16 @@ def test_a_lost_row_is_no_proof(tmp_path: Path, capfd: pytest.CaptureFixture[str
     outcome = run_here(capfd, "demo", "--layout", "none", "--no-merge", "--dir", str(tmp_path))
     assert outcome.code == InvariantViolatedError.exit_code
     assert "does not have the rows that were written" in outcome.err
+
+
+def test_a_slow_machine_makes_the_writer_write_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its small files would outnumber those that maintenance joined."""
+    made = plain._Documents(str(tmp_path / "documents.lance"))
+    lance.write_dataset(made._new(range(200), "as imported"), made.uri)
+    monkeypatch.setattr(plain, "_PAUSE", 0)
+    monkeypatch.setattr(plain, "_command", lambda *_: until(lambda: made.commits.total() >= 2 * plain._MOST_PAIRS))
+    _, commits = plain._beside_a_writer(made, "maintain")
+    assert commits == 2 * plain._MOST_PAIRS
 
 
 @pytest.mark.long

@@ -40,7 +40,7 @@ def test_the_files_that_messages_and_pages_name_are_installed(tmp_path: Path) ->
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 3
-    (tmp_path / "c.yaml").write_text("tables: 3\nx: 1\n")
+    (tmp_path / "c.yaml").write_text("http: {}\n")
     checked = subprocess.run(
         [sys.executable, "-P", "-m", "memwal_ops", "config", "check", str(tmp_path / "c.yaml")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
