@@ -67,4 +67,4 @@ def size_literal(size: int) -> str:
     for amount, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size and size % amount == 0:
             return f"{size // amount}{unit}"
-    return f"{size}B"
+    return f"{size}B" if size else "0"

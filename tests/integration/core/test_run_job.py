@@ -128,7 +128,7 @@ def test_classes_of_one_name_are_distinguished(table: Workload) -> None:
         ("compost", {}, "compost does not apply to .*, a lance table"),
         ("merge", {"max_byte": 3}, "There is no option 'max_byte'; there are: regions, engine, max_bytes"),
         ("merge", {"max_bytes": "3 furlongs"}, "max_bytes: '3 furlongs'"),
-        ("merge", {"max_bytes": 0}, "max_bytes must be at least 1, not 0"),
+        ("merge", {"max_bytes": 0}, "max_bytes must be at least 1B, not 0"),
         ("merge", {"options": GcOptions()}, "The options of merge are MergeOptions, not GcOptions"),
         ("merge", {"options": MergeOptions(), "max_bytes": 3}, "as an object or by name, not both"),
     ],

@@ -143,7 +143,7 @@ def test_an_index_that_fails_is_named(table: Workload, monkeypatch: pytest.Monke
         ("merg", {}, "merg does not apply to "),
         ("merge", {"max_byte": "1GiB"}, "There is no option 'max_byte'; there are: regions, engine, max_bytes"),
         ("merge", {"max_bytes": "a lot"}, "max_bytes: 'a lot'"),
-        ("merge", {"max_bytes": 0}, "max_bytes must be at least 1, not 0"),
+        ("merge", {"max_bytes": 0}, "max_bytes must be at least 1B, not 0"),
         ("gc", {"reader_grace": "0"}, "reader_grace "),
         ("gc", {"allow_unsafe": "no"}, "allow_unsafe must be True or False, not 'no'. Give one; a template gives text"),
         ("maintain", {"merge": {"engine": "none"}}, "engine must be local, spark or auto, not 'none'"),
