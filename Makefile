@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One process more than there are processors: many tests wait for other processes.
 PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+QUICK := not campaign and not long and not spark
 # Without Java the tests on Spark are skipped, and the 456 MB of PySpark need not come.
 JAVA := $(or $(JAVA_HOME),$(shell command -v java))
 COMMA := ,
@@ -26,16 +27,16 @@ check: $(VENV)/.dev  ## Check style, types, layers, and run the unit tests (unde
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m pytest -q -n 2 -m "not s3" tests/unit
+	@$(BIN)/python -m pytest -q -n 2 -m "not s3 and not long" tests/unit
 
-test: $(VENV)/.dev  ## Run what a change must pass (15 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
-	@$(BIN)/python -m pytest -m "not campaign and not long and not spark" $(PYTEST_ARGS)
+test: $(VENV)/.compiled  ## Run what a change must pass (6 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
+	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
 
 # CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
-campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (25 minutes)
+campaigns: $(VENV)/.dev  ## Run what make test leaves out: random and exhaustive runs, long tests, Spark (40 minutes)
 	@$(BIN)/python -m pytest -m "campaign or long or spark" $(PYTEST_ARGS)
 
-test-all: test campaigns test-airflow  ## Run every test there is (45 minutes)
+test-all: test campaigns test-airflow  ## Run every test there is (an hour)
 
 # Airflow pins more than a hundred packages of its own, so it gets an environment of its own.
 test-airflow: $(AIRFLOW_VENV)/.ready  ## Run operators, sensor and example DAG in a real Airflow (some minutes; SHORT=1: without its services)
@@ -156,6 +157,11 @@ ifneq ($(JAVA),)
 endif
 	@$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.runtime
+
+# Once, by one process: otherwise each process of the first run compiles all tests for itself, half a minute each.
+$(VENV)/.compiled: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 --collect-only -m "$(QUICK)" >/dev/null 2>&1 || true # what is wrong is shown by the run
+	@touch $@
 
 $(VENV)/.mutate: $(VENV)/.dev
 	@$(PIP) -e '.[$(EXTRAS),mutate]'

@@ -80,6 +80,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).replace(NASTY, "NASTY"))
 def test_no_command_prints_what_moves_the_cursor(
     table: Workload, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]

@@ -56,6 +56,7 @@ def hostile_history(name: str) -> dict[str, Any]:
     ).to_json()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(name: str) -> None:
     hostile = table(name, look_error=name, uri=f"s3://lake/{name}")

@@ -59,6 +59,7 @@ class Life:
         self.fragments.append(made)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [2, 3, 4, 8])
 @given(
     appends=st.lists(st.integers(1, 40).map(lambda units: units * UNIT), min_size=1, max_size=120),
@@ -75,6 +76,7 @@ def test_bounds_of_appends_of_any_size(factor: int, appends: list[int], target: 
     assert life.small() <= factor + ratio ** (math.log(2) / math.log(2 * factor / (factor - 1)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("factor", [2, 3, 4, 8])
 @given(appends=st.integers(1, 400), target=st.integers(2, 400))
 def test_bounds_of_appends_of_one_size(factor: int, appends: int, target: int) -> None:

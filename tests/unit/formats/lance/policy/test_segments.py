@@ -53,6 +53,7 @@ def forced(ratio: float, most: int) -> int:
 sizes_of_appends = st.lists(st.sampled_from([1, 1, 1, 2, 3, 5, 20, 100, 1000]), min_size=1, max_size=300)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [2, 3, 4, 8])
 @given(appends=sizes_of_appends)
 def test_bound_of_writes_of_appends_of_any_size(factor: int, appends: list[int]) -> None:
@@ -61,6 +62,7 @@ def test_bound_of_writes_of_appends_of_any_size(factor: int, appends: list[int])
     assert life.written <= sum(appends) * UNIT * (1 + logarithm(sum(appends) / min(appends), factor))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [2, 3, 4, 8])
 @given(appends=st.integers(1, 400))
 def test_bounds_of_appends_of_one_size(factor: int, appends: int) -> None:

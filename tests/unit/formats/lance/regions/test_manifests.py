@@ -58,6 +58,7 @@ def path(version: int) -> str:
     return f"{FOLDER}/{region_manifest_name(version)}"
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.req("S0-050", "S0-052", "S0-053")
 @pytest.mark.parametrize("hint", [b'{"version":5}', b'{"version":2}', b'{"version":1}', b"junk", b"", None])
 def test_the_newest_whatever_the_hint(five: RegionManifestStore, store: Store, hint: bytes | None) -> None:

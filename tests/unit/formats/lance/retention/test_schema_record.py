@@ -55,6 +55,7 @@ def following(version: Version) -> Iterator[Version]:
                 yield dropped(wider._replace(files=version.files | {added}), replaced)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "files",
     [
