@@ -12,13 +12,17 @@ from memwal_ops.cli.options import Duration, IntRange, branch_option, json_outpu
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.errors import InvalidUsageError, StorageError
+from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import grid
 from memwal_ops.units import duration_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwal_ops.core.holds import Hold
+    from memwal_ops.storage.api import Store
 
 
 @click.command(short_help="Keep a base version for a long-running reader.")
@@ -64,35 +68,47 @@ def hold(
     table = open_table(uri, storage_options)
     if show:
         found = holds(table)
-        echo_result({"holds": [_entry(one) for one in found]}, describe(found), as_json=as_json)
+        now, clock = _now(table.store, found)
+        document = {"holds": [_entry(one, now) for one in found]} | ({"clock": "local"} if clock else {})
+        echo_result(document, f"{describe(found, now)}{clock}", as_json=as_json)
         return 0
     if release is not None:
         done = release_hold(table, release)
-        echo_result(_entry(done), f"released: hold {done.number}.", as_json=as_json)
+        echo_result(_entry(done, done.until), f"released: hold {done.number}.", as_json=as_json)
         return 0
     probe_conditional_writes(table.store)
     taken = take_hold(table, version or table.revision, ttl, note=note)
     message = f"held: version {taken.versions[0]} until {taken.until:%Y-%m-%d %H:%M:%S} UTC, as hold {taken.number}."
-    echo_result(_entry(taken), message, as_json=as_json)
+    echo_result(_entry(taken, taken.until - ttl), message, as_json=as_json)
     return 0
 
 
-def _state(one: Hold) -> str:
+def _now(store: Store, found: Sequence[Hold]) -> tuple[datetime, str]:
+    """The time by which jobs judge holds, and a note if the store could not be asked for its own."""
+    if not all(hold.released for hold in found):
+        try:
+            return store_time(store), ""
+        except StorageError:
+            return datetime.now(UTC), "\nThe states are by this machine's clock: the store cannot be written."
+    return datetime.now(UTC), ""
+
+
+def _state(one: Hold, now: datetime) -> str:
     if one.released:
         return "released"
-    return "standing" if one.in_force(datetime.now(UTC)) else "ended"
+    return "standing" if one.in_force(now) else "ended"
 
 
-def _entry(one: Hold) -> dict[str, object]:
-    return {**one.to_json(), "state": _state(one)}
+def _entry(one: Hold, now: datetime) -> dict[str, object]:
+    return {**one.to_json(), "state": _state(one, now)}
 
 
-def describe(found: tuple[Hold, ...]) -> str:
-    """Return the list as human-readable text."""
+def describe(found: Sequence[Hold], now: datetime) -> str:
+    """Return the list as human-readable text; ``now``: by which a hold stands or has ended."""
     if not found:
         return "There is no hold."
     rows = [
-        (str(one.number), str(one.versions[0]), _state(one), f"{one.until:%Y-%m-%d %H:%M:%S}", one.by, one.note)
+        (str(one.number), str(one.versions[0]), _state(one, now), f"{one.until:%Y-%m-%d %H:%M:%S}", one.by, one.note)
         for one in found
     ]
     return grid(

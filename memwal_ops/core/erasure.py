@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
 from memwal_ops.errors import HeldError
+from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.text import counted, counted_as, paragraph
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ class EraseReport:
         for warning in self.warnings:
             yield paragraph(f"WARNING: {warning}", hanging="  ")
         if self.decision is EraseDecision.PLANNED:
+            yield PLANNED_BY
             yield "Add --apply to do it."
 
     def _headline(self) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from memwal_ops.core.candidates import Candidate, Verdict
 from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError, RegionsBlockedError, TableReplacedError
+from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.text import counted, grid, paragraph, size_text
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ class GcReport(Generic[CandidateT]):
             yield f"{self.plan_file} lists every candidate."
         yield from self.notes()
         if self.decision is GcDecision.PLANNED:
+            yield PLANNED_BY
             yield "Add --apply to delete; every check is then repeated."
         if self.limited:
             yield "--max-deletes ended this run; the next one continues."

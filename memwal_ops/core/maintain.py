@@ -20,6 +20,7 @@ from memwal_ops.core.registry import job_specs
 from memwal_ops.core.report import PlanReport
 from memwal_ops.core.run import perform
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, RegionsBlockedError, worst_exit_code
+from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.text import paragraph
 from memwal_ops.units import duration_text
 
@@ -163,6 +164,7 @@ class MaintainReport:
         if planned and not self.applied:
             commands = " and ".join(planned)
             lines += ["", f"Nothing was deleted; add --apply for that, or see the details with memwal-ops {commands}."]
+            lines.append(PLANNED_BY)
         if self.outlook is not None and (told := describe_outlooks([self.outlook])):
             lines += ["", told]
         return "\n".join(lines)

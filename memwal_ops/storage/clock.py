@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 CLOCK_FOLDER = "_mem_wal_ops/clock"
+PLANNED_BY = "Ages and holds are by this machine's clock; --apply goes by the store's where that is behind."
+"""What a plan says, since it writes nothing, not even to ask the store for its time."""
 
 
 def store_time(store: Store) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -12,10 +12,12 @@ from uuid import uuid4
 import pytest
 
 from memwal_ops import run_job
+from memwal_ops.cli import hold
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
 from memwal_ops.formats.lance.jobs.gc import collectors as gc_collectors
 from memwal_ops.formats.lance.jobs.gc import job
 from memwal_ops.formats.lance.wire.names import bit_reversed
+from memwal_ops.storage import clock
 from tests.integration.formats.lance.retention.test_leftovers import killed_commit
 from tests.support.gc_options import AT_ONCE_FLAGS, NONE_PINNED_FLAGS
 from tests.support.run_cli import contents, run_here
@@ -322,6 +324,35 @@ def test_hold(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:
     assert "a long report" in run_here(capfd, "hold", made.uri, "--list").out
     expired(made)
     assert run_here(capfd, "gc", made.uri, "--json", *AT_ONCE_FLAGS).document["counts"]["generation"]["delete"] == 6
+
+
+def test_a_machine_whose_clock_is_ahead(
+    made: LsmTable, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hold stands as long as jobs respect it; plans, which write nothing, say whose clock they go by."""
+    run_here(capfd, "hold", made.uri, "--ttl", "3h")
+    for module in (hold, clock):
+        monkeypatch.setattr(module, "datetime", Ahead)
+    listed = run_here(capfd, "hold", made.uri, "--list", "--json").document
+    assert [one["state"] for one in listed["holds"]] == ["standing"]
+    taken = run_here(capfd, "hold", made.uri, "--version", "2", "--ttl", "1h", "--json").document
+    assert taken["state"] == "standing"
+    Path(made.uri, "_mem_wal_ops/clock").write_bytes(b"")  # nothing can be written there
+    said = run_here(capfd, "hold", made.uri, "--list")
+    assert said.out.count("ended") == 2
+    assert said.out.endswith("by this machine's clock: the store cannot be written.\n")
+    assert run_here(capfd, "hold", made.uri, "--list", "--json").document["clock"] == "local"
+    for planned in (["gc", *AT_ONCE_FLAGS], ["expire", "--older-than", "0", "--allow-unsafe"]):
+        said = run_here(capfd, planned[0], made.uri, *planned[1:])
+        assert "by this machine's clock; --apply goes by the store's" in said.out, planned
+
+
+class Ahead(datetime):
+    """The clock of a machine that is four hours ahead."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]  # the real class returns itself
+        return datetime.now(tz) + timedelta(hours=4)
 
 
 def test_holds_that_are_refused(made: LsmTable, capfd: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ from memwal_ops.formats.lance.retention.schema_recorder import record_schema
 from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
-from memwal_ops.storage.clock import store_time
+from memwal_ops.storage.clock import PLANNED_BY, store_time
 from memwal_ops.text import counted, paragraph, size_text
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class ExpireReport:
         if self.versions:
             parts.append(paragraph(_CLONES))
         if self.decision == "planned":
-            parts.append("Add --apply to do it.")
+            parts += [PLANNED_BY, "Add --apply to do it."]
         return "\n".join(parts)
 
 
