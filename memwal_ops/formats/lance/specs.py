@@ -232,7 +232,7 @@ docs/formats/lm-diskann-operation.md.
 Exit codes: 0 built, unchanged or dry_run; 10 a region could not be read (the others are in the snapshot); others:
 runbooks/README.md.""",
     options=SnapshotOptions,
-    load=f"{_JOBS}.snapshot.job",
+    load=f"{_JOBS}.snapshot",
     layouts=_WITH_REGIONS,
     after=frozenset({"merge", "catchup", "compact"}),
     enabled=True,
@@ -263,7 +263,7 @@ Examples:
 
 Exit codes: 0 planned, nothing_to_expire or expired; 27 some deletions failed; others: runbooks/README.md.""",
     options=ExpireOptions,
-    load=f"{_JOBS}.expire.job",
+    load=f"{_JOBS}.expire",
     layouts=_CURRENT,
     pool="collect",
     deletes=True,

@@ -11,6 +11,7 @@ import pytest
 
 from memwal_ops import legacy as legacy_tables
 from memwal_ops import memwal, open_table, run_job
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import (
     InvalidUsageError,
@@ -19,6 +20,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     NoMemWalIndexError,
 )
+from memwal_ops.formats.lance import specs
 from memwal_ops.formats.lance.layouts import LEGACY, NONE, REGION, SHARD, Layout
 from memwal_ops.formats.lance.table import open_lance_table, read_table
 from memwal_ops.memwal import RegionRouter, RegionWriter, create_mem_wal
@@ -28,6 +30,12 @@ from tests.support.counting_store import CountingStore
 from tests.support.tables import damage
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload
+
+
+@pytest.mark.parametrize("layout", ["none", "legacy", "region", "shard"])
+def test_the_module_of_each_job_is_there(layout: str) -> None:
+    for spec in (one for one in vars(specs).values() if isinstance(one, JobSpec)):
+        assert spec.for_layout(layout).job is not None
 
 
 def plain(uri: str) -> None:
