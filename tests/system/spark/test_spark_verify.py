@@ -15,7 +15,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import SparkJobFailedError
-from memwal_ops.formats.lance.answers.reading import Reader
+from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader
 from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
 from memwal_ops.formats.lance.options import VerifyOptions

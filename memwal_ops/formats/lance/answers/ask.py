@@ -1,214 +1,30 @@
-"""Ask a scalar or text index, and read the same answers without it.
-
-Describe the indexes of a dataset as far as that matters for asking them.
-"""
+"""Ask a scalar or text index, and read the same answers without it."""
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.indices import IndexConfig
 
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.formats.lance.answers.asked_index import ROWS
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
-from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX, fragments_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-
-ROWS = 1 << 21
-_KEY = b"lance-schema:unenforced-primary-key"
-_NAMES = re.compile(r"`([^`]+)`|([^.`]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment. ``fragments``: those that it covers by the manifest; ``version``: when it was made."""
-
-    uuid: str
-    fragments: frozenset[int]
-    size: int
-    version: int
-
-
-@dataclass(frozen=True)
-class AskedIndex:
-    """One index.
-
-    Attributes:
-        name: its name.
-        type: as pylance shows it, for example ``BTree`` or ``IVF_PQ``.
-        column: the path of its column, as pylance takes it.
-        details: its parameters, as far as pylance shows them.
-        segments: its segments, the oldest first.
-        fields: its column, the outermost field first; empty: the schema does not have it.
-    """
-
-    name: str
-    type: str
-    column: str
-    details: Mapping[str, Any]
-    segments: tuple[Segment, ...]
-    fields: tuple[pa.Field, ...] = field(compare=False)
-
-    @property
-    def identified(self) -> dict[str, Any]:
-        """What identifies it in a report: arguments of :class:`memwal_ops.core.answers.IndexAnswers`."""
-        return {"index": self.name, "type": self.type, "segments": len(self.segments)}
-
-    @property
-    def arrow(self) -> pa.DataType | None:
-        """The type of its column; None: the schema does not have it."""
-        return self.fields[-1].type if self.fields else None
-
-    @property
-    def expression(self) -> str:
-        """Its column in an SQL condition."""
-        return ".".join(f"`{one.name}`" for one in self.fields)
-
-    def rows_of(self, values: pa.ChunkedArray) -> pa.Table:
-        """A table that has nothing but these values in the column."""
-        column = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
-        field = _like(self.fields[-1], column)
-        for outer in reversed(self.fields[:-1]):
-            column = pa.StructArray.from_arrays([column], fields=[field])
-            field = _like(outer, column)
-        return pa.table([column], schema=pa.schema([field]))
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether it is asked for nearest vectors."""
-        return self.type.startswith("IVF_") or self.type in {"Vector", "HNSW"}
-
-    @property
-    def covered(self) -> frozenset[int]:
-        """The fragments that it claims to cover."""
-        return frozenset[int]().union(*(one.fragments for one in self.segments))
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files, as the manifest has them; 0: it has not."""
-        return sum(one.size for one in self.segments)
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """A dataset at one version, with what is read of it once.
-
-    Attributes:
-        dataset: pylance's handle.
-        uri: for messages.
-    """
-
-    dataset: lance.LanceDataset
-    uri: str
-
-    @cached_property
-    def indexes(self) -> Mapping[str, AskedIndex]:
-        """Its indexes by name; those of Lance itself are left out."""
-        with lance_errors("read the indexes of", self.uri):
-            described = self.dataset.describe_indices()
-        schema = self.dataset.schema
-        found = {}
-        for one in described:
-            if one.name.startswith(SYSTEM_INDEX):
-                continue
-            column = one.field_names[0] if one.field_names else ""
-            segments = sorted(
-                (
-                    Segment(
-                        str(part.uuid),
-                        frozenset(part.fragment_ids),
-                        part.size_bytes or 0,
-                        part.dataset_version_at_last_update,
-                    )
-                    for part in one.segments
-                ),
-                key=lambda part: part.version,
-            )
-            fields = _fields(schema, column)
-            found[one.name] = AskedIndex(one.name, one.index_type, column, one.details or {}, tuple(segments), fields)
-        return found
-
-    @cached_property
-    def fragments(self) -> Mapping[int, lance.LanceFragment]:
-        """Its fragments by id, in order of id."""
-        return {one.fragment_id: one for one in self.dataset.get_fragments()}
-
-    @cached_property
-    def live(self) -> Mapping[int, int]:
-        """By fragment, the rows that are not deleted. Requests: one for each fragment that does not record it."""
-        with lance_errors("count rows of", self.uri):
-            return {number: one.count_rows() for number, one in self.fragments.items()}
-
-    @cached_property
-    def starts(self) -> Mapping[int, int]:
-        """By fragment, the position of its first row among all rows of the dataset."""
-        return dict(zip(self.fragments, accumulate(self.live.values(), initial=0), strict=False))
-
-    def take(self, positions: Sequence[int], index: AskedIndex) -> pa.Table:
-        """Values of the index's column and addresses of the rows at these positions of the dataset."""
-        with lance_errors("read rows of", self.uri):
-            taken = self.dataset.take(positions, columns=[index.column, ROW_ADDRESS])
-        values = taken[index.fields[0].name]
-        for inner in index.fields[1:]:
-            values = pc.struct_field(values, [values.type.get_field_index(inner.name)])
-        return pa.table({index.column: values, ROW_ADDRESS: taken[ROW_ADDRESS]})
-
-    def physical(self, fragment: int) -> int:
-        """Rows of a fragment, deleted ones included."""
-        return max(int(self.fragments[fragment].physical_rows), self.live[fragment])
-
-    def chunks(self, fragments: list[int], max_rows: int = ROWS) -> list[list[int]]:
-        """The fragments in groups with a bounded number of rows; a larger fragment is a group of its own."""
-        groups: list[list[int]] = []
-        rows = max_rows
-        for one in fragments:
-            if rows + self.physical(one) > max_rows:
-                groups.append([])
-                rows = 0
-            groups[-1].append(one)
-            rows += self.physical(one)
-        return groups
-
-
-def _fields(schema: pa.Schema, path: str) -> tuple[pa.Field, ...]:
-    """The fields along a path as pylance writes it, names with a dot in backticks; empty: there is none."""
-    found = list[pa.Field]()
-    inside: pa.Schema | pa.StructType = schema
-    for quoted, plain in _NAMES.findall(path):
-        if not isinstance(inside, pa.Schema | pa.StructType) or (at := inside.get_field_index(quoted or plain)) < 0:
-            return ()
-        found.append(inside.field(at))
-        inside = found[-1].type
-    return tuple(found)
-
-
-def _like(field: pa.Field, column: pa.Array) -> pa.Field:
-    # Not as a key of the table: pylance refuses a key that may be null.
-    metadata = {name: value for name, value in (field.metadata or {}).items() if not name.startswith(_KEY)}
-    return pa.field(field.name, column.type, metadata=metadata)
-
+from memwal_ops.formats.lance.wire.version_manifest import fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.reading import Reader
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, Reader
     from memwal_ops.formats.lance.answers.sample import Queries, Query
 
     Addresses = NDArray[np.uint64]

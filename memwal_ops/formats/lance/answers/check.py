@@ -27,7 +27,8 @@ import pyarrow as pa
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, share_by_query
 from memwal_ops.core.verification import AnswersOptions, AnswersPlan, Finding, Severity, with_findings
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.answers.ask import Pinned, answer_of, ask, text_answers
+from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers
+from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.sample import sample_queries, text_queries
 from memwal_ops.formats.lance.answers.vector import (
     MULTIVECTOR_QUERIES,
@@ -56,8 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.ask import AskedIndex
-    from memwal_ops.formats.lance.answers.reading import Reader
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Reader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
@@ -203,7 +203,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.verification import VerifyOptions, VerifyReport
-    from memwal_ops.formats.lance.answers.ask import AskedIndex
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.table import Table
 
     Verify = Callable[[Table, VerifyOptions, RunContext | None], VerifyReport]

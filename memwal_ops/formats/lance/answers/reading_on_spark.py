@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.runner import Stage
-from memwal_ops.formats.lance.answers.ask import ROWS, Pinned
-from memwal_ops.formats.lance.answers.reading import Reader, Repeated
+from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Reader, Repeated
 from memwal_ops.formats.lance.engines.spark.counting import count_repeated, keys_of, row_ids_of
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors

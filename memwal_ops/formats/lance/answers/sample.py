@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from lance.query import FullTextQuery
 
-    from memwal_ops.formats.lance.answers.ask import AskedIndex, Pinned
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned
 
 
 _EXTENSION = b"ARROW:extension:name"

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.ask import AskedIndex, Pinned
-    from memwal_ops.formats.lance.answers.reading import Reader
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, Reader
     from memwal_ops.formats.lance.answers.sample import Queries
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.published import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
-from memwal_ops.formats.lance.answers.reading import Reader
+from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import open_dataset

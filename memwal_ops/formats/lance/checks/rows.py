@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.answers.reading import Reader
+    from memwal_ops.formats.lance.answers.asked_index import Reader
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Store

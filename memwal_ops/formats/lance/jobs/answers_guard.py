@@ -15,8 +15,8 @@ import numpy as np
 
 from memwal_ops.core.documents import document
 from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.answers.ask import BY_MEMORY, Pinned, ask
-from memwal_ops.formats.lance.answers.reading import Reader
+from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
+from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError, compare_searches
 from memwal_ops.formats.lance.commit.unpublished import opened_with
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.ask import AskedIndex
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.commit.publication import CommitNote
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex

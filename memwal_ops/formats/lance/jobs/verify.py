@@ -23,8 +23,8 @@ from memwal_ops.core.verification import (
     missing_object,
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
+from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
-from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.checks.index import (
     check_catchup,

@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.answers.ask import Pinned
+from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
 from memwal_ops.formats.lance.answers.check import why_low
-from memwal_ops.formats.lance.answers.reading import Reader
 from memwal_ops.formats.lance.answers.sample import sample_queries
 from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import coverage
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.answers.ask import AskedIndex
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.indexes.codebook import ScalarBounds
     from memwal_ops.formats.lance.table import Table
