@@ -21,8 +21,8 @@ from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.table import Table, open_lance_table
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     import os

@@ -169,7 +169,7 @@ def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -
 def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
     """Run a job on main and on each branch; an error on one does not stop the others. Returns the worst exit code."""
     from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
-    from memwal_ops.storage.resolve import branch_uri  # noqa: PLC0415 - as above
+    from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - as above
 
     uris = {MAIN: uri} | {one.name: branch_uri(uri, one.name) for one in branches(uri, storage)}
     documents: dict[str, Any] = {}

@@ -191,7 +191,7 @@ class TableBranch:
 
 @runtime_checkable
 class HasBranches(Protocol):
-    """A format whose tables have branches, each a table at :func:`memwal_ops.storage.resolve.branch_uri`; optional."""
+    """A format whose tables have branches, each a table at :func:`memwal_ops.storage.catalogs.branch_uri`; optional."""
 
     def branches(self, store: Store) -> tuple[TableBranch, ...]:
         """The branches of the table with that root, ascending by name."""

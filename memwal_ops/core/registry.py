@@ -271,8 +271,8 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
     Raises:
         MemwalOpsError: the URI or an option is invalid, or the catalog has no such table, refused or failed.
     """
+    from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415
     from memwal_ops.storage.redaction import remember_options  # noqa: PLC0415 - as in locate
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     catalog = format_with_catalog(uri)
     if catalog is None:
@@ -300,7 +300,7 @@ def uri_of_branch(uri: str | os.PathLike[str], branch: str, storage_options: Map
         InvalidUsageError: there is no such branch; the message has those that there are.
         MemwalOpsError: as :func:`branches`.
     """
-    from memwal_ops.storage.resolve import branch_uri  # noqa: PLC0415 - as in locate
+    from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - as in locate
 
     if branch == MAIN:
         return os.fspath(uri)
@@ -411,8 +411,8 @@ def detect(root: Listing) -> tuple[TableFormat | None, JobPluginError | None]:
 
 def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | None:
     """The URI with the conventional suffix of a format, if there is something; None also if the store fails."""
+    from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415
     from memwal_ops.storage.objects import is_empty, open_store  # noqa: PLC0415
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     for suffix in (table_format.suffix for table_format in formats().values()):
         with suppress(MemwalOpsError):
@@ -435,9 +435,9 @@ def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source
         StorageError: the store refused or failed, by kind.
     """
     from memwal_ops.core.row_sink import ReceivesRows  # noqa: PLC0415
+    from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415
     from memwal_ops.storage.locations import scheme_of  # noqa: PLC0415
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
-    from memwal_ops.storage.resolve import resolve  # noqa: PLC0415
 
     for table_format in formats().values():
         if isinstance(table_format, ReceivesRows):

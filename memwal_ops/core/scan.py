@@ -17,9 +17,9 @@ from memwal_ops.core.registry import find_stub, package_of
 from memwal_ops.core.report import Need, PlanReport
 from memwal_ops.core.run import plugin_errors, run_job
 from memwal_ops.errors import MemwalOpsError, NotALanceTableError
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.locations import below, decoded_name, is_database_table
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.text import counted_as
 
 if TYPE_CHECKING:

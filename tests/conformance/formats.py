@@ -17,8 +17,8 @@ from memwal_ops.formats.zeppelin.options import GcOptions as ZeppelinGcOptions
 from memwal_ops.formats.zeppelin.options import MaintainOptions as ZeppelinMaintainOptions
 from memwal_ops.formats.zeppelin.options import MergeOptions as ZeppelinMergeOptions
 from memwal_ops.legacy import MemWalWriter
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.damage import remove_generation
 from tests.support.tables.legacy_table import LegacyTable, base_rows, details_of, read_legacy

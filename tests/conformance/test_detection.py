@@ -16,8 +16,8 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.conformance.formats import FormatUnderTest, TableUnderTest, opened
 from tests.support.run_cli import contents
 

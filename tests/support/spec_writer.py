@@ -25,8 +25,8 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     RegionStatus,
     encode_region_manifest,
 )
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.region_layout import RegionLayout

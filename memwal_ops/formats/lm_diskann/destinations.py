@@ -36,9 +36,9 @@ from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire.names import COPY
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,9 +10,9 @@ import numpy as np
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.locks import lowest_reader
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,8 +27,8 @@ from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
 from memwal_ops.log import get_logger
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

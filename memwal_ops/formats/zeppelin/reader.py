@@ -23,8 +23,8 @@ from memwal_ops.formats.zeppelin.namespace import load, swappable
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
 from memwal_ops.formats.zeppelin.training import METRICS
 from memwal_ops.formats.zeppelin.wire.indexes import decode_text_index, text_name, words
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     import os

@@ -30,9 +30,9 @@ from memwal_ops.formats.zeppelin.wire.fragment import (
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
 from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     import os

@@ -15,7 +15,7 @@ from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.storage import locations, options, redaction
-from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.units import parse_size
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder

@@ -15,8 +15,8 @@ from memwal_ops.formats.lance.jobs.init import init
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.options import InitOptions
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.integration.contracts import small
 from tests.support.overtaken import Overtaken
 from tests.support.run_cli import contents, run_here

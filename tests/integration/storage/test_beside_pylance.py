@@ -14,8 +14,8 @@ from memwal_ops.formats.lance.files.datasets import lance_options
 from memwal_ops.formats.lance.files.versions import read_version_manifest, version_path
 from memwal_ops.formats.lance.wire.names import NamingScheme, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.integration.storage.conftest import REAL, place_in
 
 if TYPE_CHECKING:

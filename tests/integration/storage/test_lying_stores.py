@@ -15,9 +15,9 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     TableNotFoundError,
 )
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.retries import RetryPolicy, conditional_write
 from tests.integration.storage.conftest import IMPATIENT
 from tests.support.faulty_proxy import Fault, FaultyProxy

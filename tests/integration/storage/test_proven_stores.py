@@ -14,9 +14,9 @@ import pytest
 
 from memwal_ops.errors import ConditionalWriteUnsupportedError
 from memwal_ops.storage import probe, proven_stores
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.integration.storage.conftest import IMPATIENT
 from tests.support.faulty_proxy import FaultyProxy
@@ -30,7 +30,7 @@ DAY = 24 * 3600
 FILES = "memwal-ops/proven-stores/*.json"
 TRY = """
 import json, sys
-from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 probe_conditional_writes(open_store(resolve(sys.argv[1], json.loads(sys.argv[2]))))

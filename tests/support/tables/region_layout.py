@@ -29,9 +29,9 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_version_hint,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.locations import Location
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.tables.files import Files
 from tests.support.tables.lsm_table import LsmTable
 

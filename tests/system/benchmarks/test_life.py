@@ -17,8 +17,8 @@ from benchmarks.life.loop import Calendar
 from benchmarks.life.month import Month, Place, live, own_process
 from benchmarks.life.shapes import SHORT, Shape, Writer
 from benchmarks.life.store import BUCKET, Used, counting_store, part_of
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

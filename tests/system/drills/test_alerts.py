@@ -25,8 +25,8 @@ from memwal_ops.core.registry import clear_caches
 from memwal_ops.formats.lance.jobs.adopt import job as adopt
 from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import AdoptOptions
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.membership.records import Document, MemberRecords
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_here

@@ -11,8 +11,8 @@ import pytest
 
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.workers.leasing import LeaseClient

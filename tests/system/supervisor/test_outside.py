@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from memwal_ops.errors import HistoryError, InvalidUsageError
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier

@@ -16,7 +16,7 @@ import memwal_ops
 from memwal_ops import open_table
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.text import grid, paragraph, printable
 from tests.support.run_cli import run_here

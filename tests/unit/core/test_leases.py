@@ -29,8 +29,8 @@ from memwal_ops.core.leases import (
 from memwal_ops.errors import InvalidUsageError, LeaseLostError, StorageError
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.storage import clock
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:

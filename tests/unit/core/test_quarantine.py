@@ -10,8 +10,8 @@ import pytest
 
 from memwal_ops.core.quarantine import ObjectPlace, content_of, keep, read_record
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, InvariantViolatedError
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

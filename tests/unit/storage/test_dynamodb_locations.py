@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage.catalogs import branch_uri, resolve
 from memwal_ops.storage.locations import below, split_query
 from memwal_ops.storage.proven_stores import service_of
-from memwal_ops.storage.resolve import branch_uri, resolve
 
 URI = "s3+ddb://bucket/a/t.lance?ddbTableName=manifests"
 _KEYS = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region": "eu-west-1"}

@@ -19,9 +19,9 @@ from memwal_ops.errors import (
     StorageError,
 )
 from memwal_ops.storage.api import LinkError, Listing
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

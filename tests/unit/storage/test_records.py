@@ -13,9 +13,9 @@ from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import RECORDS, check_readable
 from memwal_ops.formats.zeppelin.training import Training, read_training, training_bytes, training_path
 from memwal_ops.storage.api import Store
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.records import decode_record, encode_record
-from memwal_ops.storage.resolve import resolve
 from memwal_ops.supervisor.state.history import History
 
 if TYPE_CHECKING:

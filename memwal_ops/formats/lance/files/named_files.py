@@ -17,10 +17,10 @@ from memwal_ops.formats.lance.files.datasets import own_log
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -18,9 +18,9 @@ from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, file_ke
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

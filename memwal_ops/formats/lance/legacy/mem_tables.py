@@ -35,8 +35,8 @@ from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Genera
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,8 @@ from memwal_ops.errors import (
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import copying, destinations
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound
 from tests.support.run_cli import run_here

@@ -24,8 +24,8 @@ from memwal_ops.formats.lance import specs
 from memwal_ops.formats.lance.layouts import LEGACY, NONE, REGION, SHARD, Layout
 from memwal_ops.formats.lance.table import open_lance_table, read_table
 from memwal_ops.memwal import RegionRouter, RegionWriter, create_mem_wal
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.counting_store import CountingStore
 from tests.support.tables import damage
 from tests.support.tables.region_layout import RegionLayout

@@ -23,8 +23,8 @@ from memwal_ops.formats.lance.jobs.merge import job as merge_job
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.table import open_lance_table
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

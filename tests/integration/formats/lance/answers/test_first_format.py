@@ -15,7 +15,7 @@ from memwal_ops import run_job
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.indexes.segment_files import open_index_file
 from memwal_ops.formats.lance.wire.lance_file import is_first_format
-from memwal_ops.storage.resolve import resolve
+from memwal_ops.storage.catalogs import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.formats.lance.options import MaintainOptions
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.integration.formats.lance.jobs.test_plain_jobs import NOW
 from tests.support.tables.plain import PlainTable
 

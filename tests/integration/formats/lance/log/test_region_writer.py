@@ -25,8 +25,8 @@ from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.memwal import read
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.counting_store import CountingStore
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.gc_options import IMMEDIATE

@@ -25,8 +25,8 @@ from memwal_ops.formats.lance.wire.names import (
     region_manifest_name,
     version_manifest_name,
 )
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.counting_store import CountingStore
 from tests.support.tables.workload import Workload
 

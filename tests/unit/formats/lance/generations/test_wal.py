@@ -18,8 +18,8 @@ from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.layouts import Layout
 from memwal_ops.formats.lance.wire.arrow_schema import schema_metadata
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from memwal_ops.formats.lance.wire.bloom_filter import (
     key_hashes,
     key_tuples,
 )
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.tables.schemas import PRIMARY_KEY
 
 REGION = "5e0c1b0a-6a52-4b6e-9d3e-0f7d3a1b2c4d"

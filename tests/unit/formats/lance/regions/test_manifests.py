@@ -17,8 +17,8 @@ from memwal_ops.formats.lance.layouts import MixedLayoutsError, layout_of_region
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, list_regions
 from memwal_ops.formats.lance.wire.names import region_manifest_name, wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
+from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.resolve import resolve
 from tests.support.counting_store import CountingStore
 
 if TYPE_CHECKING:
