@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.usefixtures("no_aws_environment"), pytest.mark.s3]
 
 
+@pytest.mark.long
 def test_an_entry_has_these_fields(dynamo_table: DynamoTable) -> None:
     """Its path is in the bucket, which it does not name; there is no entity tag."""
     item = dynamo_table.entries[1]

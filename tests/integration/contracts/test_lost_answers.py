@@ -61,6 +61,7 @@ def test_an_unanswered_put_is_in_the_log_twice_and_the_region_needs_more_memory(
         assert sorted(key for (key,) in found) == [0, *range(10, 70)]
 
 
+@pytest.mark.long
 @pytest.mark.s3
 @pytest.mark.req("S0-049")
 def test_an_unanswered_region_manifest_lists_its_generation_twice(s3_endpoint: str, s3_bucket: str) -> None:

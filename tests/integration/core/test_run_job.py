@@ -122,6 +122,7 @@ def test_classes_of_one_name_are_distinguished(table: Workload) -> None:
         memwal_ops.run_job(table.uri, "merge", MergeOptions())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("job", "given", "says"),
     [

@@ -55,6 +55,7 @@ def filled(server: AzureServer, names: list[str]) -> None:
 # -- listings
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ignores", [False, True])
 @pytest.mark.parametrize("broken", [0, 1, 2])
 def test_a_listing_has_each_object_once(server: AzureServer, store: ObjectStore, ignores: bool, broken: int) -> None:

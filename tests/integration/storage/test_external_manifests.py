@@ -251,6 +251,7 @@ def test_a_commit_that_cannot_be_finished_is_refused(dynamo_table: DynamoTable) 
     assert dynamo_table.ids() == [*range(20)]
 
 
+@pytest.mark.long
 def test_a_deleted_manifest_does_not_come_back(dynamo_table: DynamoTable) -> None:
     """The entry of version 2 still names a staged manifest: a reader would undo a deletion of the final one."""
     staged = dynamo_table.unfinish(2, copied=True)
@@ -311,6 +312,7 @@ def test_manifests_are_written_by_commits_alone(dynamo_table: DynamoTable) -> No
         store.compare_and_swap(_path(3), b"x", "tag")
 
 
+@pytest.mark.long
 def test_a_version_beside_dynamodb_is_refused(dynamo_table: DynamoTable) -> None:
     """And recorded by the remedy of the error, with nothing lost."""
     rows = pa.table({"id": pa.array([77], pa.int64())})
@@ -337,6 +339,7 @@ def test_entries_of_a_dropped_table_are_named(dynamo_table: DynamoTable) -> None
     assert open_table(dynamo_table.uri, dynamo_table.options).version == 1
 
 
+@pytest.mark.long
 def test_a_version_that_expires_while_it_is_found(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Version 3 is the newest entry; before its manifest is looked for, 4 is committed, and 3 expires."""
     newest = VersionEntries.newest
@@ -358,6 +361,7 @@ def test_detached_entries_are_named(dynamo_table: DynamoTable) -> None:
         open_table(dynamo_table.uri, dynamo_table.options)
 
 
+@pytest.mark.long
 def test_the_plain_uri_is_refused_after_a_job(dynamo_table: DynamoTable) -> None:
     """A table that no job has written shows nothing, unless a commit is unfinished."""
     plain, options = dynamo_table.plain_uri, dynamo_table.options
@@ -425,6 +429,7 @@ def test_another_table_in_dynamodb_is_refused(dynamo_table: DynamoTable) -> None
         open_table(other, options).store.put("_mem_wal_ops/probe/y", b"y")
 
 
+@pytest.mark.long
 def test_the_mark_of_a_copy(dynamo_table: DynamoTable) -> None:
     """At another path the mark is replaced; in another bucket, at the same path, the entries are the original's."""
     options, client = dynamo_table.options, s3_client(dynamo_table.endpoint)

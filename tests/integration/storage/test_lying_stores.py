@@ -38,6 +38,7 @@ ANY_LOSS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("when", "status"), ANY_LOSS)
 def test_put_if_absent_whose_answer_is_lost_is_ours(
     behind: ObjectStore, direct: ObjectStore, proxy: FaultyProxy, when: str, status: int | None

@@ -78,6 +78,7 @@ def test_a_writer_between_the_calls_of_a_job(dynamo_table: DynamoTable, point: s
     assert open_table(dynamo_table.uri, dynamo_table.options).version == dynamo_table.dataset.version
 
 
+@pytest.mark.long
 def test_expire_keeps_entries_and_what_is_named(dynamo_table: DynamoTable) -> None:
     """A version whose commit was not finished expires for good; the others read as before."""
     dynamo_table.dataset.tags.create("kept", 2)

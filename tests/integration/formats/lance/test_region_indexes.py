@@ -142,6 +142,7 @@ def test_vector_indexes_have_the_codebook_of_the_base(tmp_path: Path, kind: str,
     assert read_base(uri) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-111")
 @pytest.mark.parametrize("kind", ["IVF_SQ", "IVF_HNSW_SQ", "IVF_RQ"])
 def test_what_pylance_cannot_build_alike_is_refused(tmp_path: Path, kind: str) -> None:

@@ -149,6 +149,7 @@ def test_a_copy_that_fails_leaves_nothing(folder: str, monkeypatch: pytest.Monke
     assert objects(copy) == []
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_committed_is_in_the_copy(
     made: str, vectors: np.ndarray, rows: dict[int, np.ndarray]
 ) -> None:
@@ -164,6 +165,7 @@ def test_what_a_killed_writer_committed_is_in_the_copy(
     check_sound(copy)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_parts")
 def test_killed_at_each_step_onto_a_folder(
     made: str, rows: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
@@ -287,6 +289,7 @@ def test_onto_a_store_and_back(
     assert "unchanged: " in run_here(capfd, "snapshot", copy, back, *storage).out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", ["graph", "delta", "short", "slots", "node ids", "store"])
 def test_a_damaged_source_is_not_copied(made: str, place: str) -> None:
     graph = Path(made, "graph.lmd")

@@ -209,6 +209,7 @@ def test_a_build_above_the_memory_is_only_reported(made: str, monkeypatch: pytes
     assert severity == "error"
 
 
+@pytest.mark.long
 def test_rebuild_of_a_folder_that_follows_no_table(folder: str, vectors: np.ndarray) -> None:
     lm_diskann.create(folder, dimension=16, R=8, L=40).close()
     with Index(folder) as index:

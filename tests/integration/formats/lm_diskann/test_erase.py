@@ -116,6 +116,7 @@ def _codes(uri: str) -> dict[int, bytes]:
     return found
 
 
+@pytest.mark.long
 def test_all_that_was_deleted_whenever_that_was(uri: str, vectors: NDArray[np.float32]) -> None:
     with Index(uri) as index:
         index.delete([17, 1205])

@@ -76,6 +76,7 @@ def check(folder: str, uri: str) -> None:
     assert view.live_rows() == expected(uri, view.followed, key=found.key is not None)
 
 
+@pytest.mark.sampled(1)
 def test_inserts_changes_deletes_and_compactions(
     followed: str, table: tuple[str, list[str]], vectors: np.ndarray
 ) -> None:
@@ -109,6 +110,7 @@ def test_inserts_changes_deletes_and_compactions(
     check_sound(followed)
 
 
+@pytest.mark.sampled(1)
 def test_a_compaction_that_rewrites_an_index_of_the_table(followed: str, table: tuple[str, list[str]]) -> None:
     """pylance cannot read the transaction of one by itself: neither that of the followed version, nor a later one."""
     uri, _ = table
@@ -143,6 +145,7 @@ def replaced(uri: str) -> None:
         lance.dataset(uri).delete(f"id = {one}")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("change", [restored, overwritten, expired, replaced])
 def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
     followed: str, table: tuple[str, list[str]], vectors: np.ndarray, change: Any
@@ -180,6 +183,7 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
         index.search(vectors[:1])
 
 
+@pytest.mark.sampled(1)
 def test_rows_without_a_usable_vector_are_left_out(followed: str, table: tuple[str, list[str]]) -> None:
     uri, _ = table
     flat = np.zeros((3, DIMENSION), np.float32)
@@ -197,6 +201,7 @@ def rename(uri: str, **names: str) -> None:
         lance.dataset(uri).alter_columns({"path": name, "name": other})
 
 
+@pytest.mark.long
 def test_columns_that_change_their_names(followed: str, table: tuple[str, list[str]], vectors: np.ndarray) -> None:
     """No file of the table changes when another column takes a followed name."""
     uri, _ = table
@@ -221,6 +226,7 @@ def test_columns_that_change_their_names(followed: str, table: tuple[str, list[s
     check_sound(followed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_columns_that_have_their_names_back_after_a_part_was_read(
     followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch, *, rebuild: bool
@@ -247,6 +253,7 @@ def test_columns_that_have_their_names_back_after_a_part_was_read(
     check(followed, uri)
 
 
+@pytest.mark.sampled(1)
 def test_a_catch_up_of_max_rows_is_one_commit(followed: str, table: tuple[str, list[str]]) -> None:
     run_job(followed, "catchup")
     before = View(followed).epoch
@@ -257,6 +264,7 @@ def test_a_catch_up_of_max_rows_is_one_commit(followed: str, table: tuple[str, l
     assert View(followed).epoch == before + 1
 
 
+@pytest.mark.sampled(1)
 def test_a_table_that_was_replaced_by_one_of_fewer_versions_is_behind(
     followed: str, table: tuple[str, list[str]]
 ) -> None:
@@ -302,6 +310,7 @@ def test_what_cannot_be_followed_is_refused(
     assert not os.path.exists(folder)
 
 
+@pytest.mark.sampled(1)
 def test_a_restore_that_is_not_noticed_loses_no_row(
     followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +328,7 @@ def test_a_restore_that_is_not_noticed_loses_no_row(
     check(followed, uri)
 
 
+@pytest.mark.sampled(1)
 def test_planted_a_version_that_is_ahead_of_its_rows(
     followed: str, table: tuple[str, list[str]], vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +341,7 @@ def test_planted_a_version_that_is_ahead_of_its_rows(
         check(followed, uri)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("harm", ["missing", "damaged", "nested", "folder"])
 def test_an_index_that_does_not_know_its_table_any_more(
     followed: str, vectors: np.ndarray, harm: str, capfd: pytest.CaptureFixture[str]
@@ -363,6 +374,7 @@ def test_an_index_that_does_not_know_its_table_any_more(
     assert run_job(followed, "catchup").decision == "unchanged"
 
 
+@pytest.mark.sampled(1)
 def test_inspect_without_the_followed_table(followed: str, table: tuple[str, list[str]]) -> None:
     uri, key = table
     run_job(followed, "catchup")

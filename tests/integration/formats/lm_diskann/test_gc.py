@@ -56,6 +56,7 @@ def slots_of(folder: str, table: str) -> set[int]:
         return {slot for (slot,) in store.execute(f"SELECT slot FROM {table}").fetchall()}
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-028", "S2-041", "S2-086", "S2-101")
 def test_nodes_wait_until_they_are_healed_and_then_their_slots_are_free(made: str, vectors: np.ndarray) -> None:
     planned = run_job(made, "gc", limit=1000).to_json()
@@ -102,6 +103,7 @@ def test_a_reader_and_a_hold_keep_what_they_need(made: str, vectors: np.ndarray)
         run_job(made, "why", target="nodes/1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", [["catchup"], ["catchup", "merge", "gc"]])
 def test_an_index_without_rows_gets_some_again(made: str, vectors: np.ndarray, jobs: list[str]) -> None:
     """Fewer than it takes for a codebook: they must not be linked to healed nodes, the entry points until then."""
@@ -137,6 +139,7 @@ def test_the_only_reader_that_was_killed_takes_its_folder_along(made: str, vecto
     check_sound(made)
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-088", "S2-089")
 def test_the_end_of_the_graph_is_cut(made: str, vectors: np.ndarray) -> None:
     size = View(made).folder.block_size

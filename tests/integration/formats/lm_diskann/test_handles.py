@@ -203,6 +203,7 @@ def test_what_searches_may_be_given(index: Index, vectors: np.ndarray) -> None:
         assert index.delete({1, 2, 9999}) == 2
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "given",
     [

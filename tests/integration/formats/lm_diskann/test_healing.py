@@ -173,6 +173,7 @@ def test_overflowed_backlinks_of_deleted_nodes_go_and_the_others_come_back(folde
         assert not block["overflowed"]
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-043", "S2-044", "S2-045")
 def test_a_node_of_the_heal_list_is_linked_again(made: str, vectors: np.ndarray) -> None:
     with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
@@ -194,6 +195,7 @@ def test_an_index_without_a_graph(folder: str, vectors: np.ndarray) -> None:
     check_sound(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bug", ["backlinks", "links", "entry"])
 def test_planted_bugs_are_found(made: str, vectors: np.ndarray, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with lm_diskann.open(made) as index:
@@ -218,6 +220,7 @@ def test_planted_bugs_are_found(made: str, vectors: np.ndarray, bug: str, monkey
     assert expected in checks(made)
 
 
+@pytest.mark.long
 def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray) -> None:
     """Its links are not known to the nodes of the new graph: these may be healed first, and gc takes them."""
     lm_diskann.create(folder, dimension=16, R=16, L=60)
@@ -236,6 +239,7 @@ def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray)
     check_sound(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("node", [2500, 1 << 62, (1 << 63) + 5, (1 << 64) - 1])
 def test_listed_nodes_that_were_never_allocated(made: str, node: int) -> None:

@@ -93,6 +93,7 @@ def test_recall_of_a_build_and_of_inserts(folder: str, vectors: np.ndarray, metr
     check_sound(folder)
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-016", "S2-048", "S2-081")
 def test_beam_width_and_cache_change_nothing_but_reads(made: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(made, read_only=True) as index:
@@ -159,6 +160,7 @@ def test_a_filter_that_allows_only_rows_far_from_the_query(made: str, vectors: n
             assert int(index.view.counts[3]) - before <= (600 if k == 10 else 6000), "not a search through all others"
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-012", "S2-037", "S2-070", "S2-084", "S2-096", "S2-099", "S2-100")
 def test_old_epochs_read_as_they_did(made: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(made) as index:
@@ -187,6 +189,7 @@ def spill_early(self: transaction.Transaction, rows: int) -> None:
         self._spill()
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-013", "S2-015", "S2-025", "S2-068", "S2-069", "S2-072", "S2-097")
 def test_a_rollback_leaves_nothing(made: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     before = View(made).live_rows()
@@ -399,6 +402,7 @@ def test_a_large_insert_leaves_a_view_with_a_base(folder: str, vectors: np.ndarr
     check_rows(folder, dict(enumerate(vectors[:3010])))
 
 
+@pytest.mark.long
 def test_a_large_insert_without_space_for_a_base_is_committed(folder: str, vectors: np.ndarray) -> None:
     def full(what: str, action: Callable[[], object]) -> None:
         if what == "write the base of a view":

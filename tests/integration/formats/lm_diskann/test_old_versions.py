@@ -153,6 +153,7 @@ def test_a_held_epoch_stays_readable(made: str, vectors: np.ndarray, read_only: 
     check_sound(made)
 
 
+@pytest.mark.long
 def test_searches_of_one_epoch_keep_it(made: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[int] = []
     move = locks.Reader.move

@@ -119,6 +119,7 @@ def test_rows_are_mapped_again(
     assert run_here(capfd, "repair", made, "--apply", "--json").document["decision"] == "nothing_to_repair"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("statement", "why"),
     [

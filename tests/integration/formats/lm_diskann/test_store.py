@@ -152,6 +152,7 @@ def test_ids_of_reclaimed_nodes_are_no_damage(folder: str, vectors: np.ndarray) 
     check_sound(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("check", "table", "sql"),
     [

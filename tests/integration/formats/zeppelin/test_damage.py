@@ -194,6 +194,7 @@ def test_a_fragment(
     assert made.read() == made.expected()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("content", [b"", b"{", b'{"fencing_token": "x"}'])
 def test_a_lease_that_cannot_be_read(
     made: NamespaceUnderTest, content: bytes, capfd: pytest.CaptureFixture[str]

@@ -361,6 +361,7 @@ def test_swapped_segments(tmp_path: Path, kind: str) -> None:
     assert ("x", "index_coverage_wrong") in found(report), report.describe()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "ZONEMAP", "BLOOMFILTER", "IVF_PQ"])
 def test_a_fragment_that_it_does_not_hold(tmp_path: Path, kind: str) -> None:
     uri = str(tmp_path / "t.lance")

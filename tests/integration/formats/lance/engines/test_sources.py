@@ -37,6 +37,7 @@ def looked_up(reader: Reader) -> dict[int, int]:
     return {row["id"]: row["n"] - row["id"] * 10 for row in reader.get(range(20)).to_pylist()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.req("S0-194", "S0-195", "S0-199")
 @pytest.mark.parametrize("consistency", ["strong", "manifests", "snapshot"])
 def test_rows_in_the_memory_of_a_writer(uri: str, consistency: str) -> None:

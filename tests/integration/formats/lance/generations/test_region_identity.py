@@ -102,6 +102,7 @@ def test_blocked_after_any_number_of_generations(tmp_path: Path, how: str, merge
     assert not {row["id"] for row in lance.dataset(uri).to_table().to_pylist()} & set(range(500, 506))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["branch", "clone", "removed"])
 def test_a_reader_leaves_no_rows_of_another_region_out(tmp_path: Path, how: str) -> None:
     """By its number alone, the new region's first generation would count as merged, and its rows be in no answer."""

@@ -84,6 +84,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
 @pytest.mark.parametrize("others", [0, MANY])
 def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Engine | None) -> None:

@@ -124,6 +124,7 @@ def test_a_shallow_clone_reads_on_while_its_version_is_tagged(made: PlainTable, 
     assert lance.dataset(str(tmp_path / "clone.lance")).to_table(columns=["id"]).num_rows == rows
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_left_is_deleted_after_a_week(made: PlainTable, tmp_path: Path) -> None:
     """pylance's clean-up of the newest versions leaves it; a younger file may belong to a commit that is under way."""
     left = lance.fragment.write_fragments(made.batch(range(5)), made.uri, schema=made.dataset.schema)

@@ -78,6 +78,7 @@ def test_requests_of_further_generations(counted: tuple[dict[str, str], Counter[
     assert polled[11] - polled[1] <= 10, "the manifest of each"
 
 
+@pytest.mark.long
 def test_requests_of_a_second_index(counted: tuple[dict[str, str], Counter[str]]) -> None:
     """The newest version is read once for all indexes, and after each commit.
 

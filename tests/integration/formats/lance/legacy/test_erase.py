@@ -57,6 +57,7 @@ def check_rows(uri: str) -> None:
         assert filtered.column("id").to_pylist() == [number]
 
 
+@pytest.mark.long
 def test_base_indexes_and_logs(uri: str) -> None:
     before = patterns.holders(uri, GONE)
     assert {path.split("/")[0] for path in before} >= {"data", "_indices", "wal"}

@@ -100,6 +100,7 @@ def check_tree(history: list[dict[int, Listed]], *, reads_once: bool) -> None:
 PROGRESS = st.one_of(st.none(), st.dictionaries(st.sampled_from([REGION, UUID(int=1)]), st.integers(0, 5), max_size=2))
 
 
+@pytest.mark.long
 @UNHURRIED
 @given(st.data())
 def test_a_table_that_grows_and_is_expired(data: st.DataObject) -> None:

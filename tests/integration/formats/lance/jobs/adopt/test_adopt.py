@@ -85,6 +85,7 @@ def test_unmerged_generations_get_a_region_of_their_own(tmp_path: Path, how: str
     assert lance.dataset(uri).count_rows() == 100 + generations
 
 
+@pytest.mark.long
 def test_what_a_live_writer_wrote_comes_along(tmp_path: Path) -> None:
     """It is told at its next put that it was fenced; no writer can claim the old id again, and all can the new one."""
     uri = in_question(tmp_path, "removed")
@@ -143,6 +144,7 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert ids(uri) == {*range(100), *range(500, 505)}
 
 
+@pytest.mark.long
 def test_a_second_one_after_the_first_was_merged_and_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before the old region was emptied: what is repeated brings nothing back."""
     uri = in_question(tmp_path, "removed")

@@ -79,6 +79,7 @@ def test_what_pylance_ruined_is_found_and_built_anew(tmp_path: Path) -> None:
     assert recall(uri, EVERY) > ruined + 0.3
 
 
+@pytest.mark.long
 def test_a_healthy_index_is_updated(tmp_path: Path) -> None:
     uri = str(tmp_path / "t.lance")
     build(uri, EVERY[:ROWS], "l2")
@@ -90,6 +91,7 @@ def test_a_healthy_index_is_updated(tmp_path: Path) -> None:
     assert run_job(uri, "catchup", retrain="auto").decision == "unchanged"
 
 
+@pytest.mark.long
 def test_rows_that_its_centroids_do_not_fit_are_evidence(tmp_path: Path) -> None:
     """They are all in one partition, with codes that tell nothing."""
     uri = str(tmp_path / "t.lance")

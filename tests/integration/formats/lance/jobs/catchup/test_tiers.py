@@ -116,6 +116,7 @@ def test_what_is_written_is_reported_and_planned(tmp_path: Path) -> None:
     assert {one.bytes for one in debts_of(open_table(uri), CatchupOptions()).values()} == {0}
 
 
+@pytest.mark.long
 def test_what_is_due_by_the_schedule(tmp_path: Path) -> None:
     """An index that is written anew each time waits for a quarter, one that is written by tiers for a sixteenth."""
     uri = tiered(tmp_path, 8 * LARGE)
@@ -163,6 +164,7 @@ def test_few_rows_are_merged(uri: str) -> None:
     assert segments(uri) == [[0], [1, 2, 3]]
 
 
+@pytest.mark.long
 def test_segments_without_rows_are_merged(uri: str) -> None:
     append(uri, UNIT)
     run_job(uri, "catchup")

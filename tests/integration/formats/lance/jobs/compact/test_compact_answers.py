@@ -137,6 +137,7 @@ def test_an_index_that_claims_too_much_is_not_published(
     assert run_job(uri, "compact").decision == "compacted"
 
 
+@pytest.mark.long
 def test_the_guard_may_be_off_and_nothing_is_asked_without_an_index(
     made: PlainTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_the_guard_may_be_off_and_nothing_is_asked_without_an_index(
     assert made.read() == made.model
 
 
+@pytest.mark.long
 def test_beside_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = with_log(tmp_path)
     before = open_table(uri)
@@ -280,6 +282,7 @@ def test_pylance_fails_in_the_middle(made: PlainTable, monkeypatch: pytest.Monke
     assert made.read() == made.model
 
 
+@pytest.mark.long
 def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """pylance does not go on after an unknown outcome: a later version could be refused, and the files deleted."""
     made.create_indexes("IVF_FLAT")

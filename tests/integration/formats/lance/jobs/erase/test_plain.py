@@ -134,6 +134,7 @@ def test_what_is_young_waits_with_its_date(uri: str) -> None:
     assert patterns.holders(uri, GONE) == {}
 
 
+@pytest.mark.long
 def test_a_tag_a_hold_and_a_branch_are_named(uri: str) -> None:
     dataset = lance.dataset(uri)
     dataset.tags.create("before", 1)
@@ -181,6 +182,7 @@ def test_what_was_rewritten_by_others_is_in_indexes_still(uri: str) -> None:
     check_rows(uri, STAYING)
 
 
+@pytest.mark.long
 def test_all_that_was_deleted_before_a_time(uri: str) -> None:
     dataset = lance.dataset(uri)
     dataset.delete("id = 5")

@@ -130,6 +130,7 @@ def test_the_first_entry_of_every_epoch_stays(tmp_path: Path, kind: type[LsmTabl
     sound(made)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("writes", [0, 1, 2])
 def test_a_fenced_writer_is_refused(tmp_path: Path, writes: int) -> None:
     """It wakes after all of its successors' entries that may go are gone (landmine 3)."""

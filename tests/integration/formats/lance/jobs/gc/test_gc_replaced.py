@@ -172,6 +172,7 @@ def test_a_region_that_is_opened_again_loses_no_file(tmp_path: Path, kind: type[
     assert kept > 2
 
 
+@pytest.mark.long
 def test_new_versions_are_no_reason_to_stop(tmp_path: Path) -> None:
     """Mergers and writers go on; versions behind the newest are expired meanwhile."""
     made = free(make(tmp_path, Workload, generations=4, regions=2))

@@ -262,6 +262,7 @@ def test_an_empty_base_table(tmp_path: Path, engine: Engine | None) -> None:
     assert_same(read_base(table.uri), table.model.expected())
 
 
+@pytest.mark.long
 def test_a_program_that_uses_it_keeps_its_stdout(tmp_path: Path) -> None:
     table = make("shard", 14, tmp_path)
     table.step(5)

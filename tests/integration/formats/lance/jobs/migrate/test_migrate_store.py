@@ -112,6 +112,7 @@ def test_a_writer_that_opened_the_table_before_fails(dynamo_table: DynamoTable) 
     assert max(dynamo_table.entries) == 3 + migrate_store.FENCED_VERSIONS
 
 
+@pytest.mark.long
 def test_a_commit_in_between_is_kept(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
     fence = VersionEntries.fence
 
@@ -275,6 +276,7 @@ def test_the_page(
     _is_migrated(dynamo_table, [*range(30)])
 
 
+@pytest.mark.long
 def test_other_tables(dynamo_table: DynamoTable) -> None:
     report = run_job(dynamo_table.plain_uri, "migrate", to="s3", apply=True, storage_options=dynamo_table.options)
     assert report.decision == "nothing_to_migrate"
