@@ -53,6 +53,7 @@ def test_bytes_and_requests_are_counted_by_what_they_are_for(place: Place) -> No
     assert place.store.taken() == Used()
 
 
+@pytest.mark.long
 def test_a_table_in_the_store_is_the_table_in_its_folder(place: Place) -> None:
     rows = pa.table({"id": range(3_000_000), "text": [f"{number:09}" for number in range(3_000_000)]})
     lance.write_dataset(rows, place.uri("t.lance"), storage_options=place.options)  # in parts: above 5 MiB

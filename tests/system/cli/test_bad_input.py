@@ -115,6 +115,7 @@ WHOLE: list[tuple[Callable[[Path], str], int, list[str]]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.req("S0-002", "S3-012", "S3-047")
 @pytest.mark.parametrize("command", ["inspect", "merge"])
 @pytest.mark.parametrize(("build", "code", "parts"), WHOLE, ids=[build.__name__ for build, _, _ in WHOLE])
@@ -261,6 +262,7 @@ def test_one_key_in_two_regions(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert read_base(table.uri)[(5,)]["val"] == 1.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -350,6 +352,7 @@ def test_merge_on_s3(remote: Workload, s3_endpoint: str, capfd: pytest.CaptureFi
     assert document["backlog"]["generations"] == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize("command", ["inspect", "merge"])
 def test_wrong_credentials(remote: Workload, s3_endpoint: str, capfd: pytest.CaptureFixture[str], command: str) -> None:
@@ -376,6 +379,7 @@ def test_a_read_only_bucket(remote: Workload, s3_endpoint: str, capfd: pytest.Ca
     assert dict(wire.progress(Files(remote.uri, options_for(s3_endpoint)))) == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize(("status", "code", "exit_code"), [(403, "InvalidAccessKeyId", 21), (403, "AccessDenied", 21)])
 def test_a_refusal_in_the_middle_blames_no_generation(

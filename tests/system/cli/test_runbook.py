@@ -106,6 +106,7 @@ def test_generation_missing(table: Workload, capfd: pytest.CaptureFixture[str]) 
     assert_goes_on(table, capfd)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["gone", "cut", "emptied"])
 def test_generation_corrupt(table: Workload, capfd: pytest.CaptureFixture[str], how: str) -> None:
     variables = environment(table)

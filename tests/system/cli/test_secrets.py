@@ -43,6 +43,7 @@ def remote(s3_bucket: str, s3_options: dict[str, str]) -> str:
     return table.uri
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
 def test_options_of_commands_that_end_well(
@@ -70,6 +71,7 @@ def test_secrets_of_the_environment(remote: str, s3_endpoint: str) -> None:
         assert_kept(outcome)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.s3
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),

@@ -106,6 +106,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlainTable:
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("page", [page for page in RUN_BY if page.startswith(("docs/answers/", "docs/index.md"))])
 def test_what_people_copy_from_a_page_works(
     page: str, table: PlainTable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -127,6 +128,7 @@ def test_what_people_copy_from_a_page_works(
     assert table.read() == table.model
 
 
+@pytest.mark.long
 def test_the_page_for_those_who_have_a_cron_job(
     table: PlainTable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

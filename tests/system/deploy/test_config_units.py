@@ -103,6 +103,7 @@ def test_systemd_takes_the_unit(table: str, tmp_path: Path, capfd: pytest.Captur
     assert "WatchdogSecs" in found.stderr
 
 
+@pytest.mark.long
 def test_the_line_of_cron_runs_what_is_due(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By the shell of cron, to which % is the end of the line."""
     table = Workload(3, regions=1, base_rows=20).create(str(tmp_path / "t.lance"))

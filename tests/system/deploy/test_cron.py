@@ -62,6 +62,7 @@ def test_a_line_does_its_work_and_prints_nothing(tmp_path: Path, table: Workload
     assert json.loads(reports[0].read_text())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS[:2], ids=range(2))
 def test_a_line_prints_the_report_where_there_is_trouble(tmp_path: Path, table: Workload, command: str) -> None:
     damage.remove_generation(table.uri, table.regions[0], 1)

@@ -200,6 +200,7 @@ def test_the_page_of_the_jobs_has_every_decision(job: str, words: type[enum.StrE
     assert {one.value for one in words} - {"base"} <= told
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "job", ["merge", "catchup", "compact", "snapshot", "expire", "gc", "erase", "maintain", "adopt", "inspect"]
 )

@@ -42,6 +42,7 @@ def check(uri: str) -> None:
     assert Counter(found["val"]) == {"old": 8_000 - 1 - 20, "new": 50, "changed": 20}
 
 
+@pytest.mark.long
 def test_its_index_stays_one_that_it_maintains(python: str, uri: str) -> None:
     """catchup leaves the index to release 13, which brings it up to date; merges use it."""
     report = run_job(uri, "catchup")

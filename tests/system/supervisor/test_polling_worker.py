@@ -77,6 +77,7 @@ def test_a_poll_of_the_supervisor_records_versions(made: Workload, poll: Callabl
     assert later > path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("known", ["lance log:0", "lance plain:0", "zeppelin x", "no such format", "lance"])
 def test_another_fingerprint_reads_all(poll: Callable[[str | None], dict[str, Any]], known: str) -> None:
     answer = poll(known)

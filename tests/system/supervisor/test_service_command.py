@@ -39,6 +39,7 @@ def config(tmp_path: Path, tables: list[Workload]) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_an_operator_acts_on_a_service(
     config: Path, tables: list[Workload], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
