@@ -24,6 +24,7 @@ from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
+from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from tests.integration.formats.lance.retention.test_leftovers import killed_commit
 from tests.support.gc_options import IMMEDIATE
@@ -208,7 +209,6 @@ def test_leftovers_of_killed_commits(tmp_path: Path) -> None:
 def test_unrecognized_files_are_named_and_kept(tmp_path: Path, kind: type[LsmTable]) -> None:
     made = free(make(tmp_path, kind))
     region = f"_mem_wal/{made.regions[0]}"
-    other = {Workload: "lance", RegionLayout: "arrow"}[kind]
     strange = {
         write(made, path): named
         for path, named in {
@@ -217,7 +217,6 @@ def test_unrecognized_files_are_named_and_kept(tmp_path: Path, kind: type[LsmTab
             f"_mem_wal/{made.regions[0].upper()}/manifest/x": f"_mem_wal/{made.regions[0].upper()}",
             f"{region}/note": f"{region}/note",
             f"{region}/wal/note.txt": f"{region}/wal/note.txt",
-            f"{region}/wal/{bit_reversed(1)}.{other}": f"{region}/wal/{bit_reversed(1)}.{other}",
             f"{region}/wal/deep/{bit_reversed(1)}.lance": f"{region}/wal/deep/{bit_reversed(1)}.lance",
             f"{region}/manifest/{bit_reversed(1)}.binpb.tmp": f"{region}/manifest/{bit_reversed(1)}.binpb.tmp",
             f"{region}/manifest/{bit_reversed(0)}.binpb": f"{region}/manifest/{bit_reversed(0)}.binpb",
@@ -234,6 +233,23 @@ def test_unrecognized_files_are_named_and_kept(tmp_path: Path, kind: type[LsmTab
         assert report.counts[Kind.UNKNOWN] == Counter({Verdict.UNKNOWN: len(strange)})
     assert all(Path(made.uri, path).exists() for path in strange)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_an_entry_of_the_other_layout_stops_the_collection(tmp_path: Path, kind: type[LsmTable]) -> None:
+    """Its writer counts entries as flushed that it cannot read: none of the log may go."""
+    made = free(make(tmp_path, kind))
+    other = {Workload: "lance", RegionLayout: "arrow"}[kind]
+    write(made, f"_mem_wal/{made.regions[0]}/wal/{bit_reversed(1)}.{other}")
+    age(made, "_mem_wal/**/*", 4000 * DAY)
+    before = contents(made.uri)
+    for run in (planned, collect):
+        with pytest.raises(MixedLayoutsError, match="two kinds of writers"):
+            run(made, replace(IMMEDIATE, fence_retention=ZERO))
+    after = contents(made.uri)
+    assert {path: after.get(path) for path in before if "_mem_wal_ops" not in path} == {
+        path: kept for path, kept in before.items() if "_mem_wal_ops" not in path
+    }
 
 
 def test_a_folder_without_a_claim_is_no_region(tmp_path: Path) -> None:
