@@ -22,6 +22,7 @@ from tests.conformance.formats import FormatUnderTest, TableUnderTest, opened
 from tests.support.run_cli import contents
 
 
+@pytest.mark.sampled(2)
 def test_a_table_is_of_one_format(kind: FormatUnderTest, made: TableUnderTest) -> None:
     root = open_store(resolve(made.uri)).list_level("")
     assert [one.name for one in formats().values() if one.detect(root)] == [kind.name]
@@ -53,6 +54,7 @@ def test_a_damaged_table_is_refused_and_left_alone(made: TableUnderTest) -> None
     assert contents(made.uri) == before
 
 
+@pytest.mark.sampled(2)
 def test_a_missing_part_of_the_log_is_reported_and_never_skipped(kind: FormatUnderTest, made: TableUnderTest) -> None:
     made.remove_entry()
     report = run_job(opened(made), "merge", kind.options_of(opened(made), "merge"))

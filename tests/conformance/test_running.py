@@ -55,6 +55,7 @@ def check_report(report: Report) -> None:
     assert report.describe().strip()
 
 
+@pytest.mark.sampled(2)
 def test_a_plan_writes_nothing(kind: FormatUnderTest, made: TableUnderTest) -> None:
     before = contents(made.uri)
     for job in steps_of(opened(made)):

@@ -129,6 +129,7 @@ def test_a_setting_of_the_table_that_is_no_number(
     assert run_here(capfd, "inspect", uri).code == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
 def test_usage(made: Workload, capfd: pytest.CaptureFixture[str], value: str) -> None:
     ran = run_here(capfd, "compact", made.uri, "--target-rows", value, "--json")

@@ -158,6 +158,7 @@ def test_a_wrong_token_is_a_matter_of_credentials(catalog: CatalogServer, capfd:
     assert wrong not in shown.err
 
 
+@pytest.mark.long
 def test_no_secret_is_shown(catalog: CatalogServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither the catalog's own, nor one that it vends: in documents, texts, configurations, errors and reprs."""
     catalog.vend = lambda: {"aws_secret_access_key": VENDED}

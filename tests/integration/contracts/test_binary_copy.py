@@ -29,6 +29,7 @@ def compacted(uri: str, mode: str, version: str) -> tuple[int, list[int], list[o
     return path.stat().st_size, pages, lance.dataset(uri).to_table().to_pylist()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_what_is_copied_keeps_the_pages_of_each_append(tmp_path: Path, version: str) -> None:
     size, pages, rows = compacted(str(tmp_path / "encoded.lance"), "reencode", version)

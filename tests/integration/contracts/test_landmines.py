@@ -190,6 +190,7 @@ def test_06_errors_are_untyped(tmp_path: Path) -> None:
         upsert(stale, rows(5, 6, 2), retries=0)
 
 
+@pytest.mark.long
 def test_09_every_merge_logs_an_error(tmp_path: Path) -> None:
     """merge_insert on a MemWAL table logs "Index __lance_mem_wal has no fields" at ERROR; it is harmless.
 

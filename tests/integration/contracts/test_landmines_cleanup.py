@@ -53,6 +53,7 @@ def test_27_cleanup_follows_links_to_folders(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.long
 def test_28_cleanup_takes_data_before_manifests_and_counts_failures_in_silence(tmp_path: Path) -> None:
     """Where manifests cannot be deleted, unreadable versions are listed, and nothing is raised.
 

@@ -190,6 +190,7 @@ def wrong(uri: str, kind: str, condition: str | None = None) -> int:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "column", "how", "stable"),
     [

@@ -44,6 +44,7 @@ def written(shared: Location) -> lance.LanceDataset:
     return lance.write_dataset(numbers(1, 2, 3), shared.uri, storage_options=options, enable_v2_manifest_paths=True)
 
 
+@pytest.mark.sampled(1)
 def test_what_pylance_writes_is_seen_at_once(shared: Location) -> None:
     store = open_store(shared)
     dataset = written(shared)

@@ -179,6 +179,7 @@ def test_of_two_commits_at_once_one_wins(dynamo_table: DynamoTable, monkeypatch:
     assert not [name for name in dynamo_table.objects() if "manifest-" in name]
 
 
+@pytest.mark.long
 def test_a_lost_response_is_read_back(dynamo_table: DynamoTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry was put, and the answer is lost: committed. It was not, and the entry cannot be read: unknown."""
     data, create, get = _next_manifest(dynamo_table), VersionEntries.create, VersionEntries.get
@@ -236,6 +237,7 @@ def test_a_listing_shows_unfinished_versions_before_the_newest(
     assert dynamo_table.entries[2]["path"]["S"] == f"{dynamo_table.path}/{_path(2)}"
 
 
+@pytest.mark.long
 @pytest.mark.req("S3-054")
 def test_a_commit_that_cannot_be_finished_is_refused(dynamo_table: DynamoTable) -> None:
     staged = dynamo_table.unfinish(3)

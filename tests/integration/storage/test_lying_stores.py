@@ -100,6 +100,7 @@ def test_a_late_request_of_ours_is_recognised() -> None:
     assert attempts == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("when", "status"), ANY_LOSS)
 def test_compare_and_swap_whose_answer_is_lost(
     behind: ObjectStore, direct: ObjectStore, proxy: FaultyProxy, when: str, status: int | None

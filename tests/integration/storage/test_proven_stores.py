@@ -59,6 +59,7 @@ def requests_of_a_command(proxy: FaultyProxy, s3_bucket: str) -> Callable[..., i
     return count
 
 
+@pytest.mark.long
 def test_a_store_is_tried_once_a_day(requests_of_a_command: Callable[..., int], cache: Path) -> None:
     assert requests_of_a_command() > 10
     assert requests_of_a_command() == 0
@@ -72,6 +73,7 @@ def test_a_store_is_tried_once_a_day(requests_of_a_command: Callable[..., int], 
         assert requests_of_a_command() == 0
 
 
+@pytest.mark.long
 def test_another_store_is_tried(
     requests_of_a_command: Callable[..., int], s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_nothing_is_remembered_where_it_is_not_wanted(
     assert not os.path.exists("not")
 
 
+@pytest.mark.long
 def test_a_failure_is_not_remembered_and_ends_an_earlier_success(
     proxy: FaultyProxy, s3_bucket: str, requests_of_a_command: Callable[..., int], cache: Path
 ) -> None:

@@ -300,6 +300,7 @@ def test_region_specs_are_restored(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert lance.dataset(uri).version == version
 
 
+@pytest.mark.long
 def test_an_index_that_lacks_merged_rows_is_not_caught_up(tmp_path: Path) -> None:
     """By the specification, an index without an entry is: a query by it would find the rows nowhere."""
     uri = routed(tmp_path)

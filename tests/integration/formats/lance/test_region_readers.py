@@ -73,6 +73,7 @@ def test_the_scan_of_pylance(tmp_path: Path, kind: pa.Schema) -> None:
     assert read_base(uri) == expected
 
 
+@pytest.mark.long
 def test_the_point_lookup_of_pylance(tmp_path: Path) -> None:
     """It gives the newest row of a key also where one generation has several."""
     uri = made(tmp_path, schema(KEY))

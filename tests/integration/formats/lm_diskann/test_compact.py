@@ -113,6 +113,7 @@ def test_a_reader_and_a_hold_read_on(made: str, vectors: np.ndarray, expected: d
     check_sound(made)
 
 
+@pytest.mark.long
 def test_a_reader_keeps_the_old_slots_until_it_refreshes(made: str, vectors: np.ndarray) -> None:
     """Then its view leads to the new ones, and gc cuts the old ones off."""
     with lm_diskann.open(made, read_only=True, cache_bytes=0) as reader:

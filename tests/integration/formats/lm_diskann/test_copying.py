@@ -318,6 +318,7 @@ def test_a_damaged_source_is_not_copied(made: str, place: str) -> None:
     assert not any("copy" in name for name in os.listdir(os.path.dirname(made)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("harm", ["part", "gone", "manifest", "name", "nested"])
 def test_a_damaged_copy_is_not_brought_back(made: str, harm: str) -> None:
     copy, back = f"memory://{uuid.uuid4().hex}", f"{made}.back"

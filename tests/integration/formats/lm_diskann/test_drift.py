@@ -100,6 +100,7 @@ def test_catchup_builds_anew_what_drifted(made: str, rows: dict[int, NDArray[np.
     assert run_job(made, "verify", deep=True).to_json()["counts"].keys() <= {"index_recall_low"}
 
 
+@pytest.mark.long
 def test_rows_that_follow_the_same_distribution_do_not_build_anew(folder: str, vectors: np.ndarray) -> None:
     lm_diskann.create(folder, dimension=16, R=8, L=40).close()
     with Index(folder) as index:

@@ -56,6 +56,7 @@ def recall(found: np.ndarray, vectors: np.ndarray, allowed: np.ndarray, queries:
     return float(np.mean([len({*one} & {*other}) / 10 for one, other in zip(found, nearest, strict=True)]))
 
 
+@pytest.mark.long
 def test_recall_by_selectivity(
     followed: str, table: tuple[str, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_recall_by_selectivity(
         assert (index.search(queries, where="share < 0")[0] == -1).all()
 
 
+@pytest.mark.long
 def test_the_filter_sees_the_version_that_the_index_has(
     followed: str, table: tuple[str, np.ndarray, np.ndarray]
 ) -> None:
@@ -92,6 +94,7 @@ def test_the_filter_sees_the_version_that_the_index_has(
         assert "catchup" in error.value.remedy
 
 
+@pytest.mark.long
 def test_what_cannot_be_filtered(followed: str, table: tuple[str, np.ndarray, np.ndarray], tmp_path: Path) -> None:
     query = table[1][:1]
     with lm_diskann.open(followed, read_only=True) as index:

@@ -84,6 +84,7 @@ def test_nodes_wait_until_they_are_healed_and_then_their_slots_are_free(made: st
     check_sound(made)
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-071")
 def test_a_reader_and_a_hold_keep_what_they_need(made: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(made, read_only=True) as reader:

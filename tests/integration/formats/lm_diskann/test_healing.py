@@ -85,6 +85,7 @@ def test_links_to_live_nodes_stay(made: str) -> None:
     assert gained > 1000
 
 
+@pytest.mark.long
 def test_a_lost_link_is_replaced_by_one_to_the_nearest_neighbour_of_the_deleted_node(
     made: str, vectors: np.ndarray
 ) -> None:

@@ -108,6 +108,7 @@ def test_beam_width_and_cache_change_nothing_but_reads(made: str, vectors: np.nd
     assert (plain[0] == small[0]).all()
 
 
+@pytest.mark.long
 def test_few_rows_are_searched_exactly_and_this_is_reported(folder: str, vectors: np.ndarray) -> None:
     lm_diskann.create(folder, dimension=16)
     with lm_diskann.open(folder) as index:
@@ -233,6 +234,7 @@ def test_a_transaction_is_seen_at_once(made: str, vectors: np.ndarray) -> None:
     check_sound(made)
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-019", "S2-036", "S2-053", "S2-101")
 def test_a_row_that_comes_again_is_another_node(made: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(made) as index:
@@ -262,6 +264,7 @@ def test_every_row_deleted_and_back(made: str, vectors: np.ndarray) -> None:
     check_sound(made)
 
 
+@pytest.mark.long
 def test_a_deleted_entry_point_is_replaced_by_a_node_near_it(made: str, vectors: np.ndarray) -> None:
     """Where rows are in clusters, no path may lead into the one that has lost its entry point."""
     with lm_diskann.open(made) as index:
@@ -314,6 +317,7 @@ def test_backlinks_overflow_and_come_back(folder: str) -> None:
     check_sound(folder)
 
 
+@pytest.mark.long
 def test_duplicates_are_all_found_when_one_of_them_is_deleted(folder: str, vectors: np.ndarray) -> None:
     lm_diskann.create(folder, dimension=16, R=8, L=60)
     with lm_diskann.open(folder) as index:
@@ -391,6 +395,7 @@ def test_create_opens_the_index(folder: str, vectors: np.ndarray) -> None:
         assert len(index) == 10
 
 
+@pytest.mark.long
 def test_a_large_insert_leaves_a_view_with_a_base(folder: str, vectors: np.ndarray) -> None:
     """Readers map the base; of what is in the log, they keep several times as much in memory for each node."""
     with lm_diskann.create(folder, dimension=16, R=8, L=40) as index:

@@ -184,6 +184,7 @@ def test_what_cannot_be_held(made: str, vectors: np.ndarray) -> None:
         reader.hold().__enter__()
 
 
+@pytest.mark.long
 def test_a_forked_process_holds_for_itself(made: str, vectors: np.ndarray) -> None:
     with lm_diskann.open(made, read_only=True) as reader, reader.hold() as held:
         with warnings.catch_warnings(action="ignore"):  # of forks in processes with threads

@@ -97,6 +97,7 @@ def test_a_merge_does_it_as_well(made: str, vectors: np.ndarray) -> None:
     assert found(made, vectors) == before
 
 
+@pytest.mark.long
 def test_a_damaged_store_is_for_a_person(made: str) -> None:
     with duckdb.connect(str(Path(made, NAME))) as store:
         store.execute("DELETE FROM lmd_slots WHERE node_id = 5")

@@ -25,6 +25,7 @@ TABLES = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-004", "S2-014", "S2-023", "S2-026", "S2-039", "S2-055", "S2-056", "S2-085", "S2-086")
 def test_what_a_deletion_and_an_insert_write(folder: str, vectors: np.ndarray) -> None:
     lm_diskann.create(folder, dimension=16, R=16, L=60)

@@ -80,6 +80,7 @@ def test_a_frame_with_any_bit_flipped_is_none() -> None:
         assert frames.decode(np.frombuffer(good[:at], np.uint8)) is None, at
 
 
+@pytest.mark.long
 @pytest.mark.req("S2-002", "S2-007", "S2-018", "S2-029", "S2-033", "S2-034", "S2-054", "S2-057", "S2-059")
 @pytest.mark.req("S2-060", "S2-062", "S2-083")
 def test_an_independent_decoder_reads_every_block(folder: str, vectors: np.ndarray) -> None:

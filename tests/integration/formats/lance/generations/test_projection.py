@@ -93,6 +93,7 @@ def test_slices_keep_their_values_and_their_nulls(tmp_path: Path, name: str) -> 
             assert got.column("x").to_pylist() == expected[start : start + length], (start, length)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_merged_after_a_field_inside_was_renamed(tmp_path: Path, name: str, engine: Engine | None) -> None:
     kind, values, path = KINDS[name]

@@ -76,6 +76,7 @@ def test_a_claim_alone_leaves_nothing(tmp_path: Path) -> None:
     table.close()
 
 
+@pytest.mark.long
 @pytest.mark.s3
 def test_the_log_of_a_small_table_costs_no_request() -> None:
     with counting_server() as (options, counts):

@@ -158,6 +158,7 @@ def test_where_bytes_lie_stays(tmp_path: Path, blobs: Blobs, engine: Engine | No
     assert (found[7]["position"], found[7]["size"]) == (3, 4)
 
 
+@pytest.mark.long
 def test_a_budget_below_one_blob(tmp_path: Path, blobs: Blobs) -> None:
     added = rows(range(200), [*blobs, *[b"x" * 3000] * 20], in_list)
     uri = made(tmp_path, rows(range(1), blobs, in_list), added)

@@ -401,6 +401,7 @@ def test_what_is_cached_of_one_table_is_not_used_for_the_next(noted: str) -> Non
     assert notes(noted) == {1: None, 2: "of the new table"}
 
 
+@pytest.mark.long
 def test_each_version_is_read_once_for_all_passes(noted: str) -> None:
     for number in range(10, 30):
         write_notes(noted, [number], "one of many")

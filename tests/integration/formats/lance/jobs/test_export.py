@@ -70,6 +70,7 @@ def exported(capfd: pytest.CaptureFixture[str], uri: str, file: Path, *options: 
     return str(file)
 
 
+@pytest.mark.long
 def test_a_healthy_table(whole: LsmTable, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = exported(capfd, whole.uri, tmp_path / "t.zip")
     for command in ("inspect", "verify"):
@@ -203,6 +204,7 @@ def unpacked(file: str) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.long
 def test_no_value_and_no_secret(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

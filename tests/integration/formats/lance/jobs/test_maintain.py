@@ -66,6 +66,7 @@ def decisions(report: maintain.MaintainReport) -> dict[str, str]:
     return {step.step: step.decision for step in report.steps}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_everything_that_is_due_is_done_in_order(tmp_path: Path, kind: type[LsmTable]) -> None:
     table = made(tmp_path, kind)

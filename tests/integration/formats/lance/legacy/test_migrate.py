@@ -132,6 +132,7 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
     takes_writes(table.uri, base_rows(table.uri), layout, str(report.regions[0].region_id))
 
 
+@pytest.mark.long
 def test_no_way_back_after_writes(tmp_path: Path) -> None:
     def written(uri: str, report: Any) -> None:
         with lance.dataset(uri).mem_wal_writer(str(report.regions[0].region_id)) as writer:

@@ -432,6 +432,7 @@ def test_jobs_need_no_writer_and_stop_none(uri: str) -> None:
     assert seen(uri) == {1: 1, 2: 2, 3: 3, 11: 1, 12: 2, 13: 3, 21: 1, 22: 2, 23: 3}
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-120")
 def test_a_region_that_another_writer_creates_in_between(uri: str) -> None:
     """At any call of a claim another writer creates the region: the claim is repeated; one of both is fenced."""

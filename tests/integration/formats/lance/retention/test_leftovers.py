@@ -89,6 +89,7 @@ def test_a_commit_that_died_before_it_was_published(made: Workload, at: str) -> 
     lance.dataset(made.uri, storage_options=made.storage_options).optimize.optimize_indices()
 
 
+@pytest.mark.long
 @pytest.mark.s3
 def test_a_commit_that_died_beside_the_table(bucket: tuple[str, dict[str, str]]) -> None:
     """What pylance built in a temporary folder leaves only its transaction file, which expiries delete after a week."""

@@ -118,6 +118,7 @@ def test_a_table_that_grows_and_is_expired(data: st.DataObject) -> None:
     check_tree(history, reads_once=True)
 
 
+@pytest.mark.long
 @UNHURRIED
 @given(st.data())
 def test_numbers_that_are_added_and_removed_in_any_order(data: st.DataObject) -> None:
@@ -332,6 +333,7 @@ def test_a_tag_or_branch_whose_version_is_not_listed(tmp_path: Path) -> None:
     assert named_versions(table) >= {table.version - 1}
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-189")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_restored_version_holds_again(tmp_path: Path, kind: type[LsmTable]) -> None:

@@ -98,6 +98,7 @@ def test_recall_is_that_of_one_table(made: Made, tmp_path: Path) -> None:
     assert ours >= 0.99 * theirs
 
 
+@pytest.mark.long
 @pytest.mark.req("S0-217", "S0-199")
 def test_a_false_positive_of_a_filter_drops_no_row(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     query = made.centers[0].astype(np.float32)

@@ -51,6 +51,7 @@ def test_an_index_that_would_lack_rows_is_not_published(
     assert run_job(made.uri, "catchup", indexes=[name]).decision == "caught_up"
 
 
+@pytest.mark.long
 def test_the_guard_may_be_off_and_an_index_that_is_wrong_stops_nothing(
     made: PlainTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_beside_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     indexed.check_queries(uri, indexed.expected(1))
 
 
+@pytest.mark.long
 def test_what_a_killed_question_leaves_is_known(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass

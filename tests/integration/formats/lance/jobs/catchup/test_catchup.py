@@ -287,6 +287,7 @@ def forget(uri: str, **said: dict[UUID, int]) -> None:
     commit_indexes(table, change, CommitNote("test", "a run", "0"))
 
 
+@pytest.mark.long
 def test_claims_that_pylance_cleared_or_left_are_set_right(tmp_path: Path) -> None:
     uri = create(str(tmp_path / "t.lance"))
     write(uri, 0)

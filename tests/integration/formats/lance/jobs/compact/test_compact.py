@@ -80,6 +80,7 @@ def test_rows_progress_and_all_else_stay(tmp_path: Path, kind: type[LsmTable], s
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_unmerged_generations_stay_on_top(tmp_path: Path, kind: type[LsmTable]) -> None:
     made = make(tmp_path, kind).step(10)
@@ -128,6 +129,7 @@ def test_every_kind_of_index_answers_as_before(tmp_path: Path, stable: bool) -> 
     indexed.check_claims(open_table(uri))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_indexes_behind_keep_what_they_cover(tmp_path: Path, kind: type[LsmTable]) -> None:
     made = make(tmp_path, kind)
@@ -148,6 +150,7 @@ def test_indexes_behind_keep_what_they_cover(tmp_path: Path, kind: type[LsmTable
     assert last.why.endswith("To join more, run memwal-ops catchup first: not all is covered by id_idx.")
 
 
+@pytest.mark.long
 def test_segments_of_an_index_keep_fragments_apart(tmp_path: Path) -> None:
     uri = indexed.create(str(tmp_path / "t.lance"))
     indexed.write(uri, 0)

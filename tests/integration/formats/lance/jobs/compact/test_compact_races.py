@@ -176,6 +176,7 @@ def test_a_version_that_is_gone_is_never_passed_over(tmp_path: Path, monkeypatch
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
 
+@pytest.mark.long
 def test_another_table_in_the_same_place(tmp_path: Path) -> None:
     """Removed and created again by the same steps while files were rewritten: at the same version, with other files."""
     made = make(tmp_path)
@@ -194,6 +195,7 @@ def test_another_table_in_the_same_place(tmp_path: Path) -> None:
     assert_same(read_base(made.uri), other.expected(), seed=made.seed)
 
 
+@pytest.mark.long
 def test_one_commit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tables are committed in parts; the result is the same, and each part is right by itself."""
     made = make(tmp_path, RegionLayout)

@@ -102,6 +102,7 @@ def test_a_lancedb_handle_with_default_settings(tmp_path: Path) -> None:
     assert read(database.open_table("t")) == expected
 
 
+@pytest.mark.long
 def test_the_age_outlives_the_versions_that_show_it(tmp_path: Path) -> None:
     """Versions are expired each time, so that only the records of gc show when the first generations were merged."""
     made = free(make(tmp_path, generations=1))
@@ -119,6 +120,7 @@ def test_the_age_outlives_the_versions_that_show_it(tmp_path: Path) -> None:
     sound(made)
 
 
+@pytest.mark.long
 def test_a_younger_record_follows_only_after_a_while(tmp_path: Path) -> None:
     made = free(make(tmp_path, generations=1))
     for _ in range(3):

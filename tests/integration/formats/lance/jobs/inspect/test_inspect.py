@@ -59,6 +59,7 @@ def table(tmp_path: Path) -> Workload:
     return made
 
 
+@pytest.mark.long
 def test_the_first_of_a_long_list_and_counts_of_all(table: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     listing(table, table.regions[1], 5000)
     whole = inspect(open_table(table.uri), limit=10**6)
