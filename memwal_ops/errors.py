@@ -562,6 +562,11 @@ _RANKS = {
 }
 
 
+def is_damage(code: int) -> bool:
+    """Return whether an exit code is that of damaged or missing data."""
+    return _RANKS.get(code, 2) < 2  # noqa: PLR2004 - the rank of failures without damage
+
+
 def worst_exit_code(codes: Iterable[int]) -> int:
     """Return the exit code of what ended with several: damage, then failures, then what is behind, then blocked parts.
 

@@ -22,6 +22,32 @@ if TYPE_CHECKING:
 _UNREDACTED_TYPES = (bool, int, float, type(None))
 
 
+class LastOpened:
+    """What a process opened last, in a file.
+
+    Whoever started the process reads it if a signal ended it: a library may abort on what it read.
+    """
+
+    _BYTES = 1024
+    _file: int | None = None
+
+    @classmethod
+    def write_to(cls, file: int) -> None:
+        """Begin to write to a file descriptor."""
+        cls._file = file
+
+    @classmethod
+    def note(cls, what: str) -> None:
+        """Replace what the file has; nothing, if there is none."""
+        if cls._file is not None:
+            os.pwrite(cls._file, what.encode(errors="replace")[: cls._BYTES].ljust(cls._BYTES, b"\0"), 0)
+
+    @classmethod
+    def read(cls, file: int) -> str:
+        """What another process wrote."""
+        return os.pread(file, cls._BYTES, 0).rstrip(b"\0").decode(errors="replace")
+
+
 class _ToStructlog(logging.Handler):
     """A handler that forwards records of the standard library's loggers (botocore, warnings) to structlog."""
 

@@ -18,7 +18,7 @@ from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
 from memwal_ops.core.registry import format_errors
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, is_damage
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.client import ServiceClient, why_silent
@@ -137,7 +137,8 @@ def check(
         else:
             found, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
     except MemwalOpsError as error:
-        found, summary = Finding(UNKNOWN, [(UNKNOWN, f"{error.reason}: {error}")]), ""
+        level = CRITICAL if is_damage(error.exit_code) else UNKNOWN
+        found, summary = Finding(level, [(level, f"{error.reason}: {error}")]), ""
     echo(printable(found.line(summary)))
     return found.level
 

@@ -29,7 +29,7 @@ _METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind
 
 
 ALL_BRANCHES = "all"
-_OF_ALL_BRANCHES = "maintain"
+_OF_ALL_BRANCHES = frozenset({"maintain", "verify"})
 _ALONE = "--from FILE takes the place of URI, --namespace, --branch and --storage-option: give it alone."
 
 
@@ -79,7 +79,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
 
             uri = uri_of(file)
         place = _named(uri, namespace, storage_options)
-        if branch == ALL_BRANCHES and first.name == _OF_ALL_BRANCHES:
+        if branch == ALL_BRANCHES and first.name in _OF_ALL_BRANCHES:
             return _on_each_branch(first.name, place, storage_options, chosen, as_json=as_json)
         place = on(place, branch, storage_options)
         return run_command(first.name, open_table(place, storage_options, job=first.name), chosen, as_json=as_json)
@@ -100,7 +100,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     )
     about = "The catalog in which URI is the name of a table."
     command.params.append(click.Option(["--namespace"], metavar="CATALOG", help=about))
-    command.params += [branch_parameter(every=first.name == _OF_ALL_BRANCHES), *storage_parameters(), json_parameter()]
+    command.params += [branch_parameter(every=first.name in _OF_ALL_BRANCHES), *storage_parameters(), json_parameter()]
     if len({spec.help for spec in specs.values()}) > 1:
         command.params.append(_help_for(name, specs))
     return command

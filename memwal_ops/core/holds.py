@@ -106,7 +106,8 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     missing = table.format.missing_of(table, version)
     if missing is not None:
         raise VersionGoneError(
-            f"Version {version} of {table.location.uri} is listed, but {missing} is missing: it cannot be read."
+            f"Version {version} of {table.location.uri} is listed, but {missing} is missing or damaged: it cannot be "
+            "read."
         )
     hold = _add(table.store, HOLDS_FOLDER, (version,), ttl, note)
     now = store_time(table.store)

@@ -60,7 +60,7 @@ class TableFormat(Protocol):
         """The state of a table of this format: backlog metrics and blocked parts. Reads only."""
 
     def missing_of(self, table: Any, revision: int) -> str | None:
-        """A missing file that a listed revision needs; None if there is none, or no such revision."""
+        """A missing or damaged file that a listed revision needs; None if there is none, or no such revision."""
 
 
 @dataclass(frozen=True, slots=True)

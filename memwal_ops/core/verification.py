@@ -118,9 +118,9 @@ def finding_of(
 
 
 def missing_object(table: Any) -> Iterator[Finding]:
-    """An object that the newest revision needs and that is missing or cut: what is checked where only answers are."""
+    """An object that the newest revision needs and that is missing or damaged: checked where only answers are."""
     if (path := table.format.missing_of(table, table.revision)) is not None:
-        error = TableCorruptError("It is missing or cut, and the newest revision needs it.")
+        error = TableCorruptError("It is missing or damaged, and the newest revision needs it.")
         yield finding_of(error, "missing_object", path, "Reads of the newest revision fail.")
 
 

@@ -28,6 +28,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
 from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset, require_pylance
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
     VersionPage,
@@ -58,6 +59,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     decode_version_manifest,
     encode_version_manifest,
 )
+from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.external_manifests import refuse_plain_uri
 from memwal_ops.storage.objects import is_empty
 
@@ -66,10 +68,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import lance
+    import pyarrow as pa
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.errors import MemwalOpsError
+    from memwal_ops.formats.lance.files.named_files import Damage
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -101,6 +105,8 @@ class Table(GuardedTable):
         memwal: the MemWAL index of that version: configuration, merge progress, catch-up; None if it has none.
         primary_key: names of the key columns in key order.
         listed: the listing of versions before the manifest was read.
+        sound: the files that were opened since the table was, for this or another version, and are not damaged: each
+            is read once in a run.
     """
 
     location: Location
@@ -112,6 +118,7 @@ class Table(GuardedTable):
     primary_key: tuple[str, ...]
     listed: VersionPage
     guard: CommitGuard = field(default_factory=Unguarded, compare=False)
+    sound: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def format(self) -> TableFormat:
@@ -151,8 +158,36 @@ class Table(GuardedTable):
 
     @property
     def dataset(self) -> lance.LanceDataset:
-        """The handle of pylance, pinned to ``version``; opened at the first use."""
+        """The handle of pylance, pinned to ``version``, to read rows: no deletion file is damaged.
+
+        For its schema, tags and indexes, ``handle`` is enough. Requests, at the first use: one for each deletion file.
+
+        Raises:
+            TableCorruptError: a deletion file is damaged.
+        """
+        self.refuse_damaged_deletions()
         return self.handle.get()
+
+    def refuse_damaged_deletions(self) -> None:
+        """Refuse to read rows if a deletion file is damaged: pylance may end the process, or return other rows.
+
+        Raises:
+            TableCorruptError: with the file's name.
+        """
+        damage = self.once("deletion files", self._damaged_deletions)
+        if damage is not None:
+            raise damage.error
+
+    def _damaged_deletions(self) -> Damage | None:
+        try:
+            return damaged_deletions(self.location, self.store, self.manifest.manifest, self.sound)
+        except NotExportedError:
+            return None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the version."""
+        return self.handle.get().schema
 
     @cached_property
     def fragment_ids(self) -> frozenset[int]:
@@ -281,7 +316,7 @@ class Table(GuardedTable):
 
     def newest(self) -> Table:
         """The newest version of the same table. One request if it is this one, else two."""
-        return replace(load(self.location.refreshed(), self.store, self), guard=self.guard)
+        return replace(load(self.location.refreshed(), self.store, self), guard=self.guard, sound=self.sound)
 
     def remember(self, published: VersionManifest, listed: VersionPage) -> None:
         """Remember the version that a commit published on this one, if a listing proves that it is stored as encoded.
@@ -293,7 +328,7 @@ class Table(GuardedTable):
         file = listed.versions.get(int(published.manifest.version))
         if file is not None and file.e_tag == hashlib.md5(data, usedforsecurity=False).hexdigest():
             table = _table_of(self.location, self.store, decode_version_manifest(data), self.naming, listed)
-            self._committed.append(replace(table, guard=self.guard))
+            self._committed.append(replace(table, guard=self.guard, sound=self.sound))
 
     def committed(self) -> Table | None:
         """See :class:`memwal_ops.core.protocols.RemembersCommit`; once, as a rebased commit may follow on this one.
@@ -480,7 +515,13 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
     try:
         manifest = read_version_manifest(store, version, scheme)
     except InvalidFormatError as error:
-        raise TableCorruptError(f"The manifest of version {version} cannot be read: {error}") from error
+        path = version_path(version, scheme)
+        raise TableCorruptError(
+            f"The manifest of version {version} cannot be read: {error}",
+            remedy=f"Stop everything that writes the table, gc and expire too, and restore {path} from a backup. "
+            "Without one, move the file aside: the version before is the newest then, and readers lose what was "
+            "committed since; see the page before you do.",
+        ) from error
     for fragment in manifest.manifest.fragments:
         rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows
         if rows > _MAX_ROWS or 0 < rows < deleted:  # 0: not recorded, by old releases

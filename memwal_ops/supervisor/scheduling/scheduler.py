@@ -408,6 +408,10 @@ class Scheduler(SharedState):
                 if message["type"] == "began":
                     # The time that the process took to start does not count as the job's.
                     entry.run.began, entry.run.working = entry.run.progress, True
+        elif message["type"] == "opened":
+            entry = self.runs.get(message["id"])
+            if entry is not None and entry.run is not None:
+                entry.run.opened = message["what"]
         elif message["type"] == "done":
             self.pools.release(worker)
             if self._polling.on_result(message["id"], message):

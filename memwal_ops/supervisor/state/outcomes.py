@@ -116,7 +116,8 @@ def classify_exit(entry: TableJob, pid: int, status: int | None, memory: int | N
         return "lost", error_fields(LeaseLostError("The lease was lost while the job ran."))
     why = f"was killed: it exceeded its memory limit of {memory} bytes"
     what = why if ended_by == "memory" else f"exited: {describe_exit(status)}"
-    return "died", error_fields(WorkerDiedError(f"Worker {pid} {what}."))
+    opened = "" if entry.run is None or not entry.run.opened else f" The last that it began: {entry.run.opened}."
+    return "died", error_fields(WorkerDiedError(f"Worker {pid} {what}.{opened}"))
 
 
 def _hung(entry: TableJob, ended_by: str | None) -> JobHungError:

@@ -55,6 +55,7 @@ class RunState:
         ended_by: why the supervisor ends it: hung, timeout, memory, lost, stop, cancel, or abort (cancelled at once).
         cancelled_by: who cancelled it.
         log: the last lines that its worker logged.
+        opened: what the worker opened last, if a signal ended it.
         signalled: when the worker was asked to end it.
         before: the table's fingerprint and the job's settings before it, see :attr:`TableJob.unchanged_since`.
         plan: what was recorded when it began.
@@ -71,6 +72,7 @@ class RunState:
     before: tuple[str, JobSettings] | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     killed: bool = False
+    opened: str = ""
     working: bool = False
     cancelled_by: str = ""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))

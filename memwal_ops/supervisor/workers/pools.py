@@ -7,11 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.supervisor.workers.protocol import RELEASE_VARIABLE, RunRequest, encode, signal_group
+from memwal_ops.log import LastOpened
+from memwal_ops.storage.redaction import redact
+from memwal_ops.supervisor.workers.protocol import (
+    LAST_OPENED_VARIABLE,
+    RELEASE_VARIABLE,
+    RunRequest,
+    encode,
+    signal_group,
+)
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -41,13 +50,16 @@ class WorkerProcess:
         self.runs = 0
         self.request: int | None = None
         self.quitting = False
+        self._opened = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         self._process = subprocess.Popen(
             [sys.executable, "-m", "memwal_ops.supervisor.workers.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Only the service notifies systemd.
             env={name: value for name, value in os.environ.items() if name not in _SERVICE_ONLY}
-            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level, RELEASE_VARIABLE: __version__},
+            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level, RELEASE_VARIABLE: __version__}
+            | {LAST_OPENED_VARIABLE: str(self._opened.fileno())},
+            pass_fds=[self._opened.fileno()],
             # Processes that its jobs start are in its process group, and end with it.
             start_new_session=True,
         )
@@ -125,7 +137,11 @@ class WorkerProcess:
 
     def _reap(self) -> None:
         """End what the worker left behind, after its exit: a process that a job left may keep the pipe open."""
-        self._process.wait()
+        status = self._process.wait()
+        with self._opened as opened:
+            last = LastOpened.read(opened.fileno())
+        if status < 0 and last and self.request is not None:
+            self._on_message(self, {"type": "opened", "id": self.request, "what": redact(last)})
         ends = time.monotonic() + _GROUP_SECONDS
         while signal_group(self.pid, signal.SIGTERM) and time.monotonic() < ends:
             time.sleep(_GROUP_SECONDS / 20)

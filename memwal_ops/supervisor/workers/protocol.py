@@ -1,8 +1,8 @@
 """The messages between the supervisor and its worker processes: one JSON document per line, over pipes.
 
 To the worker: ``run``, ``poll``, ``hold``, ``stop`` (no further step), ``quit``. From it: ``ready``, ``began``,
-``progress``, ``log`` (a line of a run), ``done``. Storage options are sent this way and not as arguments, which every
-user of a machine can read.
+``progress``, ``log`` (a line of a run), ``done``; for one that a signal ended, ``opened``: what it opened last. Storage
+options are sent this way and not as arguments, which every user of a machine can read.
 
 End the processes that jobs leave behind. On Linux all descendants; elsewhere only the worker's process group.
 """
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 RELEASE_VARIABLE = "MEMWAL_OPS_WORKER_RELEASE"
 """The release of the service, in the environment of its workers."""
+LAST_OPENED_VARIABLE = "MEMWAL_OPS_WORKER_LAST_OPENED"
+"""The descriptor of a file in which a worker notes what it opens, in its environment."""
 
 
 @dataclass(frozen=True, slots=True)

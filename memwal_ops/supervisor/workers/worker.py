@@ -38,6 +38,7 @@ from memwal_ops.core.run import applicable, perform, plugin_errors, unexpected_e
 from memwal_ops.core.table_history import history_document
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.log import LastOpened
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.storage.redaction import redact
@@ -50,6 +51,7 @@ from memwal_ops.supervisor.workers.polling import (
     whole_numbers,
 )
 from memwal_ops.supervisor.workers.protocol import (
+    LAST_OPENED_VARIABLE,
     RELEASE_VARIABLE,
     Result,
     become_subreaper,
@@ -108,6 +110,7 @@ class Worker:
                 return
             self._current = request["id"]
             self._lines = _MAX_LINES if request["do"] == "run" else 0
+            LastOpened.note("")
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", request["do"]), table=request["uri"])
             try:
@@ -371,6 +374,8 @@ def _failed(number: int, error: MemwalOpsError) -> Result:
 def main() -> None:
     """Serve requests on stdin and stdout. What libraries print on stdout is redirected to stderr."""
     bound_allocators()
+    if (opened := os.environ.pop(LAST_OPENED_VARIABLE, None)) is not None:  # not for processes that jobs start
+        LastOpened.write_to(int(opened))
     logging_setup.configure(level=os.environ.get("MEMWAL_OPS_WORKER_LOG_LEVEL", "WARNING"), redact=redact)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -184,6 +184,21 @@ def test_maintain_covers_main_and_each_branch(uri: str, capfd: pytest.CaptureFix
     assert failed.document["branches"]["child"]["decision"] == "maintained"
 
 
+def test_verify_says_that_branches_were_not_verified_or_verifies_them(
+    uri: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(capfd, "verify", uri, "--json").document["branches_not_verified"] == NAMES
+    assert f"This is main alone. --branch all verifies each branch, too: {', '.join(NAMES)}." in " ".join(
+        run_here(capfd, "verify", uri).out.split()
+    )
+    next(Path(uri, "tree/dev/data").iterdir()).unlink()
+    assert run_here(capfd, "verify", uri).code == 0
+    every = run_here(capfd, "verify", uri, "--branch", "all", "--json")
+    assert every.code == 9
+    decisions = {name: report["decision"] for name, report in every.document["branches"].items()}
+    assert decisions == {"main": "healthy", "dev": "findings", "child": "findings", "feature/x": "healthy"}
+
+
 def test_inspect_shows_the_tree_and_what_stale_branches_hold(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for path in Path(uri, "tree/dev/_versions").iterdir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -11,7 +12,7 @@ import pytest
 from memwal_ops.formats.lance.retention.schema_recorder import SCHEMA_FOLDER
 from memwal_ops.supervisor.workers import pools
 from memwal_ops.supervisor.workers.pools import WorkerProcess
-from memwal_ops.supervisor.workers.protocol import PollRequest
+from memwal_ops.supervisor.workers.protocol import PollRequest, RunRequest
 from tests.support.run_cli import contents
 from tests.support.tables.workload import Workload
 
@@ -93,3 +94,17 @@ def test_a_package_upgraded_below_the_service_is_refused(
     assert (refused["outcome"], refused["reason"]) == ("failed", "unsupported_feature")
     assert "is installed, but the service runs 0.0.9" in refused["message"]
     assert refused["remedy"] == "Restart the service."
+
+
+def test_a_worker_that_a_signal_ends_leaves_what_it_opened_last(made: Workload) -> None:
+    messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    worker = WorkerProcess("watch", lambda _, message: messages.put(message), "ERROR")
+    worker.request = 1
+    worker.send(RunRequest(1, made.uri, {}, "verify", {"deep": True}, apply=False))
+    while (message := messages.get(timeout=600)) is not None and message["type"] != "done":
+        pass
+    worker.signal(signal.SIGKILL)
+    last = messages.get(timeout=600)
+    assert last is not None
+    assert (last["type"], made.uri in last["what"]) == ("opened", True)
+    assert messages.get(timeout=600) is None

@@ -65,7 +65,7 @@ class SparkReader(Reader):
     def repeated_keys(self, table: Table, columns: Sequence[str]) -> Repeated:
         """See :meth:`Reader.repeated_keys`; memory of the driver: none that grows with the table."""
         stage = Stage("keys", "count keys of several rows", "counting keys")
-        return self._counted(table, stage, keys_of(table.dataset.schema, columns))
+        return self._counted(table, stage, keys_of(table.schema, columns))
 
     def repeated_row_ids(self, table: Table) -> Repeated:
         """See :meth:`Reader.repeated_row_ids`; memory of the driver: none that grows with the table."""

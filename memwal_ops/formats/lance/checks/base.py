@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from memwal_ops.core.verification import Finding, Severity, finding_of
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, runbook
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, TableCorruptError, runbook
 from memwal_ops.formats.lance.files.referenced_files import list_manifests, version_of_main
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.damage import damages
-from memwal_ops.formats.lance.retention.live_versions import tags_of
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
 from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
+from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, decode_version_manifest, lost_dictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from memwal_ops.formats.lance.table import Table
 
@@ -31,12 +35,20 @@ def check_files(table: Table) -> Iterator[Finding]:
             damage.remedy, _PAGE,
         )  # fmt: skip
     name = table.manifest.manifest.transaction_file
-    if name and table.store.head(f"{TRANSACTIONS_FOLDER}/{name}") is None:
+    if name and not _is_transaction(table, f"{TRANSACTIONS_FOLDER}/{name}"):
         yield Finding(
-            Severity.WARNING, "transaction_file", f"{TRANSACTIONS_FOLDER}/{name}", "The newest version names it.",
+            Severity.WARNING, "transaction_file", f"{TRANSACTIONS_FOLDER}/{name}",
+            "The newest version names it, and it is missing or damaged.",
             "A commit that began before this version cannot be compared with it, and fails.",
             "None: the next commit names its own.",
         )  # fmt: skip
+
+
+def _is_transaction(table: Table, path: str) -> bool:
+    try:
+        return bool(table_pb2.Transaction.FromString(table.store.get(path)).uuid)
+    except (ObjectNotFoundError, DecodeError):
+        return False
 
 
 def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
@@ -46,12 +58,21 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
         for path in list_manifests(table.store, VERSIONS_FOLDER)
         if (version := version_of_main(path)) is not None
     }
-    look = check_versions(table)
-    for version, missing in sorted(look.unreadable.items()):
-        if missing == manifests.get(version):
+    kept = _kept(table)
+    for version, path in sorted(check_versions(table, kept).unreadable.items()):
+        if path == manifests.get(version):
             continue  # reported below
+        evidence, keeper = f"{path} is missing or damaged.", kept.get(version)
+        if keeper is not None:
+            yield Finding(
+                Severity.ERROR, "version_unreadable", f"version {version}", evidence,
+                f"Readers of that version fail, and it is to be kept: {keeper}.",
+                "Restore the file from a backup. If nobody needs the version: delete the tag or branch, or release the "
+                "hold; memwal-ops expire URI deletes it then.", _PAGE,
+            )  # fmt: skip
+            continue
         yield Finding(
-            Severity.WARNING, "version_unreadable", f"version {version}", f"{missing} is missing.",
+            Severity.WARNING, "version_unreadable", f"version {version}", evidence,
             "Readers of that version fail; the newest does not need the file.",
             "memwal-ops expire URI deletes the version once nothing keeps it.", runbook(26) or "",
         )  # fmt: skip
@@ -76,7 +97,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
         why = lost_dictionary(found) if version != table.version else None  # of the newest, with its files
         if why is not None:
             yield Finding(
-                Severity.WARNING, "version_unreadable", path, f"It {why}.",
+                Severity.ERROR if version in kept else Severity.WARNING, "version_unreadable", path, f"It {why}.",
                 "Readers of that version read other values, or fail.", LOST_VALUES, _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
@@ -88,6 +109,16 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
                 f"If so: lance.dataset(URI, version={version - 1}).restore()", _PAGE,
             )  # fmt: skip
         rows_before = rows
+
+
+def _kept(table: Table) -> Mapping[int, str]:
+    """The versions that a tag, branch or hold keeps, and which; none if these cannot be read, which is a finding."""
+    names = LiveVersions()
+    try:
+        names.read_names(table, datetime.now(UTC))
+    except MemwalOpsError:
+        return {}
+    return names.protected()
 
 
 def check_references(table: Table) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
                 remedy="Leave --primary-key out; or copy the rows to a new table.",
             )
         return False
-    missing = sorted({*columns} - {*table.dataset.schema.names})
+    missing = sorted({*columns} - {*table.schema.names})
     if missing or len({*columns}) < len(columns):
         raise InvalidUsageError(f"{uri} has no column {', '.join(missing)}." if missing else "A column is named twice.")
     for fault in check_keys(table, columns, Reader()):

@@ -98,7 +98,7 @@ def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
 
 def _check_required(table: Table, generation: Generation) -> Iterator[Finding]:
     """No row of a generation, but tombstones, is NULL in a column that must have a value."""
-    names = [name for name in required_columns(table.dataset.schema) if name not in table.primary_key]
+    names = [name for name in required_columns(table.schema) if name not in table.primary_key]
     if not names:
         return
     selected = generation.selected(names)

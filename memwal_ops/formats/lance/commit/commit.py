@@ -39,6 +39,7 @@ from memwal_ops.formats.lance.commit.publication import (
     publish,
     refuse_if_not_newest,
     refuse_missing_files,
+    refuse_wrong_deletions,
     verify_in_history,
 )
 from memwal_ops.formats.lance.commit.unpublished import build_locally, fragments_and_indexes, open_locally
@@ -318,7 +319,9 @@ def _publish_built(table: Table, built: VersionManifest, data: bytes, transactio
 
 def _last_checks(table: Table, built: VersionManifest, *, raises_progress: bool) -> None:
     """Check right before a version is published that what it is built on is there, and drop records that it refutes."""
-    refuse_missing_files(table, added_files(table, built))
+    added = added_files(table, built)
+    refuse_missing_files(table, added)
+    refuse_wrong_deletions(table, built, added)
     if raises_progress:
         drop_contradicted(table, merge_progress(table.manifest.indexes))
     refuse_if_not_newest(table, table.version + 1)
@@ -390,7 +393,7 @@ def _build_detached(table: Table, operation: lance.LanceOperation.BaseOperation,
     """
     try:
         with lance_errors("build the new version of", table.location.uri):
-            dataset = lance.LanceDataset.commit(table.dataset, _transaction(table, operation, note), detached=True)
+            dataset = lance.LanceDataset.commit(table.handle.get(), _transaction(table, operation, note), detached=True)
             return int(dataset.version)
     except StorageError as error:
         if is_taken(table, table.version + 1):

@@ -130,6 +130,7 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
         lock_outcomes.append(failure)
         raise _NotToBePublishedError
 
+    table.refuse_damaged_deletions()
     with lance_errors("build index", name):
         dataset = metered(
             lance.dataset(table.location.uri, version=table.version, commit_lock=lock, **handle_options(table.location))

@@ -28,7 +28,8 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.referenced_files import missing_files, references
+from memwal_ops.formats.lance.files.named_files import damaged_deletions
+from memwal_ops.formats.lance.files.referenced_files import deletion_path, missing_files, references
 from memwal_ops.formats.lance.files.versions import (
     VERSION_HINT,
     VersionPage,
@@ -163,12 +164,32 @@ def refuse_missing_files(table: Table, added: Iterable[str]) -> None:
         )
 
 
+def refuse_wrong_deletions(table: Table, built: VersionManifest, added: frozenset[str]) -> None:
+    """Refuse to publish a version on ``table`` if a deletion file that it adds does not read back as it should.
+
+    Raises:
+        StorageError: with its name; the store, or what pylance read from it, is at fault.
+    """
+    with_new_ones = [
+        fragment
+        for fragment in built.manifest.fragments
+        if fragment.HasField("deletion_file") and deletion_path(fragment.id, fragment.deletion_file) in added
+    ]
+    fresh = table_pb2.Manifest(fragments=with_new_ones, base_paths=built.manifest.base_paths)
+    damage = damaged_deletions(table.location, table.store, fresh, table.sound)
+    if damage is not None:
+        raise StorageError(
+            f"{damage.path} {damage.why}; it was just written, and nothing was published.",
+            remedy="Run it again. If it happens again, the store returns wrong bytes.",
+        )
+
+
 def newest_version(table: Table, listed: VersionPage) -> int:
     """The newest version by a new listing; one more request if that does not determine it."""
     if listed.newest is not None:
         return listed.newest
     with lance_errors("find the newest version of", table.location.uri):
-        return int(table.dataset.latest_version)
+        return int(table.handle.get().latest_version)
 
 
 def refuse_replaced(table: Table, version: int, listed: VersionPage) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import MemwalOpsError
+from memwal_ops.log import LastOpened
 from memwal_ops.storage.errors import translate
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def is_commit_conflict(error: BaseException) -> bool:
 @contextmanager
 def lance_errors(action: str, path: str) -> Iterator[None]:
     """Translate every error of pylance in the block to a ``MemwalOpsError``, with the original as its cause."""
+    LastOpened.note(f"{action} {path}")
     try:
         yield
     except MemwalOpsError:

@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.datasets import own_log
-from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, deletion_path
-from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
+from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, deletion_path
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
+from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES
+from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import Store
@@ -34,6 +39,53 @@ _FOOTER_SINCE = (0, 3)
 _TAIL_BYTES = 32 << 10
 # Fewer files of one folder are asked for one by one.
 _FEW = 8
+_CONCURRENT_READS = 16
+_LANCE_FILES = (".lance", ".idx")
+_BITMAP = 1  # the type of a deletion file
+_RESTORE = (
+    "Restore the file from a backup; do not run gc or expire before that. If there is none, memwal-ops repair URI "
+    "lists what else can be done."
+)
+_REMEDIES = {
+    REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
+    "delete nothing.",
+    DATA_FOLDER: _RESTORE,
+    DELETIONS_FOLDER: _RESTORE,
+    VERSIONS_FOLDER: LOST_VALUES,
+    INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
+}
+
+
+class IndexCorruptError(TableCorruptError):
+    """A file of an index is missing or damaged: all rows are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A damaged file of the newest version.
+
+    Attributes:
+        path: relative to the table, or the URI of a file in another table.
+        folder: the folder of a dataset that has such files.
+        why: the damage, as the end of a sentence that begins with the path.
+        fix: what to do, if that is not what helps for all files of the folder.
+    """
+
+    path: str
+    folder: str
+    why: str
+    fix: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do."""
+        return self.fix or _REMEDIES.get(self.folder) or TableCorruptError.remedy
+
+    @property
+    def error(self) -> TableCorruptError:
+        """The error of a job that needs the file."""
+        kind = IndexCorruptError if self.folder == INDICES_FOLDER else TableCorruptError
+        return kind(f"{self.path} {self.why}.", remedy=self.remedy)
 
 
 class _Entry(Protocol):
@@ -64,6 +116,10 @@ class Place:
         """The path of a file in the store, by its folder in a dataset, and its name."""
         return "/".join(filter(None, (self.folder, folder if self.has_folders else "", name)))
 
+    def index_file(self, path: str, size: int = 0) -> NamedFile:
+        """A file of an index; ``size``: 0: not recorded."""
+        return NamedFile(self, path, size, has_footer=path.endswith(_LANCE_FILES))
+
     def shown(self, path: str) -> str:
         """A path of the store for messages: relative to the table, or a URI."""
         return f"{self.uri}/{path}" if self.uri else path
@@ -71,12 +127,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that a manifest names. ``path``: in the place's store; ``size``: in bytes, 0: not recorded."""
+    """A file that a manifest names.
+
+    Attributes:
+        path: in the place's store.
+        size: in bytes; 0: not recorded.
+        has_footer: whether it is a Lance file.
+        of: of a deletion file, the fragment of which it deletes rows.
+    """
 
     place: Place
     path: str
     size: int
-    has_footer: bool
+    has_footer: bool = False
+    of: table_pb2.DataFragment | None = None
 
     def __str__(self) -> str:
         return self.place.shown(self.path)
@@ -87,25 +151,36 @@ class NamedFile:
             return "it is missing, and the generation's manifest names it"
         if self.size not in {0, size}:
             return f"it has {size:,} bytes, and {self.size:,} by the generation's manifest"
-        return None
+        return "it is empty" if self.of is not None and not size else None
 
     def damage(self, size: int) -> str | None:
-        """What is wrong with the end of a data file that has that many bytes; None: nothing. One request.
+        """What is wrong with a file that has that many bytes, as a clause; None: nothing. At most one request.
+
+        Of a data or index file the end is read, a deletion file as a whole.
 
         Raises:
             ObjectNotFoundError: it does not exist.
         """
-        if not self.has_footer:
-            return None
+        if self.size not in {0, size}:
+            return f"it has {size:,} bytes, and {self.size:,} by the version's manifest"
         try:
-            tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
-            if not is_first_format(tail, size):
-                check_lance_file(tail, size)
+            if self.of is not None:
+                self._check_deletions(self.of)
+            elif self.has_footer:
+                tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
+                if not is_first_format(tail, size):
+                    check_lance_file(tail, size)
         except InvalidFormatError as error:
             return str(error).rstrip(".")
         except NotExportedError:
             return None  # its size is right; verify reports that no more was checked
         return None
+
+    def _check_deletions(self, fragment: table_pb2.DataFragment) -> None:
+        deleted, bitmap = int(fragment.deletion_file.num_deleted_rows), fragment.deletion_file.file_type == _BITMAP
+        check_deletion_file(
+            self.place.store.get(self.path), bitmap=bitmap, deleted=deleted, rows=int(fragment.physical_rows)
+        )
 
 
 def recorded_size(file: table_pb2.DataFile) -> int:
@@ -113,11 +188,8 @@ def recorded_size(file: table_pb2.DataFile) -> int:
 
     For files of the version "legacy", pylance 7 recorded less than it wrote.
     """
-    return int(file.file_size_bytes) if _has_footer(file) else 0
-
-
-def _has_footer(file: table_pb2.DataFile) -> bool:
-    return (file.file_major_version, file.file_minor_version) >= _FOOTER_SINCE
+    is_first = (file.file_major_version, file.file_minor_version) < _FOOTER_SINCE
+    return 0 if is_first else int(file.file_size_bytes)
 
 
 def sizes_of(store: Store, files: Iterable[NamedFile], known: Mapping[str, int]) -> Mapping[str, int]:
@@ -213,16 +285,56 @@ class Places:
 
     def data_files(self, manifest: table_pb2.Manifest) -> Iterator[NamedFile]:
         """The data and deletion files that the manifest names. Raises: see :meth:`of`."""
-        for fragment in manifest.fragments:
-            for file in fragment.files:
-                place = self.of(file)
-                yield NamedFile(place, place.path(DATA_FOLDER, file.path), recorded_size(file), _has_footer(file))
-            if fragment.HasField("deletion_file"):
-                place = self.of(fragment.deletion_file)
-                folder, _, name = deletion_path(fragment.id, fragment.deletion_file).partition("/")
-                yield NamedFile(place, place.path(folder, name), 0, has_footer=False)
+        return files_of(manifest, self.of)
 
     def index_folder(self, index: table_pb2.IndexMetadata) -> tuple[Place, str]:
         """The place of an index, and its folder in the place's store. Raises: see :meth:`of`."""
         place = self.of(index)
         return place, place.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))
+
+
+def files_of(manifest: table_pb2.Manifest, place_of: Callable[[_Entry], Place | None]) -> Iterator[NamedFile]:
+    """The data and deletion files of a manifest, but those that have no place.
+
+    Raises:
+        InvalidFormatError: a deletion file of an unknown type.
+    """
+    for fragment in manifest.fragments:
+        for file in fragment.files:
+            if (place := place_of(file)) is not None:
+                yield NamedFile(place, place.path(DATA_FOLDER, file.path), recorded_size(file), has_footer=True)
+        if fragment.HasField("deletion_file") and (place := place_of(fragment.deletion_file)) is not None:
+            folder, _, name = deletion_path(fragment.id, fragment.deletion_file).partition("/")
+            yield NamedFile(place, place.path(folder, name), 0, of=fragment)
+
+
+def damaged_deletions(
+    location: Location, store: Store, manifest: table_pb2.Manifest, sound: set[str], folder: str = ""
+) -> Damage | None:
+    """The first damaged deletion file of a dataset. One request for each that is not sound.
+
+    pylance ends the process by a signal on some of them, and by others hides rows that were not deleted. One that is
+    missing or behind a link is left to pylance, which reports it.
+
+    Args:
+        location: see :class:`Places`, also for the other arguments.
+        sound: those that were found to be sound before in this run; the ones that are found now are added.
+
+    Raises: see :meth:`Places.of`.
+    """
+
+    def damage(file: NamedFile) -> str | None:
+        try:
+            return file.damage(0)
+        except (ObjectNotFoundError, LinkError):
+            return None
+
+    if not any(fragment.HasField("deletion_file") for fragment in manifest.fragments):
+        return None
+    files = Places(location, store, manifest, folder).data_files(manifest)
+    unseen = (file for file in files if file.of is not None and str(file) not in sound)
+    for file, why in concurrently(damage, unseen, threads=_CONCURRENT_READS):
+        if why is not None:
+            return Damage(str(file), DELETIONS_FOLDER, f"is damaged: {why}")
+        sound.add(str(file))
+    return None

@@ -28,7 +28,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.named_files import Places, sizes_of
+from memwal_ops.formats.lance.files.named_files import Places, damaged_deletions, sizes_of
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
 from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
@@ -238,7 +238,7 @@ def open_generation(
 
     Raises:
         GenerationMissingError: no directory, or an empty one.
-        GenerationCorruptError: a directory that does not open.
+        GenerationCorruptError: a directory that does not open, or a damaged deletion file.
         ForeignRootError: its manifest names another table, and this one has not all of its files.
         SchemaProjectionError: columns that cannot be projected onto the base schema.
         StorageError: the store failed; the generation may be intact.
@@ -250,6 +250,9 @@ def open_generation(
             fragments = [fragment.metadata for fragment in dataset.get_fragments()]
         written = read_written_by(place.store, ref.folder, dataset.version)
         _refuse_lacking_files(table, ref, written.manifest)
+        # What is in a copy may differ from what was checked in the original.
+        sound = table.sound if place is table else set()
+        damage = damaged_deletions(place.location, place.store, written.manifest, sound, ref.folder)
     except InvalidFormatError as error:
         raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
     except (StorageError, TableNotFoundError) as error:
@@ -258,13 +261,15 @@ def open_generation(
         if (missing := missing_generation(table, ref)) is not None:
             raise missing from error
         raise GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
+    if damage is not None:
+        raise GenerationCorruptError(f"{ref} is damaged: {damage.path} {damage.why}.")
     source = nodes(dataset)
     if written.numbers_fields_from_zero:
         source = _with_base_ids(source, written, history)
 
     is_same = same_fields(table, history, ref.region_id, written.logged, written.flush)
     projection = plan_projection(
-        source, nodes(table.dataset), written_schema(table.dataset.schema), table.primary_key, is_same
+        source, nodes(table.handle.get()), written_schema(table.schema), table.primary_key, is_same
     )
     files = [file for fragment in fragments for file in fragment.files]
     return Generation(

@@ -140,7 +140,8 @@ def look_at_generations(
 
     Args:
         limit: check so many, the first ones; None: all.
-        footers: whether to check the end of each data file as well, with one request for each.
+        footers: whether to check the end of each data file as well, and all of each deletion file, with one request
+            for each. Whoever opens a generation reads its deletion files in any case.
     """
     region_id = region.manifest.region_id
     refs = [generation_ref(region_id, one) for one in region.manifest.unmerged(region.merged)][:limit]
@@ -231,7 +232,7 @@ def _errors(
         read = (file for one in named if isinstance(one, _Named) for file in one.files)
         sizes |= sizes_of(table.store, read, sizes)
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            return list(pool.map(lambda ref, one: _damage(ref, one, sizes, footers=footers), refs, named))
+            return list(pool.map(lambda ref, files: _damage(table, ref, files, sizes, footers=footers), refs, named))
     except LinkError as error:
         return [error for _ in refs]
 
@@ -263,7 +264,7 @@ def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) ->
 
 
 def _damage(
-    ref: GenerationRef, named: _Named | MemwalOpsError, sizes: Mapping[str, int], *, footers: bool
+    table: Table, ref: GenerationRef, named: _Named | MemwalOpsError, sizes: Mapping[str, int], *, footers: bool
 ) -> MemwalOpsError | None:
     if isinstance(named, MemwalOpsError):
         return named
@@ -276,4 +277,6 @@ def _damage(
             why = file.damage(size)
         if why is not None:
             return GenerationCorruptError(f"{ref} is damaged: {file}: {why}.")
+        if footers and file.of is not None:
+            table.sound.add(str(file))
     return None

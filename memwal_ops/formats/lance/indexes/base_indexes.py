@@ -85,7 +85,7 @@ def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
     types = {name: _type_of(same[0].index_details) for name, same in entries.items()}
     if None in types.values():
         with lance_errors("read the indexes of", table.location.uri):
-            types = {index.name: index.index_type for index in table.dataset.describe_indices()}
+            types = {index.name: index.index_type for index in table.handle.get().describe_indices()}
     return {
         name: BaseIndex(name, types.get(name) or "unknown", tuple(entries[name]), covered_by(entries[name]))
         for name in sorted(entries)

@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
+from memwal_ops.formats.lance.indexes.segment_files import CREATE_AGAIN, index_folder, open_index_file
 from memwal_ops.formats.lance.wire._pb import vector_pb2
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ _GRAPH = ("m", "ef_construction", "max_level")
 _BY_HAND = (
     "Bring this index up to date manually; or merge everything, then create it again with a release that memwal-ops "
     "supports."
-)
-_CREATE = (
-    "Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a log, under "
-    "another name: then memwal-ops catchup URI --migrate-codebook OLD NEW."
 )
 # numpy types by Lance's number of the tensor type.
 _TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
@@ -193,7 +189,7 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
 
     Raises: as :func:`read_codebook`.
     """
-    with _decoding(f"How index {name} was built cannot be read from {folder}", _CREATE):
+    with _decoding(f"How index {name} was built cannot be read from {folder}", CREATE_AGAIN):
         index = open_index_file(location, f"{folder}/{_INDEX_FILE}")
         storage = open_index_file(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _HINTS = "runtime_hints"
 _BY_HAND = (
-    "Create it again yourself: dataset.create_scalar_index(COLUMN, TYPE, name=NAME, replace=True), for a vector index "
-    "dataset.create_index(...). Where there is a log, merge everything before."
+    "Create it again yourself: dataset.drop_index(NAME), then dataset.create_scalar_index(COLUMN, TYPE, name=NAME), or "
+    "dataset.create_index(...) for vectors. Where there is a log, merge everything before."
 )
 
 
@@ -141,7 +141,7 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
     """
     with lance_errors("read the indexes of", table.location.uri):
-        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
+        described = next(one for one in table.handle.get().describe_indices() if one.name == index.name)
     details = without_hints(described.details)
     columns = list(described.field_names)
     if len(columns) != 1 or not index.segments:

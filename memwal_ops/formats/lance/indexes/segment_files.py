@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 # In pylance's error.
 _FIRST_FORMAT = "read v1 metadata"
-_CREATE = (
-    "Create it again yourself with dataset.create_index(..., name=NAME, replace=True); where there is a log, under "
-    "another name: then memwal-ops catchup URI --migrate-codebook OLD NEW."
+CREATE_AGAIN = (
+    "Create it again yourself: dataset.drop_index(NAME), then dataset.create_index(..., name=NAME). With replace=True, "
+    "pylance may keep a part of the old one, and nobody could read the index. Where there is a log, create one under "
+    "another name instead: then memwal-ops catchup URI --migrate-codebook OLD NEW."
 )
 
 
@@ -56,5 +57,5 @@ def open_index_file(location: Location, path: str, columns: list[str] | None = N
         if _FIRST_FORMAT not in str(error):
             raise
         raise UnsupportedFeatureError(
-            f"{path} is of Lance's first format, as releases up to 0.20 wrote indexes.", remedy=_CREATE
+            f"{path} is of Lance's first format, as releases up to 0.20 wrote indexes.", remedy=CREATE_AGAIN
         ) from error

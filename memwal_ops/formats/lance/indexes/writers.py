@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -72,21 +72,25 @@ def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterat
     """
     listed = table.listed.versions
 
-    def read(version: int) -> Written | None:
-        file = listed[version]
-        key = (table.location.uri, file.path, file.last_modified, file.e_tag)
+    def known(version: int, manifest: VersionManifest | None = None) -> Written | None:
+        file = listed.get(version)
+        key = None if file is None else (table.location.uri, file.path, file.last_modified, file.e_tag)
+        if manifest is None and key in _KNOWN:
+            return _KNOWN[key]
         try:
-            written = _KNOWN.get(key) or Written.of(read_version_manifest(table.store, version, table.naming))
+            written = Written.of(manifest or read_version_manifest(table.store, version, table.naming))
         except (ObjectNotFoundError, InvalidFormatError):
             return None  # expired, or damaged: verify reports that
         if len(_KNOWN) >= _MAX_KNOWN:
             _KNOWN.clear()
-        _KNOWN[key] = written
+        if key is not None:
+            _KNOWN[key] = written
         return written
 
-    yield Written.of(table.manifest)
-    earlier = sorted((one for one in listed if one < table.version), reverse=True)[: _LAST_WRITERS - 1]
-    yield from (one for _, one in concurrently(read, earlier, threads=concurrent) if one is not None)
+    earlier = sorted((version for version in listed if version < table.version), reverse=True)[: _LAST_WRITERS - 1]
+    newest = known(table.version, table.manifest)
+    older = (written for _, written in concurrently(known, earlier, threads=concurrent))
+    yield from (written for written in chain([newest], older) if written is not None)
 
 
 def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:

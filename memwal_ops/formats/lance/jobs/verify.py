@@ -41,6 +41,7 @@ from memwal_ops.formats.lance.checks.regions import (
     contents_of,
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
+from memwal_ops.formats.lance.files.branch import list_branches
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -50,7 +51,7 @@ from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
@@ -78,10 +79,12 @@ class LanceVerifyReport(VerifyReport):
     Attributes:
         engine: which read rows, and why; None: none were to be read.
         stages: of Spark: by name, seconds, tasks, lost attempts and seconds of executors.
+        branches: the branches of the table, none of which was checked.
     """
 
     engine: EngineChoice | None = None
     stages: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    branches: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
@@ -89,18 +92,23 @@ class LanceVerifyReport(VerifyReport):
             "engine": None if self.engine is None else self.engine.name,
             "engine_reason": None if self.engine is None else self.engine.reason,
             "stages": {name: dict(figures) for name, figures in self.stages.items()},
+            "branches_not_verified": [*self.branches],
         }
 
     def describe(self) -> str:
         """The report as human-readable text."""
+        lines = [super().describe()]
+        if self.branches:
+            left = f"This is main alone. --branch all verifies each branch, too: {', '.join(self.branches)}."
+            lines += ["", paragraph(left, hanging="  ")]
         if self.engine is None or (self.engine.name == "local" and self.engine.reason == "requested"):
-            return super().describe()
+            return "\n".join(lines)
         took = "".join(
             f" {name}: {counted(int(one['tasks']), 'task')} in {one['seconds']:.1f} s."
             for name, one in self.stages.items()
         )
         engine = f"Engine: {self.engine.name} ({self.engine.reason.removesuffix('.')}).{took}"
-        return "\n".join([super().describe(), "", paragraph(engine, hanging="  ")])
+        return "\n".join([*lines, "", paragraph(engine, hanging="  ")])
 
 
 def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
@@ -122,8 +130,9 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
             run.check_answers()
     rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
     return LanceVerifyReport(
-        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed, engine, reader.stages
-    )
+        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed, engine, reader.stages,
+        run.branches,
+    )  # fmt: skip
 
 
 plan = apply = or_plan(verified)
@@ -162,6 +171,16 @@ class _Verification:
         tags = ["tags"] if self.table.branch_name else []  # they are in the root
         return [*sorted(contents), *tags, "rows of indexes", *(["rows and keys"] if self.options.deep else []),
                 *(["answers of indexes"] if self.asked is not None else [])]  # fmt: skip
+
+    @property
+    def branches(self) -> list[str]:
+        """The branches of the table, if it was opened at its root; a finding reports records that cannot be read."""
+        if self.table.branch_name is not None:
+            return []
+        try:
+            return [branch.name for branch in list_branches(self.table.store)]
+        except MemwalOpsError:
+            return []
 
     def check(self) -> None:
         """All checks, the base table first."""

@@ -31,6 +31,8 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.named_files import damaged_deletions
+from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Generation
 from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
@@ -139,7 +141,7 @@ class MemTables:
         Raises: as :meth:`generation`.
         """
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-ops-"))
-        schema = written_schema(self._table.dataset.schema)
+        schema = written_schema(self._table.schema)
         with lance_errors("write", folder):
             return self._generation(mem_wal, folder, lance.write_dataset(schema.empty_table(), f"{folder}/rows"))
 
@@ -152,8 +154,8 @@ class MemTables:
                 dataset,
                 plan_projection(
                     _with_base_ids(mem_wal, dataset, self._table),
-                    nodes(self._table.dataset),
-                    written_schema(self._table.dataset.schema),
+                    nodes(self._table.handle.get()),
+                    written_schema(self._table.schema),
                     self._table.primary_key,
                     lambda *_: True,
                 ),
@@ -251,13 +253,19 @@ class MemTables:
             )
         try:
             with lance_errors("open", uri):
-                return open_dataset(location)
+                dataset = open_dataset(location)
+            store = open_store(location)
+            manifest = read_version_manifest(store, int(dataset.version)).manifest
+            damage = damaged_deletions(location, store, manifest, set())
         except (TableNotFoundError, ObjectNotFoundError, NotALanceTableError):
             return None
-        except StorageError as error:
+        except (StorageError, InvalidFormatError) as error:
             if isinstance(error, STORE_ERRORS):
                 raise
             raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} do not open: {error}") from error
+        if damage is not None:
+            raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} are damaged: {damage.path} {damage.why}.")
+        return dataset
 
 
 def with_key(table: Table, options: LegacyOptions) -> Table:
@@ -268,7 +276,7 @@ def with_key(table: Table, options: LegacyOptions) -> Table:
         InvalidUsageError: another one than it marks, or no column.
     """
     given = options.primary_key
-    names = table.dataset.schema.names
+    names = table.schema.names
     if unknown := [name for name in given if name not in names]:
         raise InvalidUsageError(f"{table.location.uri} has no column {', '.join(unknown)}; it has {', '.join(names)}.")
     if table.primary_key and given and given != table.primary_key:
@@ -287,7 +295,7 @@ def with_key(table: Table, options: LegacyOptions) -> Table:
 
 def _with_base_ids(mem_wal: MemWal, dataset: lance.LanceDataset, table: Table) -> tuple[Node, ...]:
     """The MemTable's fields under the ids that the table has for fields of their names."""
-    base = {node.name: node for node in nodes(table.dataset)}
+    base = {node.name: node for node in nodes(table.handle.get())}
     found = []
     unknown = []
     for node in nodes(dataset):

@@ -48,7 +48,7 @@ class LegacyScan:
         if (emptied := find_emptied(self.table)) is not None:
             raise emptied.error("merge")
         table = with_key(self.table, self.options)
-        schema = table.dataset.schema
+        schema = table.schema
         wanted = [*schema.names] if self.columns is None else [*self.columns]
         if unknown := sorted({*wanted} - {*schema.names}):
             raise InvalidUsageError(f"{table.location.uri} has no column {', '.join(unknown)}.")

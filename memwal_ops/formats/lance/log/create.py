@@ -178,7 +178,7 @@ def plan_additions(
     known = [decode_spec(one, {number: name for name, number in ids.items()}) for one in details.region_specs]
     # Also ids of specs that the index no longer has: their regions would be mistaken for those of the new spec.
     used = {one.spec_id or 0 for one in known} | {one.region_spec_id for one in regions}
-    schema, key = table.dataset.schema, table.primary_key
+    schema, key = table.schema, table.primary_key
     added = [spec for spec in specs if not _is_there(spec, encode_specs([spec], schema, ids, key)[0], details)]
     details.region_specs.extend(encode_specs(added, schema, ids, key, earlier=known, used=used))
     planned = plan_mem_wal(table, maintained_indexes=maintained_indexes)
@@ -237,5 +237,5 @@ def plan_mem_wal(
     # Without it, field 1 is absent, and old releases decode the details as an empty legacy list.
     details.snapshot_ts_millis = time.time_ns() // 1_000_000
     details.maintained_indexes.extend(dict.fromkeys(maintained_indexes))
-    details.region_specs.extend(encode_specs(region_specs, table.dataset.schema, ids, table.primary_key))
+    details.region_specs.extend(encode_specs(region_specs, table.schema, ids, table.primary_key))
     return details

@@ -129,7 +129,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
     Raises:
         UnsupportedFeatureError: a column that cannot be written to a region's log yet.
     """
-    base = table.dataset.schema
+    base = table.schema
     blobs = [one.name for one in base if holds_blobs(one)]
     if blobs:
         raise UnsupportedFeatureError(
@@ -148,7 +148,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
     if tombstones:
         fields.append(pa.field(TOMBSTONE, pa.bool_(), nullable=False))
     schema = pa.schema(fields)
-    version = str(table.dataset.data_storage_version)
+    version = str(table.handle.get().data_storage_version)
     if version == _OLD_FILES:
         raise UnsupportedFeatureError(
             f"The table's files have Lance's format {version}, which a region's log cannot have.",

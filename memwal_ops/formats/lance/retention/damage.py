@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundError, StorageError, TableCorruptError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
-from memwal_ops.formats.lance.files.named_files import NamedFile, Place, Places
+from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Places
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, references
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, SYSTEM_INDEX, lost_dictionary
+from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX, lost_dictionary
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 
@@ -41,36 +41,6 @@ _MISSING = "is missing, although the newest version refers to it"
 _MISPLACED = "is missing: pylance's compaction of this branch or clone wrote the index to {}, where no reader looks"
 _REBUILD = "memwal-ops catchup URI --rebuild builds the index anew; compact such tables by memwal-ops compact."
 _PATH = re.compile(r"[\w./-]+")
-_REMEDIES = {
-    REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
-    "delete nothing.",
-    DATA_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
-    DELETIONS_FOLDER: "Restore the file from a backup; do not run gc or expire before that.",
-    VERSIONS_FOLDER: LOST_VALUES,
-    INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A damaged file of the newest version.
-
-    Attributes:
-        path: relative to the table, or the URI of a file in another table.
-        folder: the folder of a dataset that has such files.
-        why: the damage, as the end of a sentence that begins with the path.
-        fix: what to do, if that is not what helps for all files of the folder.
-    """
-
-    path: str
-    folder: str
-    why: str
-    fix: str = ""
-
-    @property
-    def remedy(self) -> str:
-        """What to do."""
-        return self.fix or _REMEDIES.get(self.folder) or TableCorruptError.remedy
 
 
 def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[Concatenate[Table, Given], Result]:
@@ -97,14 +67,14 @@ def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
     if type(error) not in _UNSPECIFIC:
         return error
     try:
-        newest = table.newest()
+        newest = replace(table.newest(), sound=set())  # all are read again: one was damaged meanwhile, or read wrongly
         damage = _named_and_missing(newest, str(error)) or next(damages(newest, _MAX_FILES), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
         if damage is None or newest.store.head(version_path(newest.version, newest.naming)) is None:
             return error
     except MemwalOpsError:
         return error
-    return TableCorruptError(f"{damage.path} {damage.why} ({error})", remedy=damage.remedy)
+    return replace(damage, why=f"{damage.why} ({error})".rstrip(".")).error
 
 
 def _named_and_missing(table: Table, text: str) -> Damage | None:
@@ -133,7 +103,7 @@ def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
         yield Damage(version_path(table.version, table.naming), VERSIONS_FOLDER, why)
     places = _places(table)
     checks = chain(
-        (partial(_damage_of, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
+        (partial(_damage_of, table, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
         (partial(_damages_of_index, places, index) for index in table.manifest.index_entries),
     )
     for _, found in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
@@ -150,65 +120,28 @@ def _damaged_references(table: Table) -> Iterator[Damage]:
             yield Damage(meta.path, REFS_FOLDER, "is damaged: it is not a JSON document of a tag or branch")
 
 
-def missing_at_base_paths(table: Table) -> Damage | None:
-    """A missing file of the newest version that is in another table, as of a branch or a shallow clone.
-
-    None if there is none, or no file is elsewhere. Requests: one for each page of a listing of the other table's files.
-    """
-    wanted: dict[Place, dict[str, NamedFile]] = {}
-    for file in _places(table).data_files(table.manifest.manifest):
-        if file.place.uri:
-            wanted.setdefault(file.place, {})[file.path] = file
-    for place, files in wanted.items():
-        unseen = dict(files)
-        for folder in sorted({path.rpartition("/")[0] for path in files}):
-            for meta in place.store.list(folder):
-                unseen.pop(meta.path, None)
-                if not unseen:
-                    break
-        # A listing is not a snapshot.
-        gone = next((file for path, file in sorted(unseen.items()) if place.store.head(path) is None), None)
-        if gone is not None:
-            return Damage(str(gone), DATA_FOLDER, _MISSING)
-    return None
-
-
-def refuse_missing_base_files(table: Table) -> None:
-    """Refuse a branch or a shallow clone if the table that has its files lost one of them.
-
-    Requests: see :func:`missing_at_base_paths`.
-
-    Raises:
-        TableCorruptError: a file is missing.
-        MemwalOpsError: see :func:`damages`.
-    """
-    damage = missing_at_base_paths(table)
-    if damage is not None:
-        raise TableCorruptError(f"{damage.path} {damage.why}.", remedy=damage.remedy)
-
-
 def _places(table: Table) -> Places:
     return Places(table.location, table.store, table.manifest.manifest)
 
 
-def _damage_of(file: NamedFile) -> Sequence[Damage]:
+def _damage_of(table: Table, file: NamedFile) -> Sequence[Damage]:
+    if str(file) in table.sound:
+        return ()
     try:
         why = damage_of(file)
     except LinkError:
         return ()  # a file behind a link is not missing; another finding reports the link
     if why is None:
+        table.sound.add(str(file))
         return ()
-    folder = DELETIONS_FOLDER if f"{DELETIONS_FOLDER}/" in file.path else DATA_FOLDER
-    return (Damage(str(file), folder, why),)
+    return (Damage(str(file), DATA_FOLDER if file.of is None else DELETIONS_FOLDER, why),)
 
 
 def damage_of(file: NamedFile) -> str | None:
-    """The damage of a file, as the end of a sentence; None: it exists with its size, and has a footer. Two requests."""
+    """The damage of a file, as the end of a sentence; None: it exists, and is as it should be. Two requests."""
     meta = file.place.store.head(file.path)
     if meta is None:
         return _MISSING
-    if file.size not in {0, meta.size}:
-        return f"is damaged: it has {meta.size:,} bytes, and {file.size:,} by the version's manifest"
     why = file.damage(meta.size)
     return None if why is None else f"is damaged: {why}"
 
@@ -229,8 +162,7 @@ def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequenc
             return (Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
         return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING),)
     named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
-    paths = sorted(named.keys() | {path for path in found if path.endswith(".lance")})
-    files = (NamedFile(place, path, named.get(path, 0), path.endswith(".lance")) for path in paths)
+    files = (place.index_file(path, named.get(path, 0)) for path in sorted(named.keys() | found.keys()))
     return [Damage(str(file), INDICES_FOLDER, why) for file in files if (why := damage_of(file)) is not None]
 
 

@@ -84,14 +84,8 @@ class LiveVersions:
             InvalidUsageError: the root of the branch is not known.
             StorageError: the store failed; the retention must not be used.
         """
-        self._own, root = table.branch.name, table.branch.root
-        self._read_refs(table)
-        self.holds = holds_in_force(table.store, now)
-        branched: dict[int, list[str]] = {}
-        for name, branch in self._branches.items():
-            if branch["parent_branch"] == self._own:
-                branched.setdefault(int(branch["parent_version"]), []).append(name)
-        self._branched = branched
+        self.read_names(table, now)
+        root = table.branch.root
         own, detached = list_versions(table.store)
         self.newest = max(own, default=0)
         listed: dict[str | None, tuple[Store, Mapping[int, ObjectMeta]]] = {
@@ -103,6 +97,17 @@ class LiveVersions:
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
         for tree, (store, versions) in listed.items():
             self._trees[tree].refresh(store, versions)
+
+    def read_names(self, table: Table, now: datetime) -> None:
+        """List the tags, branches and holds alone: what :meth:`protected` returns."""
+        self._own = table.branch.name
+        self._read_refs(table)
+        self.holds = holds_in_force(table.store, now)
+        branched: dict[int, list[str]] = {}
+        for name, branch in self._branches.items():
+            if branch["parent_branch"] == self._own:
+                branched.setdefault(int(branch["parent_version"]), []).append(name)
+        self._branched = branched
 
     def _left_from_own(self, branch: str | None) -> bool:
         """Whether a branch left from an own version, or from a branch that did; true if that is not known."""
@@ -133,7 +138,7 @@ class LiveVersions:
             table = table.newest()  # pylance keeps the credentials with which it opened
         self.tags = tags_of(table)
         with lance_errors("list the branches of", table.location.uri):
-            self._branches = table.dataset.branches.list()
+            self._branches = table.handle.get().branches.list()
         self._refs = files
 
     @property
@@ -291,7 +296,7 @@ def tags_of(table: Table) -> Mapping[str, tuple[str | None, int]]:
     """
     try:
         with lance_errors("list the tags of", table.location.uri):
-            tags = table.dataset.tags.list()
+            tags = table.handle.get().tags.list()
     except ObjectNotFoundError:
         return list_tags(table.branch.root)
     return {name: (tag["branch"], int(tag["version"])) for name, tag in tags.items()}
@@ -303,7 +308,7 @@ def named_versions(table: Table) -> frozenset[int]:
     For deleting a version by another proof than its expiry; no clock is read.
     """
     with lance_errors("list the branches of", table.location.uri):
-        branches = table.dataset.branches.list().values()
+        branches = table.handle.get().branches.list().values()
     own = table.branch_name
     named = {version for branch, version in tags_of(table).values() if branch == own}
     named |= {int(branch["parent_version"]) for branch in branches if branch["parent_branch"] == own}

@@ -1,7 +1,7 @@
-"""Find listed versions that cannot be read, because files to which they refer are missing.
+"""Find listed versions that cannot be read, because files to which they refer are missing or damaged.
 
 A clean-up that deletes data before manifests leaves such versions if it is killed or refused, as does manual
-deletion of files. Of the newest version, names and sizes are compared with listings.
+deletion of files. Sizes are compared with those that are recorded; deletion files, of which none is, are read.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.named_files import NamedFile, Places
+from memwal_ops.formats.lance.files.named_files import Place, Places, files_of
 from memwal_ops.formats.lance.files.referenced_files import missing_files, references
 from memwal_ops.formats.lance.files.versions import decode_named, version_path
 from memwal_ops.formats.lance.retention.newest_files import newest_damage
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
+from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from memwal_ops.formats.lance.retention.damage import Damage
+    from memwal_ops.formats.lance.files.named_files import Damage, NamedFile
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta
@@ -42,7 +43,7 @@ class VersionsCheck:
     Attributes:
         listed: the number of versions.
         checked: how many of them were checked, the oldest first; this includes the newest, which is open.
-        unreadable: one missing file for each unreadable version.
+        unreadable: one missing or damaged file for each unreadable version.
         newest: a damaged file of the newest version, which is not among these.
     """
 
@@ -63,10 +64,10 @@ class VersionsCheck:
 
 
 def missing_of_version(table: Table, version: int) -> str | None:
-    """A missing file to which the version refers; None if there is none, or no such version.
+    """A missing or damaged file to which the version refers; None if there is none, or no such version.
 
     One request for each file that the version does not share with ``table``'s. Of ``table``'s own, a listing of the
-    folders of its files; a cut file with rows counts as missing, and an index does not.
+    folders of its files; an index does not count.
 
     Raises:
         TableCorruptError: the version's manifest does not decode.
@@ -86,26 +87,26 @@ def missing_of_version(table: Table, version: int) -> str | None:
 
 
 def missing_of_manifest(table: Table, version: VersionManifest, besides: Collection[str] = ()) -> str | None:
-    """A missing file that a version of the table needs, but for ``besides``. One request for each file.
+    """A missing or damaged file that a version of the table needs, but for ``besides``. One request for each file.
 
     Raises:
         InvalidFormatError: the manifest contradicts itself.
     """
     needed = _needed_files(table, version)
-    return min(_missing(table, {key: file for key, file in needed.items() if key not in besides}), default=None)
+    return min(_unreadable(table, {key: file for key, file in needed.items() if key not in besides}), default=None)
 
 
-def check_versions(table: Table) -> VersionsCheck:
-    """Check the versions for missing files, the oldest first, as a clean-up begins there.
+def check_versions(table: Table, first: Collection[int] = ()) -> VersionsCheck:
+    """Check the versions for missing and damaged files: these first, then the oldest, as a clean-up begins there.
 
-    Bounded: it ends after 1,000 versions, 32 MiB of manifests, or 1,000 files; one request for each. A manifest that
-    does not decode is counted as unreadable by its own path.
+    Bounded: it ends after 1,000 versions, 32 MiB of manifests, or 1,000 files that are not of the first ones; one
+    request for each. A manifest that does not decode is counted as unreadable by its own path.
     """
     manifests = {version: meta for version, meta in table.history.listed().items() if version < table.version}
     check = VersionsCheck(len(manifests) + 1, newest=_damage(table))
     newest = _needed_files(table, table.manifest).keys()
-    is_missing: dict[str, bool] = {}
-    oldest = sorted(manifests.items())[:_VERSIONS]
+    is_unreadable: dict[str, bool] = {}
+    oldest = sorted(manifests.items(), key=lambda listed: (listed[0] not in first, listed[0]))[:_VERSIONS]
     sizes = accumulate(meta.size for _, meta in oldest)
     bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
     read = partial(_listed_files, table)
@@ -115,12 +116,12 @@ def check_versions(table: Table) -> VersionsCheck:
             check.checked += 1
             continue
         older = found.keys() - newest
-        fresh = {key: found[key] for key in older - is_missing.keys()}
-        if len(is_missing) + len(fresh) > _FILES:
+        fresh = {key: found[key] for key in older - is_unreadable.keys()}
+        if version not in first and len(is_unreadable) + len(fresh) > _FILES:
             break
-        lost = _missing(table, fresh)
-        is_missing |= {key: key in lost for key in fresh}
-        if gone := [key for key in older if is_missing[key]]:
+        lost = _unreadable(table, fresh)
+        is_unreadable |= {key: key in lost for key in fresh}
+        if gone := [key for key in older if is_unreadable[key]]:
             check.unreadable[version] = min(gone)
         check.checked += 1
     # The files of a version that was expired meanwhile are not missing but deleted.
@@ -152,21 +153,35 @@ def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, 
 
 
 def _needed_files(table: Table, version: VersionManifest) -> Mapping[str, NamedFile | None]:
-    """The files without which a version is not readable: keys below the table's root, and files of another table.
+    """The files without which a version is not readable, by name; None: the folder of an index of the table.
 
     Raises:
         InvalidFormatError: its manifest contradicts itself.
     """
-    own: dict[str, NamedFile | None] = dict.fromkeys(references(version).own)
+    manifest = version.manifest
+    folders = dict.fromkeys(key for key in references(version).own if key.startswith(f"{INDICES_FOLDER}/"))
     try:
-        files = Places(table.location, table.store, version.manifest).data_files(version.manifest)
-        return own | {str(file): file for file in files if file.place.uri}
+        files = [*Places(table.location, table.store, manifest).data_files(manifest)]
     except NotExportedError:
-        return own
+        own = Place(table.store, "")
+        files = [*files_of(manifest, lambda entry: None if entry.HasField("base_id") else own)]
+    return folders | {str(file): file for file in files}
 
 
-def _missing(table: Table, files: Mapping[str, NamedFile | None]) -> frozenset[str]:
+def _unreadable(table: Table, files: Mapping[str, NamedFile | None]) -> frozenset[str]:
     gone = missing_files(table.store, [key for key, file in files.items() if file is None])
-    elsewhere = [file for file in files.values() if file is not None]
-    checked = concurrently(lambda one: one.place.store.head(one.path), elsewhere, threads=_CONCURRENT_READS)
-    return frozenset([*gone, *(str(file) for file, meta in checked if meta is None)])
+    unread = [file for key, file in files.items() if file is not None and key not in table.sound]
+    checked = concurrently(_is_readable, unread, threads=_CONCURRENT_READS)
+    return frozenset([*gone, *(str(file) for file, readable in checked if not readable)])
+
+
+def _is_readable(file: NamedFile) -> bool:
+    try:
+        if file.of is not None:
+            return file.damage(0) is None
+        meta = file.place.store.head(file.path)
+    except ObjectNotFoundError:
+        return False
+    except LinkError:
+        return True
+    return meta is not None and file.size in {0, meta.size}

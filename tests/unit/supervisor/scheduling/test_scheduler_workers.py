@@ -193,3 +193,16 @@ def test_a_full_disk_of_ours_stops_no_table(stage: Stage, monkeypatch: pytest.Mo
     assert stage.in_flight == [("a", "merge")]
     stage.answer("a")
     assert stage.job("a")["last_outcome"] == "succeeded"
+
+
+def test_what_a_worker_opened_last_is_in_the_error_if_a_signal_ended_it(stage: Stage) -> None:
+    stage.see("a", generations=9)
+    (entry,) = stage.scheduler.runs.values()
+    assert entry.run is not None
+    message = {"type": "opened", "id": entry.run.worker.request, "what": "read index t/_indices/1/page_data.lance"}
+    stage.scheduler.on_message(entry.run.worker, message)
+    stage.die("a")
+    (run,) = stage.history.runs(failed=True)
+    assert run["error"]["message"].endswith(
+        "exited: killed by SIGKILL. The last that it began: read index t/_indices/1/page_data.lance."
+    )

@@ -15,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
-from memwal_ops.errors import GenerationCorruptError, InvariantViolatedError, MemwalOpsError, SchemaProjectionError
+from memwal_ops.errors import (
+    GenerationCorruptError,
+    InvariantViolatedError,
+    MemwalOpsError,
+    SchemaProjectionError,
+    StorageError,
+)
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_options
@@ -257,6 +263,16 @@ def _without(target: Target, addresses: npt.NDArray[np.uint64]) -> Iterator[tupl
         offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
         with lance_errors("write a deletion vector to", target.location.uri):
             remaining = fragment.delete_rows(offsets)
+        before = fragment.metadata
+        left = 0 if remaining is None else remaining.num_rows
+        is_counted = before.physical_rows and (before.deletion_file is None or before.deletion_file.num_deleted_rows)
+        # pylance reads the deletion file again, and believes the store. Old releases did not record the numbers.
+        if is_counted and left != before.num_rows - len(offsets):
+            raise StorageError(
+                f"{len(offsets):,} of {before.num_rows:,} rows of fragment {fragment_id} of {target.location.uri} were "
+                f"to be deleted, and {left:,} are left: its deletion file was read wrongly; nothing was published.",
+                remedy="Run it again. If it happens again, the store returns wrong bytes.",
+            )
         yield fragment_id, remaining
 
 

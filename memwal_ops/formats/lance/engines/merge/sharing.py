@@ -121,7 +121,7 @@ def _part(table: Table, keys: pa.Table, modulus: int, remainder: int) -> pa.Tabl
 
 
 def _in_part(table: Table, keys: pa.Table, modulus: int, remainder: int) -> npt.NDArray[np.bool_]:
-    codes = key_code(table.dataset.schema, table.primary_key).encode(keys)
+    codes = key_code(table.schema, table.primary_key).encode(keys)
     if pa.types.is_int64(codes.type):
         hashes = codes.to_numpy(zero_copy_only=False).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
     else:

@@ -53,7 +53,7 @@ def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -
         InvalidUsageError: a column is missing, a value is NULL or of another type.
     """
     names = [*table.primary_key]
-    schema = pa.schema([table.dataset.schema.field(name) for name in names])
+    schema = pa.schema([table.schema.field(name) for name in names])
     try:
         if isinstance(given, pa.Table):
             found = given.select(names)
@@ -84,7 +84,7 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
         opened: generations and filters that were read before.
     """
     table = unmerged.table
-    names, schema = [*table.primary_key], table.dataset.schema
+    names, schema = [*table.primary_key], table.schema
     parts = [_bytes_for_blobs(table)]
     count, missing = 0, keys
     for region in unmerged.regions:

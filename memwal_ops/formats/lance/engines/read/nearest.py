@@ -106,7 +106,7 @@ def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
     sources = _sources(unmerged, query, opened)
     with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="search") as pool:
         found = [*pool.map(lambda one: _live(one, query.k), sources)]
-    names = [*unmerged.table.dataset.schema.names, DISTANCE]
+    names = [*unmerged.table.schema.names, DISTANCE]
     kind = found[0].select(names).schema
     rows = pa.concat_tables([conformed(one.select(names), kind) for one in found])
     return rows.take(pc.sort_indices(rows, [(DISTANCE, "ascending")])).slice(0, query.k)
@@ -132,7 +132,7 @@ def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
 def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
     """The base first, then each region from the newest rows to the oldest."""
     table = unmerged.table
-    if query.column not in table.dataset.schema.names:
+    if query.column not in table.schema.names:
         raise InvalidUsageError(f"{table.location.uri} has no column {query.column}.")
     if query.k < 1:
         raise InvalidUsageError(f"k is {query.k}; it must be at least 1.")
@@ -326,9 +326,9 @@ class _Memory:
     def __init__(self, table: Table, search: _Search, region: RegionRead, rows: pa.Table) -> None:
         self._search = search
         live = newest_rows(rows, [*table.primary_key])
-        live = live.filter(pc.invert(live.column(TOMBSTONE))).select(table.dataset.schema.names)
+        live = live.filter(pc.invert(live.column(TOMBSTONE))).select(table.schema.names)
         with named(region):
-            self._rows = conformed(live, table.dataset.schema)
+            self._rows = conformed(live, table.schema)
         self.name = f"{in_memory(region)}, index=flat"
 
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:

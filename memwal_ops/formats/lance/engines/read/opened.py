@@ -73,7 +73,7 @@ class Opened:
 
     def filters(self, table: Table, refs: Sequence[GenerationRef]) -> list[BloomFilter | None]:
         """Their bloom filters; see :func:`read_bloom_filter`."""
-        kinds = [table.dataset.schema.field(name).type for name in table.primary_key]
+        kinds = [table.schema.field(name).type for name in table.primary_key]
 
         def opened(ref: GenerationRef) -> tuple[BloomFilter | None, int]:
             bloom = read_bloom_filter(table.store, ref.folder, kinds)

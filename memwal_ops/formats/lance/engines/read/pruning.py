@@ -59,7 +59,7 @@ class WantedRows:
 
     def __init__(self, table: Table, condition: str) -> None:
         """Parse a filter in SQL over the columns of a version."""
-        schema = table.dataset.schema
+        schema = table.schema
         self._key = {*table.primary_key}
         self._kinds = {name: schema.field(name).type for name in table.primary_key}
         found = domains(condition, schema)

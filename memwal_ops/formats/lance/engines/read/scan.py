@@ -103,14 +103,14 @@ class Scan:
 
         Raises as :meth:`to_table`, and while it is read: StorageError, GenerationCorruptError.
         """
-        unknown = sorted({*(self.columns or ())} - {*self.table.dataset.schema.names})
+        unknown = sorted({*(self.columns or ())} - {*self.table.schema.names})
         if unknown:
             raise InvalidUsageError(f"{self.table.location.uri} has no column {', '.join(unknown)}.")
         return self.stream(at_newest(self.table, self.winning))
 
     def stream(self, found: Winning) -> pa.RecordBatchReader:
         """:meth:`to_batches` of what :meth:`winning` found, with or without a filter."""
-        wanted = [*self.table.dataset.schema.names] if self.columns is None else [*self.columns]
+        wanted = [*self.table.schema.names] if self.columns is None else [*self.columns]
         base = found.unmerged.table.dataset
         with lance_errors("scan", self.table.location.uri):
             out = base.scanner(
@@ -131,7 +131,7 @@ class Scan:
         """Find the newest row of each key among all unmerged rows of a version."""
         unmerged = self.unmerged(table)
         key = [*table.primary_key]
-        kinds = pa.schema([pa.field(name, table.dataset.schema.field(name).type) for name in key])
+        kinds = pa.schema([pa.field(name, table.schema.field(name).type) for name in key])
         refs = [ref for region in unmerged.regions for ref in region.flushed]
         generations = self.opened.generations(table, refs)
         by_region = groupby(zip(generations, keys_of_all(generations, key), strict=True), lambda one: one[1].region_id)
@@ -170,7 +170,7 @@ class Scan:
                 filter=self.filter,
                 io_buffer_size=_BATCH_BYTES,
                 scan_in_order=False,
-                blob_handling=_blobs(table.dataset.schema, columns),
+                blob_handling=_blobs(table.schema, columns),
             ).to_batches()
             if not found.keys.num_rows:
                 yield from (conformed(one, out) for one in batches)

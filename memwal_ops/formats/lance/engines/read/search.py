@@ -55,7 +55,7 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
     rows = live.select([column]).append_column(_ROW, pa.array(np.arange(live.num_rows)))
     rows = rows.append_column(_WANTED, pa.array(wanted))
     if not live.num_rows:
-        return table.dataset.schema.empty_table().append_column(SCORE, pa.array([], pa.float32()))
+        return table.schema.empty_table().append_column(SCORE, pa.array([], pa.float32()))
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder, lance_errors("search", table.location.uri):
         made = lance.write_dataset(rows, f"{folder}/rows")
         index = text_index(table, column)
@@ -92,7 +92,7 @@ def search_plan(unmerged: Unmerged, column: str, text: str, k: int, condition: s
 
 def check(table: Table, column: str, k: int) -> None:
     """Refuse a search in a missing column, or with ``k`` below 1."""
-    if column not in table.dataset.schema.names:
+    if column not in table.schema.names:
         raise InvalidUsageError(f"{table.location.uri} has no column {column}.")
     if k < 1:
         raise InvalidUsageError(f"k is {k}; it must be at least 1.")
@@ -109,7 +109,7 @@ def _with_columns(scan: Scan, found: Winning, keys: pa.Table, scores: pa.Chunked
     """The rows of these keys, in their order, with their scores."""
     table = found.unmerged.table
     names = [*table.primary_key]
-    keys = keys.cast(pa.schema([table.dataset.schema.field(name) for name in names]))
+    keys = keys.cast(pa.schema([table.schema.field(name) for name in names]))
     rows = look_up(found.unmerged, keys, WantedKeys(table, keys), scan.opened).rows
     numbered = keys.append_column(_ROW, pa.array(np.arange(keys.num_rows)))
     places = {tuple(row[name] for name in names): row[_ROW] for row in numbered.to_pylist()}

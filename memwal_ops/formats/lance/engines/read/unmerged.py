@@ -340,7 +340,7 @@ def _in_order(
     """
     if not fragments:
         return None
-    schema = table.dataset.schema
+    schema = table.schema
     if any(map(holds_blobs, schema)):
         raise UnsupportedFeatureError(f"{fragments[0].name} has blobs, which are not read from a log.", remedy=flush)
     wanted = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in schema])

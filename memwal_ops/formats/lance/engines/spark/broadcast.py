@@ -78,7 +78,7 @@ def find_newest(table: Table, work: tasks.Pass, generations: Sequence[Generation
 
 def _width(table: Table) -> int | None:
     """Bytes that a row takes; None for keys of a variable length."""
-    schema = table.dataset.schema
+    schema = table.schema
     try:
         bits = [int(schema.field(name).type.bit_width) for name in table.primary_key]
     except ValueError:

@@ -174,7 +174,7 @@ class _Pass:
             table.location,
             table.version,
             table.primary_key,
-            key_code(table.dataset.schema, table.primary_key),
+            key_code(table.schema, table.primary_key),
             bool(table.dataset.has_stable_row_ids),
             tuple(one.sealed() for one in generations),
             self._run.counters,

@@ -99,7 +99,7 @@ def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | N
 
 def _columns(df: DataFrame, table: Table) -> list[str]:
     """Names of the DataFrame's columns in its order; refused if they are not the table's."""
-    schema: pa.Schema = table.dataset.schema
+    schema: pa.Schema = table.schema
     unknown = sorted(set(df.columns) - set(schema.names))
     missing = sorted(
         field.name
@@ -147,7 +147,7 @@ def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Ke
     if pending.blocked:
         raise pending.blocked[0].error
     generations = open_generations(table, MergePass(pending.pending, tasks.TASK_BYTES)) if pending.pending else []
-    code = key_code(table.dataset.schema, table.primary_key)
+    code = key_code(table.schema, table.primary_key)
     work = tasks.Pass(
         table.location,
         table.version,
@@ -159,7 +159,7 @@ def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Ke
     session = rows.sparkSession
     keys = f"key {code.spark_type}"
     new = rows.select(*(_place(columns.index(name)) for name in table.primary_key), _MARK).mapInArrow(
-        _encoder(work, table.dataset.schema), f"{keys}, mark bigint"
+        _encoder(work, table.schema), f"{keys}, mark bigint"
     )
     fragments = [fragment.fragment_id for fragment in table.dataset.get_fragments()]
     known = session.range(len(fragments)).mapInArrow(tasks.base_reader(work, fragments), f"{keys}, address bigint")
@@ -213,7 +213,7 @@ def _named(batch: pa.RecordBatch, columns: list[str]) -> pa.RecordBatch:
 def _write(rows: DataFrame, columns: list[str], table: Table) -> tuple[tuple[FragmentMetadata, ...], _Keys]:
     """New fragments, and the keys of the rows that were written to them."""
     location, version, primary_key = table.location, table.version, table.primary_key
-    schema = written_schema(table.dataset.schema)
+    schema = written_schema(table.schema)
     vectors = _indexed_vectors(table)
 
     def write_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -190,7 +190,7 @@ class Shuffle:
         )
 
     def _key_type(self) -> pa.DataType:
-        return self.table.dataset.schema.field(self.table.primary_key[0]).type
+        return self.table.schema.field(self.table.primary_key[0]).type
 
     def _index_is_cheaper(self, won: _WinnerCounts) -> bool:
         import pyarrow as pa  # noqa: PLC0415

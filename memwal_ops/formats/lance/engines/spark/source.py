@@ -153,7 +153,7 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
             table = open_lance_table(self._uri, self._options)
             wanted = None if self._condition is None else condition(self._condition, table.dataset)
             table, parts = _planned(table, wanted)
-            columns = spark_schema(pa.schema([table.dataset.schema.field(name) for name in self._columns]))
+            columns = spark_schema(pa.schema([table.schema.field(name) for name in self._columns]))
             # With each part: Spark serializes the reader as it was before planning.
             scan = _Scan(table.location, table.version, columns, wanted)
             return [InputPartition((scan, part)) for part in parts]
@@ -218,7 +218,7 @@ def _prefiltered(winners: Winners, table: Table, wanted: Condition | None) -> tu
     if wanted is None or not set(wanted.columns) <= set(table.primary_key):
         return winners.upserts
     keys = winners.keys.select(list(wanted.columns)).cast(
-        pa.schema([table.dataset.schema.field(name) for name in wanted.columns])
+        pa.schema([table.schema.field(name) for name in wanted.columns])
     )
     chosen = np.zeros(winners.rows_read, dtype=np.bool_)
     chosen[winners.rows[wanted.holds(keys)]] = True
@@ -246,7 +246,7 @@ def data_source(storage_options: Mapping[str, str]) -> type[DataSource]:
 
         def reader(self, schema: Any) -> MemwalReader:
             with reported():
-                base = open_lance_table(self._uri(), storage_options).dataset.schema
+                base = open_lance_table(self._uri(), storage_options).schema
                 # A schema that the user gave: Spark would interpret our data by it.
                 if not set(schema.names) <= set(base.names) or schema != _schema(base, schema.names):
                     raise InvalidUsageError(

@@ -221,6 +221,6 @@ def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None
             raise UnsupportedFeatureError(
                 f"pylance built index {index.name} anew with other parameters ({', '.join(changed)}); that build was "
                 "not published.",
-                remedy="Create it again yourself, with the parameters that you want: dataset.create_scalar_index(..., "
-                "replace=True) or dataset.create_index(..., replace=True).",
+                remedy="Create it again yourself, with the parameters that you want: dataset.drop_index(NAME), then "
+                "dataset.create_scalar_index(..., name=NAME) or dataset.create_index(..., name=NAME).",
             )

@@ -65,7 +65,7 @@ def parts_of(
     parts = IndexParts(arguments, sizes, index.segment_ids)
     if not index.is_vector or "ivf_centroids" in arguments.options:
         return parts
-    divisible = not arguments.kind.endswith(_BOUNDS) and arguments.column in table.dataset.schema.names
+    divisible = not arguments.kind.endswith(_BOUNDS) and arguments.column in table.schema.names
     return replace(parts, trained=divisible, divisible=divisible)
 
 

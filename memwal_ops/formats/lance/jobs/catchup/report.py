@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.documents import document
 from memwal_ops.core.next_run import NextRun, describe_next_run
 from memwal_ops.core.report import Need
-from memwal_ops.errors import AnswersWorseError, CodebookChangedError, IndexesBehindError, RegionsBlockedError
+from memwal_ops.errors import (
+    AnswersWorseError,
+    CodebookChangedError,
+    IndexesBehindError,
+    RegionsBlockedError,
+    TableCorruptError,
+)
+from memwal_ops.formats.lance.files.named_files import IndexCorruptError
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, grid, paragraph, size_text
 
@@ -134,6 +141,9 @@ class CatchupReport:
         """Exit code of the command."""
         if not self.failures:
             return RegionsBlockedError.exit_code if self.blocked else 0
+        corrupt = [error for error in self.failures if isinstance(error, TableCorruptError)]
+        if any(not isinstance(error, IndexCorruptError) for error in corrupt):  # rows are missing
+            return TableCorruptError.exit_code
         for reason in (CodebookChangedError, AnswersWorseError):
             if all(isinstance(error, reason) for error in self.failures):
                 return reason.exit_code

@@ -145,6 +145,7 @@ class _Attempt:
         See :meth:`Planner.tasks`.
         """
         table, uri = self.table, self.table.location.uri
+        table.refuse_damaged_deletions()
         with lance_errors("plan the compaction of", uri):
             dataset = open_dataset(table.location, version=table.version)
             planner = Planner(table, self.options, self.demanded)

@@ -13,6 +13,7 @@ from memwal_ops.core.followers import read_followers
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.referenced_files import references
 from memwal_ops.formats.lance.files.versions import (
     SET_ASIDE_FOLDER,
@@ -232,7 +233,10 @@ class Surveyor:
             return False
         if self.target.before is not None:
             return self._retention.written(version) >= self.target.before
-        return not any(len(one) for one in self.target.living(open_dataset(table.location, version=version), ""))
+        manifest = read_version_manifest(table.store, version, table.naming).manifest
+        if (damage := damaged_deletions(table.location, table.store, manifest, table.sound)) is not None:
+            raise damage.error
+        return not any(len(rows) for rows in self.target.living(open_dataset(table.location, version=version), ""))
 
     def _followers(self, table: Table) -> Iterator[Holder]:
         for one in self.followers(table):

@@ -125,7 +125,7 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
 
 def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
     """Whether the rows of each MemWAL that is not merged can be read, and fit the table."""
-    options = MergeOptions(primary_key=() if table.primary_key else tuple(table.dataset.schema.names[:1]))
+    options = MergeOptions(primary_key=() if table.primary_key else tuple(table.schema.names[:1]))
     meanings = Meanings(table)
     with MemTables(with_key(table, options), options) as mem_tables:
         for region in sorted({one.id.region for one in mem_wals}):

@@ -37,7 +37,8 @@ from memwal_ops.formats.lance.generations.wal import read_unflushed
 from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
 from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
-from memwal_ops.formats.lance.retention.damage import names_damage, refuse_missing_base_files
+from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.newest_files import refuse_damaged_base_files
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import size_text
@@ -105,7 +106,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         check_committable(table)
         check_takes_rows(table)
     else:
-        refuse_missing_base_files(table)
+        refuse_damaged_base_files(table)
     passes = []
     sized = _sized(options, _choose(options, backlog).name)
     while waiting:
@@ -176,7 +177,7 @@ def apply(
         check_takes_rows(table)
         probe_conditional_writes(table.store)
     else:
-        refuse_missing_base_files(table)
+        refuse_damaged_base_files(table)
     sized = _sized(options, choice.name)
     # Start Spark only if there is work.
     with (

@@ -199,7 +199,7 @@ def _refuse_no_key(table: Table) -> None:
     with lance_errors("read the keys of", table.location.uri):
         keys = pa.Table.from_batches(
             [batch.select(columns) for batch in scan_keys(table.dataset, columns, _KEY_CHUNK_BYTES, stable=False)],
-            schema=pa.schema([table.dataset.schema.field(name) for name in columns]),
+            schema=pa.schema([table.schema.field(name) for name in columns]),
         )
     for name in columns:
         if keys.column(name).null_count:

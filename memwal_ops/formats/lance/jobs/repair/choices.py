@@ -99,7 +99,11 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "version_unreadable": (
         Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
-        Choice("memwal-ops expire URI --apply", "The version is deleted; it could not be read."),
+        Choice(
+            "memwal-ops expire URI --apply; before it, delete the tag or branch that keeps the version, or release the "
+            "hold.",
+            "The version is deleted; it could not be read.",
+        ),
     ),
     "transaction_file": (
         Choice("Nothing: the next commit names its own.", "A commit that began before this version fails once."),

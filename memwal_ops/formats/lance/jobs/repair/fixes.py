@@ -243,10 +243,10 @@ def transaction_fix(table: Table, finding: Finding) -> Fix[Table]:
     def make(table: Table, keep: Keep) -> FixAttempt:
         path, data = _inline_transaction(table)
         place = ObjectPlace(table.store, path)
-        if table.store.head(path) is not None:
+        if (present := place.read()) == data:
             return FixAttempt.GONE
-        keep(place.name, None, data)
-        return FixAttempt.DONE if place.swap(None, data) else FixAttempt.GONE
+        keep(place.name, present, data)
+        return FixAttempt.DONE if place.swap(present, data) else FixAttempt.GONE
 
     return Fix("transaction:", f"write {path} from the manifest of version {table.version}", make)
 
