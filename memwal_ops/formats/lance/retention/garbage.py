@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.formats.lance.files.referenced_files import (
@@ -23,9 +23,10 @@ from memwal_ops.formats.lance.files.referenced_files import (
     list_manifests_of_others,
     missing_files,
     read_references,
+    references,
     version_of_main,
 )
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, is_same_file, version_path
 from memwal_ops.formats.lance.retention.set_aside import list_set_aside
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Needed:
             TableCorruptError: a manifest does not decode; the result must not be used.
             UnsupportedFeatureError: a manifest may refer to files in unknown ways.
         """
-        while not (self._read_own(table.store, expiring, young) and self._read_others(table)):
+        while not (self._read_own(table, expiring, young) and self._read_others(table)):
             pass
         if not self._complete:
             self._complete = True
@@ -89,9 +90,14 @@ class Needed:
             for _, found in read_references(table.store, [one.meta.path for one in self.copies]):
                 self.expired |= found.all
 
-    def _read_own(self, store: Store, expiring: Collection[str], young: Collection[str]) -> bool:
-        fresh = {path: meta for path, meta in list_manifests(store).items() if meta not in self._seen[0]}
-        for path, found in read_references(store, sorted(fresh)):
+    def _read_own(self, table: Table, expiring: Collection[str], young: Collection[str]) -> bool:
+        fresh = {path: meta for path, meta in list_manifests(table.store).items() if meta not in self._seen[0]}
+        opened = version_path(table.version, table.naming)
+        is_known = opened in fresh and is_same_file(table.file, fresh[opened])
+        known = [(opened, references(table.manifest))] if is_known else []
+        for path, found in chain(
+            known, read_references(table.store, sorted(fresh.keys() - {path for path, _ in known}))
+        ):
             self._seen[0].add(fresh.pop(path))
             if path in expiring:
                 self.expired |= found.all

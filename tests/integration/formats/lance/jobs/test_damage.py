@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import wire
 from tests.support.tables.files import Files
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -109,16 +110,15 @@ def test_other_errors_stay_what_they_are(whole: str, tmp_path: Path) -> None:
 
 
 def test_a_newest_manifest_of_no_bytes_is_critical_and_its_message_says_what_helps(
-    whole: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    uri = str(tmp_path / "t.lance")
-    shutil.copytree(whole, uri)
-    name, _ = wire.newest_manifest(Files(uri))
-    emptied(Path(uri, name))
-    assert run_here(capfd, "check", "--nagios", uri).code == 2
-    error = run_here(capfd, "inspect", uri, "--json").document["error"]
+    made = PlainTable(str(tmp_path / "t.lance")).create(fragments=3)
+    name, _ = wire.newest_manifest(Files(made.uri))
+    emptied(Path(made.uri, name))
+    assert run_here(capfd, "check", "--nagios", made.uri).code == 2
+    error = run_here(capfd, "inspect", made.uri, "--json").document["error"]
     assert (error["exit_code"], name in error["remedy"], "aside" in error["remedy"]) == (9, True, True)
-    Path(uri, name).rename(tmp_path / "aside")
-    assert run_here(capfd, "check", "--nagios", uri).code == 0
-    assert run_job(uri, "maintain", apply=True).exit_code == 0
-    assert run_job(uri, "verify").exit_code == 0
+    Path(made.uri, name).rename(tmp_path / "aside")
+    assert run_here(capfd, "check", "--nagios", made.uri).code == 0
+    assert run_job(made.uri, "maintain", apply=True).exit_code == 0
+    assert run_job(made.uri, "verify").exit_code == 0
