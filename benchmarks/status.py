@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.markdown import head, row
-from memwal_ops.cli.status_text import describe
+from memwal_ops.cli.status import describe
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.connections import long_json_response
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, OK, WORDS, findings_of

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import BRANCH, Duration, IntRange, on, storage_options
+from memwal_ops.cli.options import BRANCH, TABLE, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.bad_answers import ASKED_BY, bad_answers

@@ -11,9 +11,8 @@ import click
 
 import memwal_ops
 from memwal_ops.cli.config_init import init
-from memwal_ops.cli.config_option import config_argument
 from memwal_ops.cli.config_units import cron, kubernetes, systemd
-from memwal_ops.cli.options import json_output
+from memwal_ops.cli.options import config_argument, json_output
 from memwal_ops.cli.printing import echo_result, error_document, with_pages
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.storage.redaction import redact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,12 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.output_file import written_file
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.options import TABLE, json_output, storage_options
+from memwal_ops.cli.printing import echo, echo_json, written_file
 from memwal_ops.cli.process import open_table
-from memwal_ops.cli.table_entries import absolute, namespace_entry, quoted, variable_name
 from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.core.scan import tables_of_database
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
@@ -27,6 +25,35 @@ from memwal_ops.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+def namespace_entry(catalog: Catalog) -> str:
+    """The entry of a catalog; a secret is left to an environment variable."""
+    properties = [f"{quoted(key)}: {_property(key, value)}" for key, value in catalog.properties.items()]
+    path = f", path: [{', '.join(map(quoted, catalog.path))}]" if catalog.path else ""
+    return f"namespace: {{impl: {catalog.impl}, properties: {{{', '.join(properties)}}}{path}}}"
+
+
+def _property(key: str, value: str) -> str:
+    if is_secret_property(key, value):
+        return f'"${{{variable_name(key)}}}"'
+    return quoted(absolute(value) if key == "root" else value)
+
+
+def absolute(place: str) -> str:
+    """Return a URI, or the absolute path of a local one: a service has no working directory of its own."""
+    return place.rstrip("/") if "://" in place else os.path.abspath(os.path.expanduser(place))
+
+
+def quoted(text: str) -> str:
+    """A YAML string; ``$`` is doubled, since a configuration file substitutes variables."""
+    return json.dumps(text.replace("$", "$$"), ensure_ascii=False)
+
+
+def variable_name(key: str) -> str:
+    """Return the name of the environment variable that a secret of this key is left to."""
+    return re.sub("[^A-Z0-9]+", "_", key.upper())
+
 
 _MAX_NAMED = 30
 _UNNAMED, _LONGEST = re.compile(r"[^A-Za-z0-9._-]+"), 200

@@ -18,9 +18,8 @@ import click
 import yaml
 
 import memwal_ops
-from memwal_ops.cli.config_option import config_argument
-from memwal_ops.cli.output_file import written_file
-from memwal_ops.cli.printing import echo
+from memwal_ops.cli.options import config_argument
+from memwal_ops.cli.printing import echo, written_file
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.locations import split_query
 from memwal_ops.storage.redaction import is_secret_key

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwal_ops.cli.config_option import config_option
-from memwal_ops.cli.options import IntRange, json_output
+from memwal_ops.cli.options import IntRange, config_option, json_output
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.errors import InvalidUsageError, runbook
 from memwal_ops.supervisor.config.loader import load_settings

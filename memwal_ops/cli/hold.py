@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import Duration, IntRange, branch_option, json_output, storage_options
+from memwal_ops.cli.options import TABLE, Duration, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.holds import holds, release_hold, take_hold

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwal_ops.cli.completion import TABLE
 from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
-from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
+from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.options import describe
 from memwal_ops.core.registry import formats, locate, location_of

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from click.core import ParameterSource
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import branch_parameter, json_parameter, on, storage_parameters
+from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
@@ -206,8 +205,11 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
 
 def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> tuple[Any, int]:
     """The report of a run as a document or as text, and the exit code."""
-    from memwal_ops.cli.ledger import expected, recorded  # noqa: PLC0415 - see below
-    from memwal_ops.cli.past_runs import RunHistory  # noqa: PLC0415 - see below
+    from memwal_ops.cli.ledger import (  # noqa: PLC0415 - see below
+        RunHistory,
+        expected,
+        recorded,
+    )
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
     from memwal_ops.core.run import applicable, perform, plugin_errors  # noqa: PLC0415 - see above
 

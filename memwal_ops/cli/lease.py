@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import branch_option, json_output, storage_options
+from memwal_ops.cli.options import TABLE, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import break_lease, list_leases

@@ -1,4 +1,4 @@
-"""Option types and options that several commands share."""
+"""Types and options that several commands share: paths that shells complete, ``--config``, ``--json``, stores."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.places import default_config_path
 from memwal_ops.storage.options import parse_options
 from memwal_ops.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
 
 BRANCH = "A branch of the table: URI/tree/NAME."
 
@@ -109,3 +112,49 @@ def _with(command: Callable[..., Any], *parameters: click.Parameter) -> Callable
     """Add parameters as click's own decorators do: the command, decorated last, takes them in reverse order."""
     command.__dict__.setdefault("__click_params__", []).extend(parameters)
     return command
+
+
+class PathText(click.types.StringParamType):
+    """Text that shells complete as a path. What else it may be, such as a URI, is left as it is."""
+
+    def __init__(self, kind: str) -> None:
+        """Complete paths of that kind: ``dir`` or ``file``."""
+        self._kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
+        """The word itself, with the kind by which the shell completes it."""
+        return [CompletionItem(incomplete, type=self._kind)]
+
+
+TABLE = PathText("dir")
+FILE = PathText("file")
+
+
+config_option = click.option(
+    "--config",
+    "file",
+    type=FILE,
+    default=default_config_path,
+    metavar="FILE",
+    help="The service's configuration.  [default: $MEMWAL_OPS_CONFIG or /etc/memwal-ops/config.yaml]",
+)
+
+
+def config_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command of ``config`` its file as an argument; ``--config`` works, too, as for all other commands."""
+    named: str = f"{__name__}.named"
+
+    def note(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        context.meta[named] = value
+
+    def choose(context: click.Context, _: click.Parameter, value: str | None) -> str:
+        other: str | None = context.meta.get(named)
+        if value is not None and other is not None:
+            raise click.UsageError(f"Give one file, not {value} and --config {other}.")
+        return value or other or default_config_path()
+
+    argument = click.argument("file", type=FILE, required=False, callback=choose)
+    option = click.option(
+        "--config", type=FILE, expose_value=False, is_eager=True, hidden=True, callback=note, help="As FILE."
+    )
+    return argument(option(command))

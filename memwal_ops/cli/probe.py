@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import branch_option, json_output, storage_options
+from memwal_ops.cli.options import TABLE, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import ConditionalWriteUnsupportedError, TableNotFoundError

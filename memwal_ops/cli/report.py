@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memwal_ops.cli.check import last_run_fault_of
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import IntRange, branch_option, json_output, storage_options
-from memwal_ops.cli.output_file import check_replaceable, written_file
-from memwal_ops.cli.printing import echo, echo_json
+from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
+from memwal_ops.cli.printing import check_replaceable, echo, echo_json, written_file
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.registry import short_name

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from memwal_ops import log as logging_setup
-from memwal_ops.cli.config_option import config_option
+from memwal_ops.cli.options import config_option
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings

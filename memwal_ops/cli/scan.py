@@ -9,12 +9,11 @@ from urllib.parse import quote
 
 import click
 
-from memwal_ops.cli.completion import TABLE
-from memwal_ops.cli.options import json_output, storage_options
-from memwal_ops.cli.past_runs import RunHistory
+from memwal_ops.cli.config_init import absolute, namespace_entry, quoted
+from memwal_ops.cli.ledger import RunHistory
+from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
-from memwal_ops.cli.table_entries import absolute, namespace_entry, quoted
 from memwal_ops.core.bad_answers import PAGE
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name

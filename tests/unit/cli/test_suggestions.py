@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from memwal_ops.cli import suggestions
+from memwal_ops.cli import main
 from memwal_ops.cli.main import cli
 from tests.support.run_cli import run_here
 
@@ -42,9 +42,9 @@ def test_the_remedy(capfd: pytest.CaptureFixture[str], line: str, remedy: str) -
 
 def test_what_is_suggested_exists() -> None:
     context = click.Context(cli, info_name="memwal-ops")
-    assert {*suggestions._COMMANDS.values()} <= {*cli.list_commands(context)}
-    assert not suggestions._COMMANDS.keys() & {*cli.list_commands(context)}
-    assert {*suggestions._OPTIONS.values()} <= suggestions._TEXTS.keys()
+    assert {*main._COMMANDS.values()} <= {*cli.list_commands(context)}
+    assert not main._COMMANDS.keys() & {*cli.list_commands(context)}
+    assert {*main._OPTIONS.values()} <= main._TEXTS.keys()
 
 
 @pytest.fixture

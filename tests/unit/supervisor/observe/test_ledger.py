@@ -69,7 +69,7 @@ def test_a_run_by_hand_counts_in_the_ledger_and_in_no_schedule(history: History)
 def test_the_command(
     history: History, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memwal_ops.cli.cost.datetime", _Now)
+    monkeypatch.setattr("memwal_ops.cli.plan.datetime", _Now)
     file = tmp_path / "config.yaml"
     file.write_text(
         f"history: {{path: {history.path}}}\nprices: {{s3: {{put: 0.01}}}}\ntables: [{{uri: {tmp_path}/a.lance}}]\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.cli.status_text import describe
+from memwal_ops.cli.status import describe
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
 from memwal_ops.supervisor.observe.spending import Spending

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.cli.status_text import describe
+from memwal_ops.cli.status import describe
 from memwal_ops.errors import AnswersWorseError
 from memwal_ops.supervisor.observe.findings import job_findings
 from memwal_ops.supervisor.scheduling.timers import Timers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.cli.status_text import budget_lines
+from memwal_ops.cli.status import budget_lines
 from memwal_ops.core.fleet_budget import Amounts, Charge, Others
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.supervisor.observe.status import budget_status, published_budget
