@@ -24,7 +24,7 @@ from memwal_ops.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.core.erasure import ByteScan, EraseOptions
     from memwal_ops.core.protocols import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
@@ -42,12 +42,10 @@ class Evidence(Protocol):
 
     Attributes:
         not_seen: where nothing was read.
-        unsearched: what was not looked for in the bytes that stay.
         written_in_place: objects, or folders with a slash, that later commits write again under the same name.
     """
 
     not_seen: ClassVar[tuple[str, ...]]
-    unsearched: tuple[str, ...]
     written_in_place: ClassVar[tuple[str, ...]]
 
     @property
@@ -60,6 +58,7 @@ def write_certificate(
     options: EraseOptions,
     erasure: Evidence,
     objects: Iterable[tuple[ObjectMeta, str]],
+    scan: ByteScan | None,
 ) -> str:
     """Write the certificate that the options name, and return its path.
 
@@ -68,6 +67,7 @@ def write_certificate(
         options: those of the run.
         erasure: of the rows.
         objects: every object, and why it cannot hold such a row.
+        scan: what was looked for in their bytes.
 
     Raises:
         InvalidUsageError: the file or the key cannot be used.
@@ -86,8 +86,9 @@ def write_certificate(
         "where_sha256": None if options.where is None else hashlib.sha256(options.where.encode()).hexdigest(),
         "deleted_before": None if erasure.before is None else erasure.before.isoformat(),
         "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
+        "byte_scan": None if scan is None else scan.to_json(),
         "written_in_place": [*erasure.written_in_place],
-        "not_seen": [*erasure.not_seen, *erasure.unsearched],
+        "not_seen": [*erasure.not_seen],
     }
     if options.sign_with is not None:
         document["signature"] = _sign(_signed_bytes(document), options.sign_with)

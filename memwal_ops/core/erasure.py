@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import enum
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
 from memwal_ops.errors import HeldError
 from memwal_ops.storage.clock import PLANNED_BY
-from memwal_ops.text import counted, counted_as, paragraph
+from memwal_ops.text import counted, counted_as, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +73,9 @@ class EraseOptions(SafeMinimums):
     )
     certificate: str | None = text(None, metavar="FILE", help="Write what proves it here, once all is erased.")
     sign_with: str | None = text(None, metavar="KEY", help="Sign it by this private key (PEM).")
+    ignore_columns: str | None = text(
+        None, metavar="NAME,NAME", help="Columns of common words: their values are not looked for in what stays."
+    )
     check: str | None = text(None, metavar="FILE", help="Verify a certificate against the table, and do nothing else.")
     ttl: TtlOptions = group(TtlOptions, help="Delete rows by their age, and erase them within that time.")
 
@@ -159,6 +164,50 @@ class Holder:
         return f"{'HELD BY ' if self.blocks else ''}{self.kind} {self.name}: {self.why}{when}"
 
 
+@dataclass(slots=True)
+class ByteScan:
+    """What was looked for, where, and what was found.
+
+    Attributes:
+        values: how many forms of values were looked for.
+        too_short: how many values could not be told apart from others.
+        beyond: how many there were too many.
+        staying: how many were found that rows which stay have, too.
+        objects: how many objects were read, and ``bytes`` of them.
+        decoded: how many of these were decoded, too.
+        not_decoded: how many of these were not decoded in whole, by the reason.
+        ignored_columns: columns whose values were not looked for.
+        holders: the objects that have such a value.
+    """
+
+    values: int
+    too_short: int = 0
+    beyond: int = 0
+    staying: int = 0
+    objects: int = 0
+    bytes: int = 0
+    decoded: int = 0
+    not_decoded: Counter[str] = field(default_factory=Counter)
+    ignored_columns: tuple[str, ...] = ()
+    holders: list[Holder] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry ``byte_scan`` of a report and of a certificate."""
+        return document(self, "holders")
+
+    def describe(self) -> str:
+        """One paragraph for people."""
+        if not self.values:
+            return "Nothing was looked for in bytes: of the rows, this run saw no value that is long enough."
+        text = f"Looked for {counted(self.values, 'value')} of erased rows in {counted(self.objects, 'object')} "
+        text += f"({size_text(self.bytes)}), {self.decoded:,} of them decoded, too."
+        if self.too_short or self.beyond:
+            text += f" Not looked for: {self.too_short:,} too short to be told apart, {self.beyond:,} too many."
+        for why, number in self.not_decoded.items():
+            text += f" Not decoded in whole: {counted(number, 'object')}, {why}."
+        return paragraph(text, hanging="  ")
+
+
 @dataclass(kw_only=True)
 class EraseReport:
     """The report of an erasure.
@@ -171,6 +220,7 @@ class EraseReport:
         version: the newest revision.
         not_seen: where no command can look.
         certificate: the file that was written.
+        byte_scan: what was looked for in the bytes that stay; None: nothing yet, as something is still held.
     """
 
     applied: bool
@@ -180,6 +230,7 @@ class EraseReport:
     done: dict[str, int] = field(default_factory=dict)
     not_seen: tuple[str, ...] = ()
     certificate: str | None = None
+    byte_scan: ByteScan | None = None
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -219,6 +270,7 @@ class EraseReport:
             "truncated": len(self.holders) > limit,
             "until": None if self.until is None else self.until.isoformat(timespec="seconds"),
             "certificate": self.certificate,
+            "byte_scan": None if self.byte_scan is None else self.byte_scan.to_json(),
             "not_seen": list(self.not_seen),
             "version": self.version,
             "warnings": list(self.warnings),
@@ -241,6 +293,8 @@ class EraseReport:
             yield f"  and {len(self.holders) - _SHOWN:,} more; see --json."
         if self.certificate is not None:
             yield f"Certificate: {self.certificate}"
+        if self.byte_scan is not None:
+            yield self.byte_scan.describe()
         if self.not_seen:
             yield paragraph(f"Not seen from here: {'; '.join(self.not_seen)}.", hanging="  ")
         for warning in self.warnings:

@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core import collector
+from memwal_ops.core.byte_scan import ErasedValues, Scanned
 from memwal_ops.core.candidates import UNKNOWN, Verdict
-from memwal_ops.core.erasing import NOT_SEEN, ErasedValues, Erasure, Survey, run_erasure
+from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
 from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
@@ -138,7 +139,6 @@ class NamespaceErasure(Erasure):
     matches: Test | None
     now: datetime
     wanted: dict[str, Any] | None
-    _values: ErasedValues = field(default_factory=ErasedValues, init=False)
     _left: Survey | None = field(default=None, init=False)
     _read: dict[str, str | None] = field(default_factory=dict, init=False)
     not_seen: ClassVar[tuple[str, ...]] = (
@@ -321,7 +321,7 @@ class NamespaceErasure(Erasure):
 
         Without an expression: of all rows of objects that the live manifest does not list any more.
         """
-        self._values.add("a value of --where", _values_of(self.wanted))
+        self.values.add("a value of --where", _values_of(self.wanted))
         live = self.table.newest().manifest
         evidence = gc.Evidence.of(self.table, self.gc_options, self.now)
         seen = set[str]() if self.matches is not None else {*live.fragment_keys, *live.prefixes}
@@ -350,35 +350,31 @@ class NamespaceErasure(Erasure):
     def _keep(self, rows: Rows) -> None:
         for name, vector, attributes in zip(rows.ids, rows.vectors, rows.attributes, strict=True):
             if self.matches is None or self.matches(name, attributes):
-                self._values.add("the id", name)
+                self.values.add("the id", name)
                 if vector.nbytes >= _VECTOR_BYTES:
                     packed = b"".join(b"\xca" + value.tobytes() for value in vector.astype(">f4"))
-                    self._values.add("the vector", vector.astype("<f4").tobytes(), packed, ",".join(map(str, vector)))
+                    self.values.add("the vector", vector.astype("<f4").tobytes(), packed, ",".join(map(str, vector)))
                 for attribute, value in (attributes or {}).items():
-                    self._values.add(f"the attribute {attribute!r:.40}", value)
+                    self.values.add(f"the attribute {attribute!r:.40}", value)
 
-    def leaks(self) -> list[Holder]:
+    def scanned(self) -> Scanned | None:
         """See the base class."""
-        self.context.step("search bytes")
+        return Scanned(self.table.store, self._forget, _explain) if self.options.certificate is not None else None
+
+    def _forget(self, values: ErasedValues) -> None:
+        """Have values forget what living rows have, and the names of fields."""
         table = self.table.newest()
-        if not len(self._values):
-            self.unsearched = ("values of the rows in the bytes that stay: when this run began, no object had them",)
         names = [
             field for segment in table.manifest.segments for field in (*segment.bitmap_fields, *segment.fts_fields)
         ]
-        self._values.forget(_WORDS, [table.manifest.namespace, *names, *table.meta.full_text])
+        values.forget(_WORDS, [table.manifest.namespace, *names, *table.meta.full_text])
         for rows in live_rows(table):
             data = json.dumps([*rows.ids, *rows.attributes], ensure_ascii=False).encode("utf-8", "surrogatepass")
-            self._values.forget(data + rows.vectors.tobytes(), [*rows.ids, *rows.attributes])
-        return [
-            Holder(
-                "object",
-                path,
-                f"its bytes have {label} of such a row: {_REMEDY[path.endswith(_AVERAGES)]}",
-                blocks=True,
-            )
-            for path, label in self._values.in_store(table.store)
-        ]
+            values.forget(data + rows.vectors.tobytes(), [*rows.ids, *rows.attributes])
+
+
+def _explain(path: str) -> tuple[str, str]:
+    return "object", _REMEDY[path.endswith(_AVERAGES)]
 
 
 def _values_of(wanted: Any) -> list[Any]:

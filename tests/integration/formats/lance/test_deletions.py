@@ -29,7 +29,7 @@ PROOFS = {
     ("formats/lance/retention/merged_since.py", "drop_overtaken"): "our own records that a restore contradicts",
     ("formats/lance/retention/merged_since.py", "drop_contradicted"): "the same",
     ("formats/lance/retention/schema_recorder.py", "record_schema"): "our own records, which a later one has as well",
-    ("formats/lance/jobs/erase/segments.py", "record"): "our own records; a segment without one is built anew",
+    ("formats/lance/jobs/erase/target.py", "record"): "our own records; a segment without one is built anew",
     (
         "supervisor/membership/records.py",
         "delete",

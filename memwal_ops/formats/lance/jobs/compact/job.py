@@ -35,7 +35,8 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
-from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
+from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor, dictionary_columns, with_new_dictionaries
+from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
 from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
@@ -153,7 +154,10 @@ class _Attempt:
         if not self.tasks:
             return None
         _refuse_broken_indexes(table)
-        for result in executor.execute(table, dataset, self.tasks):
+        results = executor.execute(table, dataset, self.tasks)
+        if self.demanded and dictionary_columns(dataset.schema) and not any(map(holds_blobs, dataset.schema)):
+            results = with_new_dictionaries(table, dataset, results)
+        for result in results:
             self.results.append(result)
             context.advance("rewriting", "groups of fragments")
             context.checkpoint()
@@ -246,7 +250,8 @@ def apply(
     Args:
         table: any version of the table; the newest is read after each commit and each conflict.
         context: can stop the run after each group of fragments that has been rewritten.
-        only: ids of the fragments that are rewritten, and no others; None: those that are due.
+        only: ids of the fragments that are rewritten, and no others, with the dictionary values in use alone; None:
+            those that are due.
 
     Returns:
         The report. Its ``why`` is the reason if nothing was rewritten.

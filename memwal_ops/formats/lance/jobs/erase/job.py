@@ -7,21 +7,32 @@ killed run leaves no state that the next one needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import lance
+import numpy as np
+
+from memwal_ops.core.byte_scan import ErasedValues
+from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasing import NOT_SEEN, Erasure, run_erasure
 from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Holder
 from memwal_ops.core.run import run_job
-from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
+from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable, commit_strict
+from memwal_ops.formats.lance.commit.publication import may_be_named
+from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
+from memwal_ops.formats.lance.engines.merge.rewrite import Target as Base
+from memwal_ops.formats.lance.engines.merge.rewrite import delete_superseded, deletion_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.erase.deleting import commit_delete, delete_living, touch
+from memwal_ops.formats.lance.jobs.erase.log import identity_columns
+from memwal_ops.formats.lance.jobs.erase.scan import compared, prefixes, scanned
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
 from memwal_ops.formats.lance.jobs.gc import job as gc
@@ -33,14 +44,74 @@ from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    import lance
-
+    from memwal_ops.core.byte_scan import Scanned
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
-    from memwal_ops.formats.lance.jobs.erase.found import Survey
+    from memwal_ops.formats.lance.jobs.erase.survey import Survey
     from memwal_ops.formats.lance.table import Table
+
+Commit = Callable[["Table", lance.LanceOperation.Delete, "CommitNote"], object]
+"""Publishes the next version with the deletion. Raises ``CommitLostError`` if another commit was first."""
+
+
+def delete_living(
+    table: Table, target: Target, note: CommitNote, context: RunContext, commit: Commit
+) -> tuple[Table, int]:
+    """Delete the rows that match and are not deleted; return the newest version, and how many rows.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
+    """
+    retry = CommitRetry()
+    while True:
+        batches = [batch.to_numpy() for batch in target.living(table.dataset, table.location.uri)]
+        addresses = np.sort(np.concatenate(batches)) if batches else np.empty(0, np.uint64)
+        if not addresses.size:
+            return table, 0
+        context.checkpoint()
+        try:
+            _publish(table, addresses, note, commit)
+        except (CommitLostError, ObjectNotFoundError) as error:
+            table = retry.conflict_or_expired(table, error)
+        else:
+            context.figures["conflicts"] += retry.conflicts
+            return retry.landed(table), int(addresses.size)
+
+
+def touch(table: Table, note: CommitNote, commit: Commit) -> Table:
+    """Publish a version without any change: the newest one has the expression of a deletion in it."""
+    retry = CommitRetry()
+    while True:
+        try:
+            commit(table, lance.LanceOperation.Delete([], [], ""), note)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return retry.landed(table)
+
+
+def _publish(table: Table, addresses: np.ndarray, note: CommitNote, commit: Commit) -> None:
+    updated, removed = delete_superseded(Base(table.location, table.dataset), addresses.astype(np.uint64))
+    written = [path for fragment in updated if (path := deletion_path(fragment)) is not None]
+    table.guard.register(written)
+    try:
+        commit(table, lance.LanceOperation.Delete(updated, removed, ""), note)
+    except BaseException as error:
+        if not may_be_named(error):
+            table.discard(written)
+        raise
+
+
+def commit_delete(table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
+    """Publish a deletion: exactly the next version where there is a log."""
+    if table.log.strict_commits:
+        commit_strict(table, operation, {}, note)
+    else:
+        commit_deletion(table, operation, note)
+
 
 __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
 
@@ -63,7 +134,7 @@ class TableErasure(Erasure):
         *NOT_SEEN,
         "files outside of the table to which external blobs refer",
         "shallow clones of this table elsewhere",
-        "values of columns that were dropped or overwritten, in data files that were not rewritten since",
+        "values of dropped or overwritten columns, not looked for, in data files that were not rewritten since",
         "averages in vector indexes: centroids and codebooks, which are kept where there is a log",
     )
 
@@ -77,7 +148,13 @@ class TableErasure(Erasure):
         if cut is not None and changes:  # the store's clock may be behind ours
             cut = min(cut, store_time(table.store))
         too_old = options.ttl.expression(now)
-        targets = [Target(options.where, cut), *([] if too_old is None else [Target(too_old, None)])]
+        ignored = [name.strip() for name in (options.ignore_columns or "").split(",")]
+        values = ErasedValues([*filter(None, ignored)])
+        kept = values if options.where is not None or options.certificate is not None else None
+        targets = [Target(options.where, cut, kept, identity_columns(table), partial(prefixes, table))]
+        targets += [] if too_old is None else [Target(too_old, None)]
+        for column, value in compared(options.where or ""):
+            targets[0].keep(column, value)
         for target in targets:
             target.check(table.dataset, table.location.uri)
         check_rewritable(table)
@@ -86,7 +163,7 @@ class TableErasure(Erasure):
             probe_conditional_writes(table.store)
             now = store_time(table.store)
         surveyor = cls.surveyor_of(targets, table.store, options, now)
-        return cls(table.newest(), targets, surveyor, options=options, context=context or RunContext())
+        return cls(table.newest(), targets, surveyor, options=options, context=context or RunContext(), values=values)
 
     @staticmethod
     def check(table: Table) -> None:
@@ -101,6 +178,10 @@ class TableErasure(Erasure):
     def before(self) -> datetime | None:
         """See the base class."""
         return self.targets[0].before
+
+    def scanned(self) -> Scanned:
+        """See the base class."""
+        return scanned(self.table, self.options.where)
 
     def survey(self) -> Survey:
         """All that holds such rows; read again only after a step that changed something."""

@@ -6,35 +6,102 @@ is kept as a fence post alone need not have its rows: only its place and its wri
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.erasure import Holder
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.jobs.erase.found import CLEAN, LogSurvey
+from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.sql_literals import literal
+from memwal_ops.formats.lance.generations.region_values import region_values_of
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
+from memwal_ops.formats.lance.wire.region_manifest import field_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
+
+    import pyarrow as pa
 
     from memwal_ops.core.candidates import Gate
     from memwal_ops.core.erasure import EraseOptions
+    from memwal_ops.formats.lance.jobs.erase.target import Target
     from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
+    from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
 _POST = "fence post"
 _NOT_MERGED = "not merged"
 _STAYS = (_NOT_MERGED, "not flushed", "generation ", "a base version", "region manifest version")
 _NEXT_RUN = timedelta(minutes=15)
+_NAMED = (
+    "its manifests have a value of {} of such rows, by which the table's region spec routes them: copy the rows into a "
+    "table whose spec has a bucket of it instead, and delete this one"
+)
+CLEAN = "it was read: it has no such row"
+
+
+def identity_columns(table: Table) -> dict[str, set[Any]]:
+    """The columns whose values the table's region specs store as they are; each without a value."""
+    names = {one.id: one.name for one in table.manifest.manifest.fields}
+    specs = [] if table.memwal is None else table.memwal.region_specs
+    sources = (one.source_ids[0] for spec in specs for one in spec.fields if one.transform == "identity")
+    return {names[source]: set() for source in sources if source in names}
+
+
+@dataclass
+class LogSurvey(ABC):
+    """What of a log holds such rows, in any layout.
+
+    Attributes:
+        merged: whether this run merged already: what is not merged now is blocked.
+        objects: every object of it, and why it cannot hold such a row; None: it may.
+    """
+
+    table: Table
+    target: Target
+    options: GcOptions
+    merged: bool = False
+    objects: list[tuple[ObjectMeta, str | None]] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> list[tuple[UUID, int]]:
+        """Region and number of the generations that hold such rows."""
+        return []
+
+    @abstractmethod
+    def versions(self, reading: Mapping[tuple[UUID, int], list[int]]) -> Mapping[int, str]:
+        """Versions whose readers need a part of the log that holds such rows; of generations, ``reading`` has them."""
+
+    @abstractmethod
+    def holders(self, versions_until: datetime | None) -> Iterable[Holder]:
+        """What holds such rows, with what keeps it; versions may expire at ``versions_until``."""
+
+    def empty_posts(self) -> int:
+        """Empty the entries that must stay and need not have their rows; return how many."""
+        return 0
+
+    def _why_file(self, meta: ObjectMeta, search: Callable[[], str | None]) -> str | None:
+        """Why a file of the log may hold such a row, searched once in a run; None: it has none, or it is gone."""
+
+        def why() -> str | None:
+            try:
+                return search()
+            except ObjectNotFoundError:
+                return None
+            except InvalidFormatError as error:
+                return f"it cannot be read: {error}"
+
+        return self.target.once((meta.path, meta.size, meta.last_modified), why)
 
 
 def gc_options(options: EraseOptions) -> GcOptions:
@@ -149,6 +216,7 @@ class RegionLogs(LogSurvey):
 
     def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
         """See the base class."""
+        yield from self._regions()
         if not (self.entries or self.generations or self.unknown):
             return
         kept = {one.path: one for one in gc.candidates(self.table, self.options)}
@@ -158,6 +226,29 @@ class RegionLogs(LogSurvey):
             yield self._holder("log entry", path, why, kept.get(path), versions_until)
         for path in self.unknown:
             yield Holder("unrecognized", path, "not a file of the log: move or delete it", blocks=True)
+
+    def _regions(self) -> Iterator[Holder]:
+        """Regions that are named by a value of such rows, which no row that stays has."""
+        for region_id in self.table.regions.region_ids if any(self.target.routing.values()) else ():
+            try:
+                region = region_values_of(self.table, self.table.region(region_id).latest())
+            except MemwalOpsError:
+                continue  # gc and verify name it
+            for one, value in zip(region.spec.fields, region.values, strict=True) if region is not None else ():
+                column, kind = str(one.sources[0]), field_type(one.result_type)
+                of_such_a_row = one.transform == "identity" and value in self.target.routing.get(column, ())
+                if value is not None and of_such_a_row and not self._stays_in_use(column, value, kind):
+                    yield Holder("region", str(region_id), _NAMED.format(column), blocks=True)
+                    break
+
+    def _stays_in_use(self, column: str, value: Any, kind: pa.DataType) -> bool:
+        """Whether a row that stays has a value."""
+        if (compared := literal(value, kind)) is None:
+            return False
+        where = f"`{column}` = {compared} AND ({self.target.where or 'false'}) IS NOT TRUE"
+        with lance_errors("read", self.table.location.uri):
+            scanner = self.table.dataset.scanner(filter=where, columns=[], with_row_id=True, limit=1)
+            return bool(scanner.to_table().num_rows)
 
     def _holder(
         self, kind: str, path: str, why: str, kept: LanceCandidate | None, versions_until: datetime | None

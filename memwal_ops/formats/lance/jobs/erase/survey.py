@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from memwal_ops.core import erasing
 from memwal_ops.core.erasure import SAFE_AGE, Holder
 from memwal_ops.core.followers import read_followers
+from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.branch import branch_location
+from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.referenced_files import references
+from memwal_ops.formats.lance.files.referenced_files import (
+    BASE_FOLDERS,
+    DATA_FOLDER,
+    DELETIONS_FOLDER,
+    file_key,
+    is_unfinished,
+    references,
+)
 from memwal_ops.formats.lance.files.versions import (
+    CHECKED_MARK,
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
+    VERSION_HINT,
     VERSIONS_FOLDER,
     read_version_manifest,
 )
-from memwal_ops.formats.lance.jobs.erase.found import Survey
 from memwal_ops.formats.lance.jobs.erase.log import RegionLogs, gc_options
-from memwal_ops.formats.lance.jobs.erase.objects import Objects
-from memwal_ops.formats.lance.jobs.erase.segments import Segments
-from memwal_ops.formats.lance.jobs.erase.target import Target, fragment_key
-from memwal_ops.formats.lance.retention.garbage import Needed
+from memwal_ops.formats.lance.jobs.erase.target import DictionaryValues, Segments, Target, fragment_key
+from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE, Needed
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import load
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
@@ -42,15 +52,132 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.erasure import EraseOptions
     from memwal_ops.core.followers import Follower
-    from memwal_ops.formats.lance.jobs.erase.found import LogSurvey
+    from memwal_ops.formats.lance.jobs.erase.log import LogSurvey
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
+
+@dataclass(slots=True)
+class Survey(erasing.Survey):
+    """What holds such rows.
+
+    Attributes:
+        stained: fragments of the newest version that hold them, with the reason.
+        indexes: indexes with a segment that may hold them, with the reason.
+        newest_mentions: whether the newest version has the expression of a deletion.
+        versions: older versions that hold them, with the reason.
+        on_branches: the objects of other branches by path, and why one cannot hold such a row; None: it may.
+        log: what of the log does; None: there is none, or it was not read.
+    """
+
+    stained: Mapping[int, str] = field(default_factory=dict)
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    newest_mentions: bool = False
+    versions: dict[int, str] = field(default_factory=dict)
+    on_branches: dict[str, str | None] = field(default_factory=dict)
+    log: LogSurvey | None = None
+
+
 _CONCURRENT_READS = 16
 _OWN_FOLDER = "_mem_wal_ops/"
 _NO_ROWS = "it has no rows"
+_UNFINISHED = "no version refers to it; it may belong to a commit in progress, or a killed one"
+_WITHOUT_VALUES = {
+    DELETIONS_FOLDER: (re.compile(r"_deletions/\d+-\d+-\d+\.(arrow|bin)"), "it has numbers of rows alone"),
+    REFS_FOLDER: (re.compile(r"_refs/(tags|branches)/.+\.json"), "it has the name of a tag or a branch"),
+}
+# Records, by their number; what a migration has done; what probes and clocks write.
+_RECORD = re.compile(
+    r"_mem_wal_ops/((leases/[^/]+|holds|expiries|erase|progress|schema)/\d{20}(-[0-9a-f]{16})?\.[a-z]+"
+    r"|legacy/.+|followers/[^/]+\.json|(probe|clock)/[^/]+|swap\.lock)"
+)
+Verdict = tuple[str | None, Holder | None]
+"""Why an object cannot hold such a row, else None; and the holder, unless another one stands for the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What decides about objects.
+
+    Attributes:
+        target: the rows.
+        found: what was found in versions and indexes.
+        needed: the keys to which any version refers.
+        kept: the keys to which one refers that holds no such row.
+        copies: paths of manifests of expired versions without any value of such a row.
+        now: by the store's clock.
+    """
+
+    target: Target
+    found: Survey
+    needed: Needed
+    kept: set[str]
+    copies: set[str]
+    now: datetime
+
+    def classify(self, meta: ObjectMeta) -> Verdict:
+        """The verdict on an object."""
+        path = meta.path
+        folder = path.split("/", 1)[0]
+        if folder in _WITHOUT_VALUES and _WITHOUT_VALUES[folder][0].fullmatch(path):
+            return _WITHOUT_VALUES[folder][1], None
+        if folder in BASE_FOLDERS:
+            return self._of_the_base(meta, folder)
+        if folder == VERSIONS_FOLDER:
+            return self._manifest(meta)
+        if path.startswith(_OWN_FOLDER):
+            return self._own(path)
+        if path in self.found.on_branches:
+            return self.found.on_branches[path], None  # where it may hold one, the branch is named
+        return None, Holder("unrecognized", path, "not a file of the table: move or delete it", blocks=True)
+
+    def _of_the_base(self, meta: ObjectMeta, folder: str) -> Verdict:
+        key = file_key(meta.path)
+        if key is None and not is_unfinished(meta.path):
+            return None, Holder("unrecognized", meta.path, "not a file of Lance: move or delete it", blocks=True)
+        if key is None or key not in self.needed.keys:
+            return None, self._leftover(meta, _UNFINISHED, expired=key in self.needed.expired)
+        if key not in self.kept:
+            return None, None  # its versions are named
+        if folder == TRANSACTIONS_FOLDER:
+            named = self.found.newest_mentions
+            return None if named else "its version was read: no expression in it can be of such a row", None
+        named = bool(self.found.stained if folder == DATA_FOLDER else self.found.indexes)
+        return None if named else self._proof(folder), None
+
+    def _proof(self, folder: str) -> str:
+        if folder == INDICES_FOLDER:
+            return "it was built of rows that are not deleted, from fragments that were read"
+        if self.target.where is not None:
+            return "it was read: no row in it matches, deleted or not"
+        return "none of its rows was deleted before that time"
+
+    def _leftover(self, meta: ObjectMeta, why: str, *, expired: bool = False) -> Holder:
+        until = meta.last_modified + UNFINISHED_AGE
+        return Holder("leftover", meta.path, why, until if until > self.now and not expired else None)
+
+    def _manifest(self, meta: ObjectMeta) -> Verdict:
+        if meta.path in {VERSION_HINT, CHECKED_MARK}:
+            return _NO_ROWS, None
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is None or name.detached:
+            return None, self._leftover(meta, "left by a commit, or a detached version")
+        newest = self.found.newest_mentions and name.version == self.found.table.version
+        named = newest or name.version in self.found.versions
+        return None if named else "its version was read: it refers to no file with such rows", None
+
+    def _own(self, path: str) -> Verdict:
+        if path in self.copies:
+            return ("it is of an expired version, and was read: no expression in it can be of such a row", None)
+        if path.startswith(f"{SET_ASIDE_FOLDER}/"):
+            return None, Holder("leftover", path, "the manifest of a version that is being expired")
+        if path.startswith(f"{QUARANTINE_FOLDER}/"):
+            return None, Holder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
+        if _RECORD.fullmatch(path):
+            return _NO_ROWS, None
+        return None, Holder("unrecognized", path, "not a record of memwal-ops: move or delete it", blocks=True)
 
 
 class Surveyor:
@@ -74,6 +201,8 @@ class Surveyor:
         self.segments = Segments(store)
         self.segments.read()
         self._retention = LiveVersions()
+        self._version = 0
+        self._living: DictionaryValues = {}
 
     def newest(self, table: Table) -> Survey:
         """What of a table's newest version ``table`` holds such rows: its fragments and indexes, and no other file."""
@@ -81,6 +210,8 @@ class Surveyor:
         found = Survey(table)
         self._retention.refresh(table, self.now)
         self._unaffected(table)
+        self._version = table.version
+        self._living = self.target.living_values(table) if _has_dictionaries(table.manifest) else {}
         found.stained = self._stained(table.location, table.manifest)
         found.indexes = self.segments.dirty(table, table.manifest, found.stained)
         found.newest_mentions = self._mentions(table, table.manifest) and self._is_old(table.version)
@@ -145,9 +276,14 @@ class Surveyor:
                 if fragment_key(one) in whole and one.HasField("deletion_file"):
                     self.target.unaffected.add(fragment_key(one, deletions=True))
 
-    def _stained(self, location: Location, shown: VersionManifest) -> Mapping[int, str]:
+    def _stained(self, location: Location, shown: VersionManifest) -> dict[int, str]:
         opened = cache(partial(open_dataset, location, version=int(shown.manifest.version)))
-        return self.target.stained([*shown.manifest.fragments], shown, opened)
+        found = self.target.stained([*shown.manifest.fragments], shown, opened)
+        if _has_dictionaries(shown) and (self.target.where is not None or shown.manifest.version == self._version):
+            for fragment in shown.manifest.fragments:
+                why = None if fragment.id in found else self.target.unused(fragment, opened, self._living)
+                found |= {} if why is None else {int(fragment.id): why}
+        return found
 
     def others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
         """The versions but the newest; None for one that is gone or cannot be read."""
@@ -265,7 +401,8 @@ class Surveyor:
         """Survey another branch, as a run of its own would."""
         location = branch_location(table.location, table.branch.name, name)
         branch = load(location, open_store(location))
-        targets = [Target(self.target.where, self.target.before)]
+        target = self.target
+        targets = [Target(target.where, target.before, target.values, target.routing, target.prefixes)]
         surveyor = type(self)(targets, branch.store, self._options, self.now)
         surveyor.segments.inherited = self.segments.proven.keys() | self._clean
         found = surveyor.survey(branch, branches=False)
@@ -301,6 +438,10 @@ class Surveyor:
             found.objects.append((meta, why))
             if holder is not None:
                 yield holder
+
+
+def _has_dictionaries(shown: VersionManifest) -> bool:
+    return any(one.logical_type.startswith("dict:") for one in shown.manifest.fields)
 
 
 def _places(table: Table) -> set[str]:

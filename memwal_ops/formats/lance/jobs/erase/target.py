@@ -1,45 +1,68 @@
-"""Decide which fragments, versions and rows hold what must be gone.
+"""Decide which fragments, versions, rows and index segments hold what must be gone.
 
 Two ways to say it. By an expression: rows that match, whether a version shows them as living or as deleted. By a time:
 all rows that were deleted before it; then a version of before holds them, as does a fragment with deleted rows.
 
 A verdict on a fragment is one on its files, which never change, so each is read once in a run.
+
+A compaction moves rows in an index, and leaves what was in it: terms of a text, keys of a bitmap, codes. So a segment
+is clean only if it was built by reading fragments that are still there, with the same files, and of which none holds a
+row that must be gone. The version that it was built on shows these fragments. That version expires; so what it showed
+is recorded below ``_mem_wal_ops/erase/``. What is not shown by either is built anew.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import uuid
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import lance
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.core.numbered_records import NumberedRecords
+from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.engines.merge.compaction import dictionaries_of, dictionary_columns
 from memwal_ops.formats.lance.files.lance_errors import lance_errors
 from memwal_ops.formats.lance.files.referenced_files import deletion_path
-from memwal_ops.formats.lance.files.versions import operation_of
+from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
+from memwal_ops.formats.lance.jobs.erase.scan import values_of
+from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     import pyarrow as pa
     from lance.fragment import LanceFragment
 
+    from memwal_ops.core.byte_scan import ErasedValues
+    from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import Store
 
+ERASE_FOLDER = "_mem_wal_ops/erase"
+_KEPT_RECORDS = 2
+_SHOWN = 5
+_KEPT_AT_ONCE, _WORD = 64, 64
 _LITERAL = re.compile(r"'((?:[^']|'')+)'|\b(\d{4,})\b")
 _VALUE = re.compile(rb"['\"0-9]")
 _ADDRESS = re.compile(r"\b_row(addr|offset|id)\b|\b(random|uuid)\s*\(", re.IGNORECASE)
 _DELETE, _PREDICATE = 101, 3  # fields of Lance's transaction.proto
 _WITH_PREDICATE = frozenset({"delete", "update"})
 _MEMORY = "memory://"
+
+
+DictionaryValues = dict[str, tuple[set[Any], set[Any]]]
+"""By column: the values in dictionaries, and those that rows have."""
 
 
 @dataclass
@@ -49,13 +72,21 @@ class Target:
     Attributes:
         where: an expression; None: ``before`` is given.
         before: the time before which they were deleted.
+        values: those of the rows are added here; None: they are not kept.
+        routing: those of some columns, however short they are.
+        prefixes: what the table keeps of a column's value beside rows.
         unaffected: keys of fragments (by time) of which all deletions are later than ``before``.
     """
 
     where: str | None
     before: datetime | None
+    values: ErasedValues | None = None
+    routing: dict[str, set[Any]] = field(default_factory=dict)
+    prefixes: Callable[[str, Any], Iterable[str]] = lambda column, value: ()  # noqa: ARG005 - none
     unaffected: set[Hashable] = field(default_factory=set)
     _verdicts: dict[Hashable, str | None] = field(default_factory=dict)
+    _dictionaries: dict[Hashable, DictionaryValues] = field(default_factory=dict)
+    _living: dict[Hashable, DictionaryValues] = field(default_factory=dict)
 
     def check(self, dataset: lance.LanceDataset, uri: str) -> None:
         """Refuse an expression that the table does not understand.
@@ -109,13 +140,51 @@ class Target:
         for fragment in fragments:
             key: Hashable = fragment_key(fragment, deletions=self.where is None)
             key = (columns, key) if self.where is not None else key
-            search = partial(self._read, fragment, opened) if self.where else partial(self._by_time, fragment)
+            search = partial(self._read, fragment, opened) if self.where else partial(self._by_time, fragment, opened)
             if (why := self.once(key, search)) is not None and key not in self.unaffected:
                 found[int(fragment.id)] = why
         return found
 
-    def _by_time(self, fragment: table_pb2.DataFragment) -> str | None:
+    def unused(
+        self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset], living: DictionaryValues
+    ) -> str | None:
+        """Why the dictionaries of a fragment may have values of such rows; None: they have values in use alone.
+
+        Args:
+            fragment: with columns that have a dictionary.
+            opened: a version that has it.
+            living: values that rows of the newest version have.
+        """
+        found = self._dictionaries.get(key := fragment_key(fragment))
+        if found is None:
+            with lance_errors("read the dictionaries of", "the table"):
+                found = self._dictionaries[key] = dictionary_values(opened(), int(fragment.id), None)
+        columns = [
+            name for name, (listed, used) in found.items() if listed - used - living.get(name, (set(), set()))[1]
+        ]
+        return f"the dictionary of {columns[0]} has values that no row has" if columns else None
+
+    def living_values(self, table: Table) -> DictionaryValues:
+        """The values in columns with a dictionary, of the rows of a version that stay."""
+        others = None if self.where is None else f"({self.where}) IS NOT TRUE"
+        found: DictionaryValues = {}
+        for fragment in table.manifest.manifest.fragments:
+            key = fragment_key(fragment, deletions=True)
+            if key not in self._living:
+                with lance_errors("read the dictionaries of", "the table"):
+                    self._living[key] = dictionary_values(table.dataset, int(fragment.id), others, deleted=False)
+            for name, (listed, used) in self._living[key].items():
+                before = found.setdefault(name, (set(), set()))
+                before[0].update(listed)
+                before[1].update(used)
+        return found
+
+    def _by_time(self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset]) -> str | None:
         deleted = fragment.deletion_file.num_deleted_rows if fragment.HasField("deletion_file") else 0
+        if deleted and self.values is not None:
+            with lance_errors("read the deleted rows of", "the table"):
+                part = opened().get_fragment(int(fragment.id))
+                self._keep(opened(), [] if part is None else [part], "_rowid IS NULL")
         return f"{deleted:,} deleted rows are still in its data files" if deleted else None
 
     def _read(self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset]) -> str | None:
@@ -134,7 +203,32 @@ class Target:
             filter=self.where, columns=[], with_row_id=True, use_scalar_index=False, late_materialization=False,
             include_deleted_rows=True, fragments=fragments,
         )  # fmt: skip
-        return sum(batch.num_rows for batch in scanner.to_batches())
+        rows: int = sum(batch.num_rows for batch in scanner.to_batches())
+        if rows and self.where is not None:
+            self._keep(dataset, fragments, self.where)
+        return rows
+
+    def keep(self, column: str, value: Any) -> None:
+        """Keep a value of such a row, to look for it in bytes: texts in lower case, too, as indexes have them."""
+        lower = [value.lower()] if isinstance(value, str) and len(value) <= _WORD else []
+        for form in {value, *self.prefixes(column, value), *lower} if self.values is not None else ():
+            self.values.add(column, form)  # type: ignore[union-attr]  # checked above
+        if column in self.routing:
+            self.routing[column].add(value)
+
+    def _keep(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None, where: str) -> None:
+        """Keep the values of the rows that match, deleted or not."""
+        if self.values is None or self.values.is_full():
+            return
+        scanner = dataset.scanner(
+            filter=where, with_row_id=True, use_scalar_index=False, late_materialization=False, fragments=fragments,
+            include_deleted_rows=True, blob_handling="all_binary", batch_size=_KEPT_AT_ONCE,
+        )  # fmt: skip
+        for batch in scanner.to_batches():
+            for column, value in values_of(batch.drop_columns(["_rowid"])):
+                self.keep(column, value)
+            if self.values.is_full():
+                break
 
     def once(self, key: Hashable, search: Callable[[], str | None]) -> str | None:
         """What a search found in something that does not change, searched once in a run."""
@@ -176,6 +270,33 @@ class Target:
         return _VALUE.search(predicate_of(transaction)) is not None and not is_of_others()
 
 
+def dictionary_values(
+    dataset: lance.LanceDataset, fragment: int, where: str | None, *, deleted: bool = True
+) -> DictionaryValues:
+    """The values in the dictionaries of a fragment, and those that its rows have, by column.
+
+    Args:
+        where: the rows, by an expression; None: all.
+        deleted: whether deleted rows are among them.
+    """
+    part, found = dataset.get_fragment(fragment), DictionaryValues()
+    columns = dictionary_columns(dataset.schema)
+    scanner = dataset.scanner(
+        columns=columns, filter=where, with_row_id=True, fragments=[] if part is None else [part],
+        include_deleted_rows=deleted, use_scalar_index=False, late_materialization=False,
+    )  # fmt: skip
+    known: dict[str, pa.Array] = {}
+    for batch in scanner.to_batches():
+        for column in columns:
+            for name, array in dictionaries_of(batch.column(column), column):
+                listed, used = found.setdefault(name, (set(), set()))
+                if name not in known or not array.dictionary.equals(known[name]):
+                    known[name] = array.dictionary
+                    listed.update(one for one in array.dictionary.to_pylist() if one is not None and one == one)  # noqa: PLR0124 - no NaN
+                used.update(array.dictionary.take(array.indices.unique().drop_null()).to_pylist())
+    return found
+
+
 def predicate_of(transaction: table_pb2.Transaction) -> bytes:
     """The expression of a deletion; empty: it has none."""
     for one in UnknownFieldSet(transaction):  # type: ignore[attr-defined]  # iterable, missing in the stub
@@ -210,3 +331,137 @@ def _applies(where: str, dataset: lance.LanceDataset) -> bool:
     except MemwalOpsError:
         return False
     return True
+
+
+@dataclass
+class Segments:
+    """The evidence on index segments, of one run.
+
+    Attributes:
+        store: the table's.
+        inherited: of a branch: ids of segments of its table that are proven there.
+        proven: by segment id the digest of the fragments that it was built of.
+        of_others: ids of transactions whose expressions are of no row that must be gone, and of which rows.
+    """
+
+    store: Store
+    inherited: Collection[str] = ()
+    proven: dict[str, str] = field(default_factory=dict)
+    of_others: set[str] = field(default_factory=set)
+    _manifests: dict[int, VersionManifest | None] = field(default_factory=dict)
+    _recorded: dict[str, str] = field(default_factory=dict)
+    _recorded_of_others: set[str] = field(default_factory=set)
+
+    def read(self) -> None:
+        """Read what earlier runs recorded."""
+        records = _records(self.store)
+        for number in records.written():
+            try:
+                found = records.read(number)
+                self._recorded |= {str(key): str(digest) for key, digest in found["segments"].items()}
+                self._recorded_of_others |= {str(one) for one in found.get("of_others", ())}
+            except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+                continue  # it only saves that an index is built anew
+
+    def is_of_others(self, transaction: str, where: str, shows: Callable[[], bool]) -> bool:
+        """Whether the expression in a transaction is of rows that do not match: by what was recorded, or ``shows``."""
+        # Of the expression so little that no guess at a value in it can be confirmed.
+        key = f"{transaction} {hashlib.sha256(where.encode()).hexdigest()[:6]}"
+        if key not in self.of_others and (key in self._recorded_of_others or shows()):
+            self.of_others.add(key)
+        return key in self.of_others
+
+    def dirty(self, table: Table, shown: VersionManifest, stained: Collection[int]) -> Mapping[str, str]:
+        """The indexes of a version with a segment that may hold such rows, by name, each with the reason.
+
+        Args:
+            table: any version of the table.
+            shown: the version.
+            stained: its fragments that hold such rows.
+        """
+        fragments = {int(one.id): one for one in shown.manifest.fragments}
+        found: dict[str, str] = {}
+        for name, entries in by_name(shown).items():
+            for entry in entries:
+                why = self._why(table, entry, fragments, stained)
+                if why is not None:
+                    found.setdefault(name, f"segment {UUID(bytes=entry.uuid.uuid)} {why}")
+        return found
+
+    def _why(
+        self,
+        table: Table,
+        entry: table_pb2.IndexMetadata,
+        fragments: Mapping[int, table_pb2.DataFragment],
+        stained: Collection[int],
+    ) -> str | None:
+        if entry.HasField("base_id"):
+            if str(UUID(bytes=entry.uuid.uuid)) in self.inherited:
+                return None
+            return "belongs to the table of which this one is a shallow clone"
+        covered = decode_fragment_bitmap(entry.fragment_bitmap)
+        if gone := covered - fragments.keys():
+            return f"was built of fragments that are gone ({_some(gone)})"
+        if holding := covered & set(stained):
+            return f"covers fragments that hold such rows ({_some(holding)})"
+        key = str(UUID(bytes=entry.uuid.uuid))
+        digest = _digest(covered, fragments)
+        if self._recorded.get(key) == digest or self._built_of(table, entry) == digest:
+            self.proven[key] = digest
+            return None
+        return "may have been built of rows that were rewritten since: nothing shows that it was not"
+
+    def _built_of(self, table: Table, entry: table_pb2.IndexMetadata) -> str | None:
+        """The digest of the fragments that a segment was built of, if versions that exist show it."""
+        built_on = self._manifest(table, int(entry.dataset_version))
+        if built_on is None:
+            return None
+        for version in range(int(entry.dataset_version) + 1, table.version + 1):
+            if (shown := self._manifest(table, version)) is None:
+                return None
+            same = [one for one in (shown.indexes.indices if shown.indexes else ()) if one.uuid.uuid == entry.uuid.uuid]
+            if same:
+                fragments = {int(one.id): one for one in built_on.manifest.fragments}
+                covered = decode_fragment_bitmap(same[0].fragment_bitmap)
+                return _digest(covered, fragments) if covered <= fragments.keys() else None
+        return None
+
+    def _manifest(self, table: Table, version: int) -> VersionManifest | None:
+        if version not in self._manifests:
+            try:
+                self._manifests[version] = read_version_manifest(table.store, version, table.naming)
+            except (ObjectNotFoundError, InvalidFormatError):
+                self._manifests[version] = None
+        return self._manifests[version]
+
+    def record(self) -> None:
+        """Store what is proven, before the versions that show it expire; nothing if it is stored already."""
+        known = self.proven.items() <= self._recorded.items() and self.of_others <= self._recorded_of_others
+        if known or not (self.proven or self.of_others):
+            return
+        records = _records(self.store)
+        numbers = [*records.written()]
+        number = max(numbers, default=0) + 1
+        while not records.put_if_absent(number, {"segments": self.proven, "of_others": sorted(self.of_others)}):
+            number += 1
+        records.delete_records(numbers[: -_KEPT_RECORDS + 1])
+        self._recorded |= self.proven
+        self._recorded_of_others |= self.of_others
+
+    def forget(self) -> None:
+        """Drop the manifests of versions: new ones were published."""
+        self._manifests.clear()
+
+
+def _records(store: Store) -> NumberedRecords:
+    return NumberedRecords(store, ERASE_FOLDER, "record of an erasure")
+
+
+def _digest(covered: Collection[int], fragments: Mapping[int, table_pb2.DataFragment]) -> str:
+    keys = [fragment_key(fragments[one]) for one in sorted(covered)]
+    return hashlib.sha256(json.dumps(keys).encode()).hexdigest()
+
+
+def _some(numbers: Collection[int]) -> str:
+    shown = ", ".join(map(str, sorted(numbers)[:_SHOWN]))
+    return shown + (f" and {len(numbers) - _SHOWN:,} more" if len(numbers) > _SHOWN else "")
