@@ -38,10 +38,9 @@ from benchmarks.memory import as_command, peak_mib
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import open_lance_table

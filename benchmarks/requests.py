@@ -12,10 +12,9 @@ from benchmarks.markdown import head, row
 from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops.core.run import run_job
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from benchmarks.merge import run
 from benchmarks.spark_scale import scale
 from benchmarks.workload import Shape, make
 from memwal_ops.core.spark.session import check_executors, quiet, session
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 
 _STAGES_ON_EXECUTORS = ("keys", "delete", "write")

@@ -35,7 +35,7 @@ import yaml
 
 from benchmarks.workload import Shape, make, rows
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.supervisor.state.history import History
 

@@ -17,7 +17,7 @@ from lance.mem_wal import CompactedSsTable
 
 from benchmarks.memory import as_command, peak_mib, reset_peak
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 
 

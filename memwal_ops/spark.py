@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.spark.session import active, check_executors, drivers_python, refuse_stopped
 from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.jobs.merge.report import MergeReport
+    from memwal_ops.formats.lance.jobs.merge import MergeReport
 
 __all__ = ["bulk_load", "bulk_merge", "register"]
 
@@ -51,7 +51,7 @@ def bulk_merge(
     Raises:
         SparkUnavailableError: the executors' Python cannot run the tasks.
         SparkJobFailedError: a stage failed; nothing of that pass was published.
-        MemwalOpsError: as :func:`memwal_ops.formats.lance.jobs.merge.job.apply`.
+        MemwalOpsError: as :func:`memwal_ops.formats.lance.jobs.merge.apply`.
     """
     options = merge.MergeOptions(tuple(regions), "spark", max_bytes, max_generations)
     return merge.apply(open_lance_table(uri, storage_options, branch), options, engine=SparkEngine(spark))

@@ -16,7 +16,7 @@ from memwal_ops.formats.lance import table as tables
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.files.branch import Branch
-from memwal_ops.formats.lance.generations import backlog, lost_index
+from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import evidence
 from memwal_ops.formats.lance.log.memtable import Growing
@@ -49,7 +49,7 @@ def records_of_before_a_restore() -> Iterable[Patch]:
 
 def progress_begins_with_the_index() -> Iterable[Patch]:
     """Of an index that was removed and made again, nothing counts as merged: old values replace newer ones."""
-    yield Patch(lost_index, "lost_progress", lambda *_: None)
+    yield Patch(backlog, "lost_progress", lambda *_: None)
 
 
 def region_is_new_with_the_index() -> Iterable[Patch]:
@@ -59,12 +59,12 @@ def region_is_new_with_the_index() -> Iterable[Patch]:
 
 def specs_begin_with_the_index() -> Iterable[Patch]:
     """Of an index that was removed and made again, only the specs count that it was given since."""
-    yield Patch(lost_index, "_add_specs", lambda *_: ())
+    yield Patch(backlog, "_add_specs", lambda *_: ())
 
 
 def restored_progress_alone() -> Iterable[Patch]:
     """Progress is restored without a catch-up entry: an index that lacks merged rows counts as caught up."""
-    yield Patch(lost_index, "with_catchup", lambda details, _: details)
+    yield Patch(backlog, "with_catchup", lambda details, _: details)
 
 
 def what_shows_the_progress_expires() -> Iterable[Patch]:

@@ -88,9 +88,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(params=["local", "copies", "spark", "spark-shuffle"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine | None:
     """Each engine in turn; None is the default of a merge, the local one. ``copies``: as of a table in a bucket."""
-    from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+    from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
     from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-    from memwal_ops.formats.lance.generations import copies as generation_copies
+    from memwal_ops.formats.lance.generations import generation as generation_copies
 
     if request.param == "local":
         return None

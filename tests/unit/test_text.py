@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from memwal_ops import open_table, text
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
-from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.run_cli import run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
@@ -111,7 +111,7 @@ def test_inspect_prints_the_backlog(tmp_path: Path) -> None:
     assert_narrow(behind, table.uri)
     for region in table.regions:
         assert re.search(rf"^{region}  active +1? *\d +none +2 \(1 to 2\) +2 ", behind, re.MULTILINE), behind
-    job.apply(open_table(table.uri), job.MergeOptions())
+    merge.apply(open_table(table.uri), merge.MergeOptions())
     after = inspect(open_table(table.uri)).describe()
     assert "Up to date: the base table has every flushed generation.\n" in after
     assert re.search(r"^id_idx +BTree +behind ", after, re.MULTILINE)
@@ -129,7 +129,7 @@ def test_inspect_names_each_problem(tmp_path: Path, merged_before: bool) -> None
     table = make(tmp_path)
     cut, gone, well = table.regions
     if merged_before:
-        job.apply(open_table(table.uri), job.MergeOptions(regions=(UUID(well),)))
+        merge.apply(open_table(table.uri), merge.MergeOptions(regions=(UUID(well),)))
     damage.truncate_region_manifest(table.uri, cut)
     damage.remove_generation(table.uri, gone, 1)
     damage.remove_generation(table.uri, gone, 2)
@@ -153,23 +153,23 @@ def test_inspect_names_each_problem(tmp_path: Path, merged_before: bool) -> None
 
 def test_up_to_date_is_not_printed_for_what_cannot_be_read(tmp_path: Path) -> None:
     table = make(tmp_path, regions=2)
-    job.apply(open_table(table.uri), job.MergeOptions())
+    merge.apply(open_table(table.uri), merge.MergeOptions())
     damage.truncate_region_manifest(table.uri, table.regions[0])
     said = inspect(open_table(table.uri)).describe()
     assert "Up to date" not in said
     assert "Not known to be up to date" in said
-    merged = job.apply(open_table(table.uri), job.MergeOptions()).describe()
+    merged = merge.apply(open_table(table.uri), merge.MergeOptions()).describe()
     assert "No other generation is known to be unmerged" in merged
     assert "All generations are merged" not in merged
 
 
 def test_a_merge_of_many_regions_stays_narrow(tmp_path: Path) -> None:
     table = make(tmp_path, regions=9)
-    planned = job.plan(open_table(table.uri), job.MergeOptions(max_generations=7)).describe()
+    planned = merge.plan(open_table(table.uri), merge.MergeOptions(max_generations=7)).describe()
     assert planned.startswith("dry_run: would merge 18 generations in 3 passes; nothing was changed.\n")
     assert "rows waiting" in planned
     assert "version" not in planned
-    said = job.apply(open_table(table.uri), job.MergeOptions(max_generations=7)).describe()
+    said = merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=7)).describe()
     assert said.startswith("merged: 18 generations in 3 passes, ")
     assert said.endswith("\nAll generations are merged.")
     for report in (planned, said):

@@ -18,8 +18,7 @@ from memwal_ops.core.holds import EXPIRIES_FOLDER, HOLDS_FOLDER
 from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
-from memwal_ops.formats.lance.files.referenced_files import version_of_main
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_of_main
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry

@@ -31,7 +31,7 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.files.encoded_rows import lance_bytes, lance_rows, read_stream
+from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows, read_stream
 from memwal_ops.formats.lance.files.versions import PAGE
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, log_suffixes
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata

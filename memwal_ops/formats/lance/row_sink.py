@@ -14,11 +14,8 @@ import lance
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
-from memwal_ops.formats.lance.engines.spark.load import bulk_load
-from memwal_ops.formats.lance.engines.spark.sink import SparkTable, running
-from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.sql_literals import is_one_of
+from memwal_ops.formats.lance.engines.spark.load import SparkTable, bulk_load, running
+from memwal_ops.formats.lance.files.datasets import is_one_of, lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.table import read_table
 from memwal_ops.formats.transactions import read_transaction

@@ -26,8 +26,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
-from memwal_ops.formats.lance.files.datasets import PinnedDataset, open_dataset, require_pylance
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import PinnedDataset, lance_errors, open_dataset, require_pylance
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
@@ -49,9 +48,14 @@ from memwal_ops.formats.lance.layouts import (
 )
 from memwal_ops.formats.lance.regions.manifests import RegionListing, RegionManifestStore, list_regions
 from memwal_ops.formats.lance.regions.merge_history import MergeHistory
-from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, layout_record
 from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex, decode_memwal_index, find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.names import NamingScheme, naming_scheme, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.names import (
+    LayoutRecord,
+    NamingScheme,
+    layout_record,
+    naming_scheme,
+    parse_version_manifest_name,
+)
 from memwal_ops.formats.lance.wire.region_manifest import region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,

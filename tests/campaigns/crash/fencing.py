@@ -15,11 +15,11 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, _History
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.layouts import Layout
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest

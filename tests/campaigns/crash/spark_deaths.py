@@ -17,11 +17,11 @@ import psutil
 
 from memwal_ops.cli.main import main
 from memwal_ops.core.spark import session
-from memwal_ops.formats.lance.engines.spark import engine, resolved, tasks
+from memwal_ops.formats.lance.engines.spark import engine, tasks
 
 STAGES = {
-    "delete": (resolved, "key_scanner"),
-    "write": (resolved, "group_writer"),
+    "delete": (engine, "key_scanner"),
+    "write": (engine, "group_writer"),
     "shuffle-keys": (tasks, "key_reader"),
     "shuffle-delete": (tasks, "deleter"),
     "shuffle-write": (tasks, "writer"),

@@ -25,10 +25,9 @@ from typing import Any
 
 from memwal_ops import log, open_table
 from memwal_ops.core.spark.session import session
-from memwal_ops.formats.lance.engines.spark import engine, load, resolved, tasks
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.engines.spark import engine, load, tasks
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.spark import CHEAP_JAVA, submit_args
 
 OTHER_HOST = "127.0.0.3"
@@ -103,10 +102,10 @@ def run(spark: Any, how: str, uri: str) -> dict[str, Any]:
     how = how.removeprefix("load-").removeprefix("shuffle-")
     place, name = (load, "commit_files") if loading else (engine, "commit_pass")
     commit, writer, write_fragments = getattr(place, name), tasks.writer, load.write_fragments
-    group_writer = resolved.group_writer
+    group_writer = engine.group_writer
     if how in {"task-fails", "task-waits", "task-lingers", "worker-dies", "stage-fails"}:
         tasks.writer = faulty(writer, how, uri)
-        resolved.group_writer = faulty(group_writer, how, uri)
+        engine.group_writer = faulty(group_writer, how, uri)
         load.write_fragments = going_wrong(write_fragments, how, uri)
     if how == "task-lingers":
         join(spark, OTHER_HOST)
@@ -118,12 +117,12 @@ def run(spark: Any, how: str, uri: str) -> dict[str, Any]:
         if loading:
             return {"version": load.bulk_load(spark.range(*LOADED, 1, 4), uri)}
         merging = SparkEngine(spark, rows_per_task=500, driver_key_bytes=key_bytes)
-        return job.apply(open_table(uri), job.MergeOptions(), engine=merging).to_json()
+        return merge.apply(open_table(uri), merge.MergeOptions(), engine=merging).to_json()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         tasks.writer, load.write_fragments = writer, write_fragments
-        resolved.group_writer = group_writer
+        engine.group_writer = group_writer
 
 
 def main() -> None:

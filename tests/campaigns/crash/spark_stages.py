@@ -15,7 +15,7 @@ from typing import Any
 
 from memwal_ops.cli.main import main
 from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
-from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
+from memwal_ops.formats.lance.engines.spark.running import TaskRunner
 from memwal_ops.formats.lance.jobs.catchup import publishing
 
 

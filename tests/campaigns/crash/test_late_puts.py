@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitStateUnknownError, StoreUnavailableError
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_lsm
@@ -52,12 +52,12 @@ def slow(made: Workload) -> SlowStore:
     table = open_table(made.uri)
     store = SlowStore(table.store)
     with pytest.raises(CommitStateUnknownError):
-        job.apply(replace(table, store=store), job.MergeOptions(max_generations=2))
+        merge.apply(replace(table, store=store), merge.MergeOptions(max_generations=2))
     return store
 
 
 def check(made: Workload) -> None:
-    assert job.apply(open_table(made.uri), job.MergeOptions()).decision in {"merged", "nothing_to_merge"}
+    assert merge.apply(open_table(made.uri), merge.MergeOptions()).decision in {"merged", "nothing_to_merge"}
     assert_same(read_base(made.uri), made.expected())
     assert_same(read_lsm(made.uri), made.expected())
 
@@ -75,7 +75,7 @@ def test_it_is_committed_before_the_next_run(made: Workload, slow: SlowStore) ->
 
 @pytest.mark.parametrize("generations", [1, 2, 3, None])
 def test_it_is_committed_after_the_next_run(made: Workload, slow: SlowStore, generations: int | None) -> None:
-    job.apply(open_table(made.uri), job.MergeOptions(max_generations=generations))
+    merge.apply(open_table(made.uri), merge.MergeOptions(max_generations=generations))
     assert not slow.land()
     check(made)
     every_version_reads(made.uri)
@@ -97,7 +97,7 @@ def test_it_is_committed_during_the_next_run(made: Workload, slow: SlowStore, at
 
     table = open_table(made.uri)
     store = Landing(table.store)
-    report = job.apply(replace(table, store=store), job.MergeOptions(max_generations=1))
+    report = merge.apply(replace(table, store=store), merge.MergeOptions(max_generations=1))
     assert store.calls >= at
     assert report.commit_conflicts <= 1
     check(made)
@@ -106,7 +106,7 @@ def test_it_is_committed_during_the_next_run(made: Workload, slow: SlowStore, at
 
 def test_it_is_committed_under_a_name_that_a_clean_up_freed(made: Workload, slow: SlowStore) -> None:
     """It cannot be prevented then; but no version is built on it, and the next clean-up deletes it."""
-    job.apply(open_table(made.uri), job.MergeOptions(max_generations=1))
+    merge.apply(open_table(made.uri), merge.MergeOptions(max_generations=1))
     lance.dataset(made.uri).optimize.compact_files()
     lance.dataset(made.uri).cleanup_old_versions(older_than=timedelta(0))
     assert slow.land()

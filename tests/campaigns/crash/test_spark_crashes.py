@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from tests.campaigns.crash.spark_driver import LOADED
 from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import skip_without_spark
@@ -280,6 +280,6 @@ def test_a_driver_that_dies(
     finally:
         driver.end()
     assert lance.dataset(table.uri).version == version + landed
-    report = job.apply(open_table(table.uri), job.MergeOptions())
+    report = merge.apply(open_table(table.uri), merge.MergeOptions())
     assert report.decision == ("nothing_to_merge" if landed else "merged")
     check(table)

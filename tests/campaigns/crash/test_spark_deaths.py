@@ -12,7 +12,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge as merge_job
 from tests.campaigns.crash.spark_events import files_left
 from tests.support.spark import SETTINGS, skip_without_spark, submit_args
 from tests.support.tables.model import assert_same
@@ -72,7 +72,7 @@ def test_a_spark_that_dies_has_failed_and_nothing_is_published(table: Workload, 
     left = unreferenced(table.uri)
     assert bool(left) is where.endswith(("delete", "write")), "the premise: its tasks write files"
     assert {path for path in left if path not in named} == set()
-    assert job.apply(open_table(table.uri), job.MergeOptions()).decision == "merged"
+    assert merge_job.apply(open_table(table.uri), merge_job.MergeOptions()).decision == "merged"
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
 
 

@@ -11,9 +11,8 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.integration.contracts.test_lost_answers import rows
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.gc_options import IMMEDIATE

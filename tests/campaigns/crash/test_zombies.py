@@ -15,7 +15,7 @@ from memwal_ops import open_table
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats.lance.commit import commit
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.stores import LyingStore
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
@@ -48,15 +48,15 @@ def rewrite_and_clean_up(uri: str) -> None:
 
 
 def merge_and_clean_up(uri: str) -> None:
-    job.apply(open_table(uri), job.MergeOptions(max_generations=1))
-    job.apply(open_table(uri), job.MergeOptions())
+    merge.apply(open_table(uri), merge.MergeOptions(max_generations=1))
+    merge.apply(open_table(uri), merge.MergeOptions())
     rewrite_and_clean_up(uri)
 
 
 def replace_every_file(uri: str) -> None:
     """No file of an older version is left."""
     for _ in range(2):
-        job.apply(open_table(uri), job.MergeOptions(max_generations=1))
+        merge.apply(open_table(uri), merge.MergeOptions(max_generations=1))
     for index in ("id", "val"):
         lance.dataset(uri).create_scalar_index(index, "BTREE", replace=True)
     lance.dataset(uri).optimize.compact_files()
@@ -81,7 +81,7 @@ def test_every_version_reads_after_a_stalled_commit(
     made: Workload, monkeypatch: pytest.MonkeyPatch, step: str, others: Callable[[str], None]
 ) -> None:
     stall(monkeypatch, step, lambda: others(made.uri))
-    report = job.apply(open_table(made.uri), job.MergeOptions(max_generations=3))
+    report = merge.apply(open_table(made.uri), merge.MergeOptions(max_generations=3))
     assert report.decision in {"merged", "superseded"}
     assert report.commit_conflicts == 1
     assert_same(read_base(made.uri), made.expected())
@@ -110,7 +110,7 @@ def test_a_late_version_that_is_named_stays(made: Workload, monkeypatch: pytest.
         stall(monkeypatch, "verify_in_history", keep)
 
     stall(monkeypatch, "publish", go_on)
-    report = job.apply(open_table(made.uri), job.MergeOptions(max_generations=3))
+    report = merge.apply(open_table(made.uri), merge.MergeOptions(max_generations=3))
     assert report.commit_conflicts == 1
     assert late[0] in {one["version"] for one in lance.dataset(made.uri).versions()}
     assert_same(read_base(made.uri), made.expected())
@@ -131,7 +131,7 @@ def test_a_skewed_clock_costs_no_version_its_files(made: Workload, monkeypatch: 
         built.extend([built_on_ours - 1, built_on_ours])
 
     stall(monkeypatch, "verify_in_history", go_on_and_restore)
-    job.apply(open_table(made.uri), job.MergeOptions())
+    merge.apply(open_table(made.uri), merge.MergeOptions())
     assert_same(read_base(made.uri), made.expected())
     for version in lance.dataset(made.uri).versions():
         lance.dataset(made.uri, version=version["version"]).to_table()
@@ -165,7 +165,7 @@ def test_a_skewed_clock_deletes_no_version(made: Workload, monkeypatch: pytest.M
         os.utime(f"{made.uri}/_versions/{2**64 - 1 - by_another_machine:020d}.manifest", (1, 1))
 
     stall(monkeypatch, "verify_in_history", go_on)
-    job.apply(open_table(made.uri), job.MergeOptions())
+    merge.apply(open_table(made.uri), merge.MergeOptions())
     assert lance.dataset(made.uri).version > ours[0]
     assert lance.dataset(made.uri, version=ours[0]).to_table().sort_by("id").equals(rows[0])
     assert_same(read_base(made.uri), made.expected())
@@ -186,5 +186,5 @@ def test_a_store_that_contradicts_itself_costs_no_rows(made: Workload) -> None:
         return table.store.get(path)
 
     lying = replace(table, store=LyingStore(table.store, put_if_absent=put_if_absent, get=get))
-    job.apply(lying, job.MergeOptions())
+    merge.apply(lying, merge.MergeOptions())
     assert_same(read_base(made.uri), made.expected())

@@ -18,12 +18,11 @@ from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import expire, snapshot, verify
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot, verify
 from memwal_ops.formats.lance.jobs.catchup import codebook_migration
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.jobs.migrate import job as migrate
 from memwal_ops.formats.lance.jobs.repair import job as repair
 from memwal_ops.formats.lance.layouts import REGION
@@ -287,7 +286,7 @@ def _finish_probe(prepared: Prepared) -> None:
 JOBS = {
     one.name: one
     for one in (
-        Job("merge", "memwal_ops.formats.lance.jobs.merge.job", _merge, _finish_merge),
+        Job("merge", "memwal_ops.formats.lance.jobs.merge", _merge, _finish_merge),
         Job("snapshot", "memwal_ops.formats.lance.jobs.snapshot", _snapshot, _finish_snapshot),
         Job("catchup", "memwal_ops.formats.lance.jobs.catchup.job", _catchup, _finish_catchup),
         Job(

@@ -20,7 +20,7 @@ from lance.optimize import Compaction, CompactionTask
 
 from memwal_ops import open_table
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.formats.lance.indexes import writers
+from memwal_ops.formats.lance.indexes import index_faults
 from memwal_ops.storage.api import DeleteReport
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.campaigns.faults.points import store_point
@@ -161,7 +161,7 @@ class Plan:
 
     def run(self, job: Callable[[Table], Any], uri: str) -> Any:
         """Run a job on the newest version of a table, inside of :func:`pylance_points`."""
-        writers._KNOWN.clear()  # else a version that an earlier run read is no point of this one
+        index_faults._KNOWN.clear()  # else a version that an earlier run read is no point of this one
         table = open_table(uri)
         _current.append(self)
         self._active = True

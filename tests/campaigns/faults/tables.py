@@ -16,11 +16,10 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit import unpublished
-from memwal_ops.formats.lance.jobs import expire, snapshot
+from memwal_ops.formats.lance.commit import commit
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.storage import probe
 from tests.campaigns.sim.witness import Witness
 from tests.campaigns.sim.writers import RegionTable, ShardTable
@@ -221,7 +220,7 @@ def _leave_half_a_commit(made: LsmTable) -> None:
     for at in range(1, 200):
         table = open_table(made.uri, made.storage_options)
         try:
-            with patch.object(unpublished, "LOCAL", frozenset({"file", "memory", "s3"})):
+            with patch.object(commit, "LOCAL", frozenset({"file", "memory", "s3"})):
                 merge.apply(replace(table, store=DyingStore(table.store, at, after=True)), merge.MergeOptions())
         except (Killed, StorageError, UnsupportedFeatureError):
             if any(

@@ -11,7 +11,7 @@ import pytest
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit import commit, publication
-from memwal_ops.formats.lance.engines.merge import local
+from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
@@ -48,7 +48,7 @@ def clean_up_after_any_error(patch: Patch) -> None:
             table.store.delete_many(change.written_files())
             raise
 
-    patch.setattr(local, "commit_pass", commit_and_clean_up)
+    patch.setattr(passes, "commit_pass", commit_and_clean_up)
 
 
 def discard_what_may_be_named(patch: Patch) -> None:

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import snapshot
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 

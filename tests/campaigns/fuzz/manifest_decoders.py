@@ -14,7 +14,7 @@ from pyroaring import BitMap
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
-from memwal_ops.formats.lance.retention import version_progress
+from memwal_ops.formats.lance.retention import live_versions
 from memwal_ops.formats.lance.wire import memwal_index, region_manifest
 from memwal_ops.formats.lance.wire import version_manifest as versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -122,8 +122,8 @@ def index_section_by_ends(data: bytes) -> object:
             version = None
         if version is not None and _is_tiled(data, version):
             assert section == version.indexes
-    with patch.object(version_progress, "_WHOLE", 0), patch.object(version_progress, "_HEAD", 64):
-        return version_progress.read_version_progress(store, meta)
+    with patch.object(live_versions, "_WHOLE", 0), patch.object(live_versions, "_HEAD", 64):
+        return live_versions.read_version_progress(store, meta)
 
 
 # -- the MemWAL index

@@ -16,10 +16,9 @@ import lance
 from memwal_ops import open_table
 from memwal_ops.core.holds import holds, release_hold
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.campaigns.sim.driver import CALLS, JOBS
 from tests.campaigns.sim.job_steps import JobSteps
 from tests.campaigns.sim.seen import HINT

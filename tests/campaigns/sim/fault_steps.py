@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from tests.campaigns.sim.driver import CALLS, Job
 from tests.campaigns.sim.job_steps import JobSteps
 from tests.support.dying_store import DyingStore, Killed

@@ -14,11 +14,9 @@ from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.verification import VerifyOptions
 from memwal_ops.errors import RegionReplacedError, SchemaProjectionError, runbook
-from memwal_ops.formats.lance.jobs import expire, verify
-from memwal_ops.formats.lance.jobs.adopt import job as adopt
+from memwal_ops.formats.lance.jobs import adopt, expire, merge, verify
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import AdoptOptions
 from tests.campaigns.sim.copy_steps import CopySteps
 from tests.campaigns.sim.owner_steps import OwnerSteps

@@ -17,11 +17,10 @@ import pyarrow as pa
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import CommitConflictError, LeaseLostError
-from memwal_ops.formats.lance.jobs import expire, snapshot
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS
 from tests.campaigns.sim.driver import JOBS, PASSING, Driver, Job
 from tests.campaigns.sim.witness import State

@@ -32,7 +32,7 @@ from memwal_ops.core import collector, commit_retry
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.formats.lance.commit.commit import commit_strict
-from memwal_ops.formats.lance.engines.merge import local, passes
+from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.generations import generation as generations
 from memwal_ops.formats.lance.jobs import snapshot
@@ -51,8 +51,7 @@ from memwal_ops.formats.lance.regions import manifests as regions
 from memwal_ops.formats.lance.regions.fence_posts import FencePosts
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.retention import live_versions as retention
-from memwal_ops.formats.lance.retention.live_versions import LiveVersions
-from memwal_ops.formats.lance.retention.version_progress import VersionProgress
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions, VersionProgress
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, MEMWAL_TYPE_URL
 from memwal_ops.formats.lance.wire.region_manifest import encode_region_manifest, encode_version_hint
 from tests.campaigns.sim.history import History
@@ -150,13 +149,13 @@ def marker_on_the_delete_pass() -> Iterable[Patch]:
             )
         return version
 
-    yield Patch(local, "commit_pass", commit)
+    yield Patch(passes, "commit_pass", commit)
 
 
 @bug
 def jump_over_a_missing_generation() -> Iterable[Patch]:
     """A generation that is not there is skipped."""
-    real = local.open_generations
+    real = passes.open_generations
 
     def open_all(table: Any, merge_pass: Any, *copies: Any) -> Any:
         history = passes.SchemaHistory(table)
@@ -168,7 +167,7 @@ def jump_over_a_missing_generation() -> Iterable[Patch]:
                 continue
         return found or real(table, merge_pass, *copies)
 
-    yield Patch(local, "open_generations", open_all)
+    yield Patch(passes, "open_generations", open_all)
 
 
 @bug

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.retention.schema_recorder import SCHEMA_FOLDER
 from tests.campaigns.sim.driver import PASSING
 from tests.campaigns.sim.history import run_histories

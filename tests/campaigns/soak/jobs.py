@@ -19,11 +19,10 @@ from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
 from memwal_ops.errors import MemwalOpsError, SchemaProjectionError
-from memwal_ops.formats.lance.jobs import expire, snapshot
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.campaigns.soak.account import note
 from tests.campaigns.soak.place import OWNERS_REGION, Place
 from tests.support.tables.reading import open_dataset

@@ -9,9 +9,8 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables import wire
 from tests.support.tables.damage import copy_table
@@ -53,7 +52,7 @@ def backlog(seed: int, path: Path) -> LsmTable:
     if rng.random() < 0.4:  # a first merge leaves deletion vectors, small fragments and progress
         table.step(6)
         table.flush()
-        job.apply(open_table(table.uri), job.MergeOptions())
+        merge.apply(open_table(table.uri), merge.MergeOptions())
     table.step(rng.randint(4, 16))
     table.close()
     return table
@@ -73,7 +72,7 @@ def rows_of(uri: str) -> Rows:
     return rows
 
 
-def totals(report: job.MergeReport) -> dict[str, Any]:
+def totals(report: merge.MergeReport) -> dict[str, Any]:
     results = [one.result for one in report.passes if one.result is not None]
     return {
         name: sum(getattr(result, name) for result in results)
@@ -87,14 +86,14 @@ def test_a_generated_backlog(tmp_path: Path, spark: SparkSession, seed: int, pla
     table = backlog(seed, tmp_path)
     other = copy_table(table.uri, str(tmp_path / "other.lance"))
     # One budget for both: the passes are then the same.
-    options = job.MergeOptions(max_bytes=64 << 30, max_generations=random.Random(seed).choice([None, None, 3]))
-    local = job.apply(open_table(table.uri), options)
+    options = merge.MergeOptions(max_bytes=64 << 30, max_generations=random.Random(seed).choice([None, None, 3]))
+    local = merge.apply(open_table(table.uri), options)
     engine = SparkEngine(
         spark,
         rows_per_task=random.Random(seed).choice([50, 50_000]),
         driver_key_bytes=DRIVER_KEY_BYTES if plan == "broadcast" else 0,
     )
-    bulk = job.apply(open_table(other), options, engine=engine)
+    bulk = merge.apply(open_table(other), options, engine=engine)
     assert (bulk.decision, bulk.version) == (local.decision, local.version)
     assert totals(bulk) == totals(local)
     assert_same(rows_of(other), rows_of(table.uri), seed=seed)

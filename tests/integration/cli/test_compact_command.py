@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload

@@ -11,7 +11,7 @@ from lance.dataset import DatasetOptimizer
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables import damage
 from tests.support.tables.indexed import create, write

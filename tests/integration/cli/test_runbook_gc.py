@@ -10,8 +10,8 @@ import pytest
 
 from memwal_ops import errors, open_table
 from memwal_ops.core.candidates import Verdict
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.runbook import commands, shell
 from tests.support.tables.workload import Workload
 

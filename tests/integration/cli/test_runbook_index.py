@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops import errors, open_table
-from memwal_ops.formats.lance.indexes import index_refusals
+from memwal_ops.formats.lance.indexes import index_faults
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from tests.support.runbook import commands, shell
 from tests.support.tables.indexed import create, write
@@ -17,7 +17,7 @@ RUNBOOK = (Path(__file__).parents[3] / "runbooks/index-behind.md").read_text()
 
 
 def test_every_reason_is_one_of_ours() -> None:
-    known = [*vars(errors).values(), *vars(index_refusals).values()]
+    known = [*vars(errors).values(), *vars(index_faults).values()]
     reasons = {found.reason for found in known if hasattr(found, "reason")}
     headings = {word for line in re.findall(r"^## (.*)$", RUNBOOK, re.MULTILINE) for word in line.split(", ")}
     others = {"UNBALANCED", "index_rows: an index lacks rows", "Build an index anew"}  # findings, and a remedy

@@ -15,7 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pyroaring import BitMap
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.version_manifest import VersionManifest, decode_version_manifest
 from tests.support.tables.workload import Workload

@@ -104,7 +104,7 @@ def test_compaction_and_optimized_indexes_keep_the_configuration(tmp_path: Path)
 
 
 def test_a_sealed_shard_takes_no_writer_and_a_claim_fences_the_one_before(tmp_path: Path) -> None:
-    """What giving a region's generations another id rests on (memwal_ops.formats.lance.log.region_move)."""
+    """What giving a region's generations another id rests on (memwal_ops.formats.lance.log.region_seal)."""
 
     uri = small.make(tmp_path)
     live = small.writer(uri)

@@ -21,11 +21,10 @@ from memwal_ops.core.leases import Holder, Lease, acquire, break_lease, check
 from memwal_ops.core.options import Options, count
 from memwal_ops.core.registry import clear_caches, job_specs, load_spec
 from memwal_ops.errors import JobPluginError, LeaseLostError
-from memwal_ops.formats.lance.jobs import expire, snapshot
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.text import size_text

@@ -16,12 +16,11 @@ from pyarrow import ipc
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import take_hold
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import pytest
 from memwal_ops import errors, open_table
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge import api
-from memwal_ops.formats.lance.engines.merge.local import LocalEngine
+from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
 from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.demo import table as demo_table
-from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
@@ -185,7 +185,7 @@ def test_superseded(table: Workload, monkeypatch: pytest.MonkeyPatch, capfd: pyt
 
     def run_late(self: LocalEngine, pinned: Table, *rest: object) -> api.PassResult:
         monkeypatch.setattr(LocalEngine, "run", real)
-        job.apply(pinned, job.MergeOptions())
+        merge.apply(pinned, merge.MergeOptions())
         return self.run(pinned, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LocalEngine, "run", run_late)

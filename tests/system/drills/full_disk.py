@@ -17,10 +17,9 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitStateUnknownError, StorageError
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.workload import Workload, assert_same, read_base
 from tests.system.drills.page import Page, age

@@ -14,10 +14,9 @@ from pathlib import Path
 from memwal_ops import open_table
 from memwal_ops.core.leases import Holder, acquire, list_leases, release
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.storage.disk_full import DiskFullError
 from tests.support.tables.workload import Workload, assert_same
 from tests.system.drills.full_disk import fill

@@ -22,8 +22,7 @@ import yaml
 from memwal_ops import open_table
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.core.registry import clear_caches
-from memwal_ops.formats.lance.jobs.adopt import job as adopt
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import adopt, merge
 from memwal_ops.formats.lance.options import AdoptOptions
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store

@@ -10,7 +10,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.s3_server import options_for, s3_client
 from tests.support.tables.workload import Workload, assert_same, read_base

@@ -18,10 +18,9 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.leases import Holder, acquire, list_leases
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.gc_options import NONE_PINNED
 from tests.support.run_cli import run_process

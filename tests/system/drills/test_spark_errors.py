@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.formats.lance.engines.spark import resolved
+from memwal_ops.formats.lance.engines.spark import engine
 from tests.campaigns.crash.spark_driver import faulty
 from tests.support.run_cli import contents
 from tests.support.tables.model import assert_same
@@ -29,8 +29,8 @@ def test_46_spark_job_failed(
     table.put([1, 2, 50])
     table.flush()
     drill.given(URI=table.uri)
-    real = resolved.group_writer
-    monkeypatch.setattr(resolved, "group_writer", faulty(real, "stage-fails", table.uri))
+    real = engine.group_writer
+    monkeypatch.setattr(engine, "group_writer", faulty(real, "stage-fails", table.uri))
     before = contents(table.uri)
     drill.told(drill.run('memwal-ops merge "$URI" --engine spark --json'))
     after = contents(table.uri)
@@ -38,6 +38,6 @@ def test_46_spark_job_failed(
     assert {path.split("/")[0] for path in after.keys() - before.keys()} == {"data"}, "in no version"
     drill.follow(2)
     assert read_base(table.uri) == table.expected({})
-    monkeypatch.setattr(resolved, "group_writer", real)
+    monkeypatch.setattr(engine, "group_writer", real)
     drill.rest()
     assert_same(read_base(table.uri), table.expected())

@@ -16,10 +16,9 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.memwal import RegionWriter

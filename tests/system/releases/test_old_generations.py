@@ -10,7 +10,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.layouts import SHARD
 
 ARCHIVES = sorted(Path(__file__).parent.glob("written-by-*.tar.gz"))
@@ -30,7 +30,7 @@ def test_merged_as_they_were_written(tmp_path: Path, archive: Path, slices: int 
     expected = {int(key): row for key, row in json.loads((tmp_path / "t.lance.json").read_text()).items()}
     table = open_table(uri)
     assert table.layout is SHARD
-    report = job.apply(table, job.MergeOptions(max_generations=slices))
+    report = merge.apply(table, merge.MergeOptions(max_generations=slices))
     assert report.decision == "merged"
     rows = lance.dataset(uri).to_table().to_pylist()
     assert len(rows) == len(expected)

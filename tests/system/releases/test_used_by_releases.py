@@ -19,9 +19,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.tables import damage
 from tests.support.tables.schemas import PRIMARY_KEY
 from tests.system.releases.environments import python_with

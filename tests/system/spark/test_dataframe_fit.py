@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.engines.spark.fit import to_table
+from memwal_ops.formats.lance.engines.spark.load import to_table
 
 VECTOR = pa.list_(pa.float32(), 2)
 STRUCT = pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.string(), nullable=False)])

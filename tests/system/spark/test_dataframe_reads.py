@@ -15,10 +15,10 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.spark.faults import TaskFaultError, raised_again
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
-from memwal_ops.formats.lance.engines.spark.conditions import condition
+from memwal_ops.formats.lance.engines.spark.source import condition
 from memwal_ops.formats.lance.generations.generation import Generation
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.damage import copy_table
 from tests.support.tables.model import assert_same
@@ -53,10 +53,10 @@ def rows(uri: str, where: str | None = None) -> Rows:
 def backlog(path: Path, kind: type[LsmTable] = Workload, seed: int = 3, **options: Any) -> LsmTable:
     made = kind(seed, regions=2, base_rows=150, **options).create(str(path / "t.lance")).step(6)
     made.flush()
-    job.apply(open_table(made.uri), job.MergeOptions())
+    merge.apply(open_table(made.uri), merge.MergeOptions())
     made.step(10)
     made.close()
-    assert job.plan_passes(open_table(made.uri), job.MergeOptions()).backlog.pending
+    assert merge.plan_passes(open_table(made.uri), merge.MergeOptions()).backlog.pending
     return made
 
 
@@ -64,7 +64,7 @@ def backlog(path: Path, kind: type[LsmTable] = Workload, seed: int = 3, **option
 
 
 def merge_and_collect(uri: str) -> None:
-    job.apply(open_table(uri), job.MergeOptions())
+    merge.apply(open_table(uri), merge.MergeOptions())
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
     for _ in range(2):  # off the list first, then off the disk
         gc.apply(open_table(uri), IMMEDIATE)
@@ -98,7 +98,7 @@ def test_a_read_that_is_always_overtaken_fails(tmp_path: Path, monkeypatch: pyte
     def late(table: Any) -> Any:
         made.put([2 * made.rng.randrange(50)])
         made.flush()
-        job.apply(open_table(made.uri), job.MergeOptions())
+        merge.apply(open_table(made.uri), merge.MergeOptions())
         return real(table)
 
     monkeypatch.setattr(source, "read_backlog", late)
@@ -150,7 +150,7 @@ def test_a_filter_keeps_what_it_would_keep_of_the_merged_table(
     rng = random.Random(11)
     made = backlog(tmp_path, kind, columns=columns)
     merged = copy_table(made.uri, str(tmp_path / "merged.lance"))
-    job.apply(open_table(merged), job.MergeOptions())
+    merge.apply(open_table(merged), merge.MergeOptions())
     sizes = set()
     for _ in range(25):
         where = random_condition(rng, columns)

@@ -16,7 +16,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.spark import environment
 from memwal_ops.errors import SparkUnavailableError, TableCorruptError
-from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor
+from memwal_ops.formats.lance.engines.spark.indexing import SparkExecutor
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup

@@ -15,10 +15,9 @@ import structlog
 from memwal_ops import open_table
 from memwal_ops.core.spark import division
 from memwal_ops.formats.lance.commit.commit import CommitLostError
-from memwal_ops.formats.lance.engines.spark import broadcast, engine
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.engines.spark import engine
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.spark import bulk_merge
 from tests.support.tables import damage
 from tests.support.tables.model import assert_same
@@ -47,15 +46,15 @@ def key_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def blocked(report: job.MergeReport) -> list[dict[str, object]]:
+def blocked(report: merge.MergeReport) -> list[dict[str, object]]:
     return [one.to_json() for one in report.blocked]
 
 
-def both(table: str, other: str, spark: SparkSession, key_bytes: int) -> tuple[job.MergeReport, job.MergeReport]:
+def both(table: str, other: str, spark: SparkSession, key_bytes: int) -> tuple[merge.MergeReport, merge.MergeReport]:
     """The same merge by the local engine and by Spark, each on its own copy."""
-    local = job.apply(open_table(table), job.MergeOptions())
+    local = merge.apply(open_table(table), merge.MergeOptions())
     merging = SparkEngine(spark, rows_per_task=50, driver_key_bytes=key_bytes)
-    return local, job.apply(open_table(other), job.MergeOptions(), engine=merging)
+    return local, merge.apply(open_table(other), merge.MergeOptions(), engine=merging)
 
 
 @pytest.mark.parametrize("harm", [damage.remove_generation, damage.remove_generation_data])
@@ -95,15 +94,17 @@ def test_a_conflict_leaves_no_file(
     table: Workload, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, key_bytes: int
 ) -> None:
     commit = engine.commit_pass
-    others: list[job.MergeReport] = []
+    others: list[merge.MergeReport] = []
 
     def late(*arguments: Any) -> int:
         if not others:
-            others.append(job.apply(open_table(table.uri), job.MergeOptions(max_generations=1)))
+            others.append(merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=1)))
         return commit(*arguments)
 
     monkeypatch.setattr(engine, "commit_pass", late)
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes))
+    report = merge.apply(
+        open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
+    )
     assert others[0].decision == "merged"
     assert (report.decision, report.commit_conflicts) == ("superseded", 1)
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
@@ -121,7 +122,7 @@ def test_a_pass_that_fails_before_its_commit_takes_its_files_back(
 
     monkeypatch.setattr(engine, "all_field_ids", fail)
     with pytest.raises(KeyboardInterrupt):
-        job.apply(open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes))
+        merge.apply(open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes))
     assert seen[0], "the premise: fragments and deletion vectors were written"
     assert unreferenced(table.uri) == set()
 
@@ -164,7 +165,7 @@ def test_how_far_each_stage_is(table: Workload, spark: SparkSession, key_bytes: 
     merging = SparkEngine(
         spark, rows_per_task=50, driver_key_bytes=key_bytes, on_progress=lambda one: told.update({one.stage: one})
     )
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=merging)
+    report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=merging)
     (result,) = [one.result for one in report.passes]
     assert result is not None
     # The base has one fragment, which one task scans for all keys; a shuffled join has several.
@@ -196,8 +197,8 @@ def test_files_that_a_version_may_name_stay_and_are_named(
 
     monkeypatch.setattr(engine, "commit_pass", late)
     with structlog.testing.capture_logs() as logs:
-        report = job.apply(
-            open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
+        report = merge.apply(
+            open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
         )
     assert (report.decision, report.commit_conflicts) == ("merged", 1)
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
@@ -219,7 +220,7 @@ def test_no_row_of_payload_crosses_the_shuffle(
         return real(frame, function, schema, *rest)
 
     monkeypatch.setattr(frames, "mapInArrow", watched)
-    job.apply(open_table(table.uri), job.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=0))
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=0))
     columns = {column.strip() for schema in schemas for column in schema.split(",")}
     assert columns == {"key bigint", "locator bigint", "address bigint", "result string"}
     assert pa.types.is_int64(lance.dataset(table.uri).schema.field("id").type)
@@ -246,7 +247,7 @@ def test_no_row_of_payload_is_broadcast(table: Workload, spark: SparkSession, mo
 
     monkeypatch.setattr(context, "parallelize", watched(parallelize))
     monkeypatch.setattr(context, "broadcast", watched(sending))
-    monkeypatch.setattr(broadcast, "run_parts", run)
+    monkeypatch.setattr(engine, "run_parts", run)
     bulk_merge(spark, table.uri)
     (keys, is_tombstone), fragments, groups = sent
     assert pa.ipc.open_stream(keys).read_all().column_names == ["id"]
@@ -267,11 +268,13 @@ def test_keys_that_are_too_many_for_the_driver_are_shuffled(
     made = Workload(3, key=key, regions=2, base_rows=30).create(str(tmp_path / "t.lance")).step(8)
     made.close()
     copies = [damage.copy_table(made.uri, str(tmp_path / f"{number}.lance")) for number in range(2)]
-    rows = sum(one.result.rows_read for one in job.apply(open_table(made.uri), job.MergeOptions()).passes if one.result)
+    rows = sum(
+        one.result.rows_read for one in merge.apply(open_table(made.uri), merge.MergeOptions()).passes if one.result
+    )
     shuffled = []
     for copy, width in zip(copies, (enough, short), strict=True):
         merging = SparkEngine(spark, driver_key_bytes=int(rows * width))
-        (one,) = job.apply(open_table(copy), job.MergeOptions(), engine=merging).passes
+        (one,) = merge.apply(open_table(copy), merge.MergeOptions(), engine=merging).passes
         assert one.result is not None
         assert one.result.rows_read == rows
         shuffled.append(one.result.metrics["shuffle_bytes"] > 0)

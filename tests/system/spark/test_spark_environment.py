@@ -18,7 +18,7 @@ from memwal_ops.core.spark import session as spark_session
 from memwal_ops.core.spark.faults import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
 from memwal_ops.spark import register
 from memwal_ops.storage.redaction import remember
@@ -159,19 +159,19 @@ def test_auto_reports_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert size > 0
     installed(monkeypatch, **GOOD)
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, 'openjdk version "17.0.1"'))
-    small = choose_engine(job.MergeOptions(spark_above=size), "a backlog", size)
+    small = choose_engine(merge.MergeOptions(spark_above=size), "a backlog", size)
     assert small == EngineChoice("local", f"a backlog of {size:,} bytes is not above {size:,}")
-    large = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
+    large = choose_engine(merge.MergeOptions(spark_above=size - 1), "a backlog", size)
     assert large == EngineChoice("spark", f"a backlog of {size:,} bytes is above {size - 1:,}")
     gib = 1 << 30
     assert choose_engine(CatchupOptions(engine="auto"), "data to index", 32 * gib).name == "local"
     assert choose_engine(CatchupOptions(engine="auto"), "data to index", 32 * gib + 1).name == "spark"
     assert choose_engine(CompactOptions(engine="auto"), "data to rewrite", 32 * gib + 1).name == "local"
     installed(monkeypatch, **{**GOOD, "pyspark": None})
-    without = choose_engine(job.MergeOptions(spark_above=size - 1), "a backlog", size)
+    without = choose_engine(merge.MergeOptions(spark_above=size - 1), "a backlog", size)
     assert without.name == "local"
     assert without.reason.endswith("Spark cannot run here: PySpark is not installed.")
-    report = job.apply(open_table(uri), job.MergeOptions(spark_above=size - 1))
+    report = merge.apply(open_table(uri), merge.MergeOptions(spark_above=size - 1))
     assert (report.decision, report.engine, report.engine_reason) == ("merged", "local", without.reason)
 
 

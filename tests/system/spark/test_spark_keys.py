@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
-from memwal_ops.formats.lance.engines.spark.locators import pack, positions, tombstones
-from memwal_ops.formats.lance.engines.spark.resolved import to_bytes
+from memwal_ops.formats.lance.engines.merge.locate import key_code
+from memwal_ops.formats.lance.engines.spark.engine import to_bytes
+from memwal_ops.formats.lance.engines.spark.tasks import pack, positions, tombstones
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "int8": (pa.int8(), st.integers(-128, 127)),

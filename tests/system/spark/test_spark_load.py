@@ -15,7 +15,7 @@ import structlog
 from memwal_ops.core.spark.session import quiet
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.spark import load
-from memwal_ops.formats.lance.engines.spark.fit import misfits
+from memwal_ops.formats.lance.engines.spark.load import misfits
 from memwal_ops.spark import bulk_load, register
 from tests.support.tables.schemas import PRIMARY_KEY
 from tests.support.tables.unreferenced import unreferenced

@@ -12,8 +12,8 @@ from memwal_ops import open_table
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitLostError
 from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.engines.spark.types import spark_schema
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.engines.spark.tasks import spark_schema
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.spark import bulk_load, register
 from tests.support.tables import damage
 from tests.support.tables.model import assert_same
@@ -55,7 +55,7 @@ def collected(frame: DataFrame, keys: list[str]) -> Rows:
 def table(tmp_path: Path, kind: type[LsmTable], **options: Any) -> LsmTable:
     made = kind(3, regions=2, base_rows=200, **options).create(str(tmp_path / "t.lance")).step(6)
     made.flush()
-    job.apply(open_table(made.uri), job.MergeOptions())
+    merge.apply(open_table(made.uri), merge.MergeOptions())
     made.step(8)
     made.close()
     return made
@@ -158,7 +158,7 @@ def test_one_frame_in_several_queries(tmp_path: Path, reading: SparkSession) -> 
 
 def test_a_damaged_generation_is_no_answer(tmp_path: Path, spark: SparkSession) -> None:
     made = table(tmp_path, Workload)
-    backlog = job.plan_passes(open_table(made.uri), job.MergeOptions()).backlog
+    backlog = merge.plan_passes(open_table(made.uri), merge.MergeOptions()).backlog
     ref = backlog.pending[0]
     damage.remove_generation(made.uri, str(ref.region_id), ref.generation)
     with pytest.raises(Exception, match=f"generation {ref.generation} of region {ref.region_id}"):
@@ -195,7 +195,7 @@ def test_there_and_back_again(tmp_path: Path, spark: SparkSession, columns: Any)
     assert bulk_load(frame.limit(0), target.uri) == version
     target.put([7])  # the region's writer goes on
     target.close()
-    assert job.apply(open_table(target.uri), job.MergeOptions()).decision == "merged"
+    assert merge.apply(open_table(target.uri), merge.MergeOptions()).decision == "merged"
 
 
 def test_what_bulk_load_refuses(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.run_cli import run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload

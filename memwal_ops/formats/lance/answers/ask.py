@@ -14,8 +14,7 @@ from lance.indices import IndexConfig
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.asked_index import ROWS
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.version_manifest import fragments_of
 

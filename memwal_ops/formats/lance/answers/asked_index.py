@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ Ask a text index for rows that its files lack: an analyzer may leave nothing of 
 
 Compare the rows that an index claims to cover with the rows that its files hold.
 
-See :mod:`memwal_ops.formats.lance.indexes.held_rows` for what is read of the files.
+See :mod:`memwal_ops.formats.lance.indexes.base_indexes` for what is read of the files.
 
 Estimate what asking the indexes of a table costs, before they are asked: only the rows to ask for are drawn.
 """
@@ -41,13 +41,18 @@ from memwal_ops.formats.lance.answers.vector import (
     search,
     usable_rows,
 )
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
+from memwal_ops.formats.lance.indexes.base_indexes import (
+    LISTED,
+    MAPPED,
+    base_indexes,
+    covered_by,
+    fragments_held,
+    index_folder,
+    row_ids_in,
+)
 from memwal_ops.formats.lance.indexes.codebook import read_model
-from memwal_ops.formats.lance.indexes.held_rows import LISTED, MAPPED, fragments_held, row_ids_in
 from memwal_ops.formats.lance.indexes.index_faults import FRAGMENTS_IN, fragments_in
-from memwal_ops.formats.lance.indexes.segment_files import index_folder
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, fragments_of, had_moves
 from memwal_ops.text import counted
 

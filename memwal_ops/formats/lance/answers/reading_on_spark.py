@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.runner import Stage
 from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Reader, Repeated
-from memwal_ops.formats.lance.engines.spark.counting import count_repeated, keys_of, row_ids_of
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
+from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.spark.runner import Count
-    from memwal_ops.formats.lance.engines.spark.counting import ReadKeys
-    from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
+    from memwal_ops.formats.lance.engines.spark.indexing import ReadKeys
+    from memwal_ops.formats.lance.engines.spark.running import TaskRunner
     from memwal_ops.formats.lance.table import Table
 
 _R = TypeVar("_R")

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from lance.query import FullTextOperator, MatchQuery, MinHashQuery, PhraseQuery
 
-from memwal_ops.formats.lance.files.sql_literals import literal, plain
+from memwal_ops.formats.lance.files.datasets import literal, plain
 from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 
 if TYPE_CHECKING:

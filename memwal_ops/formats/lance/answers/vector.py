@@ -30,8 +30,7 @@ import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, mean_by_query, share_by_query, wilson
 from memwal_ops.errors import MemwalOpsError, StorageError
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
 from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids, fragments_of
 
 if TYPE_CHECKING:

@@ -1,30 +1,70 @@
-"""Check the base table: the files of the newest version, the versions before it, and its transaction file."""
+"""Check the base table: the files of the newest version, the versions before it, and its transaction file.
+
+Check the MemWAL index: progress, catch-up entries, maintained indexes and the region snapshot against the rest.
+
+Check one region: its manifests and hint, the generations that it lists, and its write-ahead log.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from memwal_ops.core.verification import Finding, Severity, finding_of
-from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, TableCorruptError, runbook
-from memwal_ops.formats.lance.files.referenced_files import list_manifests, version_of_main
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER
-from memwal_ops.formats.lance.retention.damage import damages
+from memwal_ops.errors import (
+    ForeignRootError,
+    GenerationMissingError,
+    InvalidFormatError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    RegionManifestCorruptError,
+    TableCorruptError,
+    WalCorruptError,
+    runbook,
+)
+from memwal_ops.formats.lance.files.versions import (
+    TRANSACTIONS_FOLDER,
+    VERSIONS_FOLDER,
+    list_manifests,
+    version_of_main,
+)
+from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation_files import look_at_generations
+from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
+from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
+from memwal_ops.formats.lance.indexes.index_faults import checked_fault, dot_product_error
+from memwal_ops.formats.lance.indexes.snapshots import read_snapshot, stale_entries
+from memwal_ops.formats.lance.layouts import MixedLayoutsError
+from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
+from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
-from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.names import parse_generation_dir
+from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, decode_version_manifest, lost_dictionary
+from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from uuid import UUID
 
+    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+    from memwal_ops.formats.lance.generations.generation import Generation
+    from memwal_ops.formats.lance.generations.region_contents import RegionContents
+    from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+
 
 _PAGE = runbook(TableCorruptError.exit_code) or ""
 # Without --deep, the number of newest version manifests that are decoded.
-_NEWEST = 100
+_NEWEST_VERSIONS = 100
 
 
 def check_files(table: Table) -> Iterator[Finding]:
@@ -77,7 +117,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
             "memwal-ops expire URI deletes the version once nothing keeps it.", runbook(26) or "",
         )  # fmt: skip
     rows_before = 0
-    for version, path in sorted(manifests.items())[0 if deep else -_NEWEST :]:
+    for version, path in sorted(manifests.items())[0 if deep else -_NEWEST_VERSIONS :]:
         try:
             found = decode_version_manifest(table.store.get(path))
         except ObjectNotFoundError:
@@ -130,3 +170,308 @@ def check_references(table: Table) -> Iterator[Finding]:
                 Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
                 "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",
             )  # fmt: skip
+
+
+_INDEX = "the MemWAL index"
+_SNAPSHOT_AGAIN = "memwal-ops snapshot URI makes a new one."
+
+
+def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
+    """Progress is that of regions that exist, and below the generation that each writes."""
+    for region_id, merged in sorted(table.index.merged_generations.items()):
+        if region_id not in table.regions.region_ids:
+            yield Finding(
+                Severity.INFO, "progress_of_unknown_region", _INDEX,
+                f"It has merged generation {merged} of region {region_id}, which has no folder.",
+                "None: the region was removed, or the table is a branch or a clone.", "None.",
+            )  # fmt: skip
+        elif region_id in regions and merged >= regions[region_id].manifest.current_generation:
+            now = regions[region_id].manifest.current_generation
+            yield Finding(
+                Severity.ERROR, "progress", _INDEX,
+                f"It has merged generation {merged} of region {region_id}, whose writer is at generation {now}.",
+                "The region's next generation would count as merged, and its rows be lost.",
+                "Stop the writer; find out which of the two was restored, and see the page.", runbook(29) or "",
+            )  # fmt: skip
+
+
+def check_catchup(table: Table) -> Iterator[Finding]:
+    """No entry of ``index_catchup`` exceeds what its index covers, nor names an index that does not exist."""
+    indexes = base_indexes(table)
+    recorded = table.index.index_catchup
+    for name in sorted(recorded.keys() - indexes.keys()):
+        yield Finding(
+            Severity.INFO, "catchup_of_unknown_index", _INDEX, f"It has catch-up entries of an index {name!r}.",
+            "None: the index was dropped.", "None: memwal-ops catchup URI leaves them out at its next commit.",
+        )  # fmt: skip
+    for name, correct in sorted(stale_entries(table, sorted(indexes)).items()):
+        claimed = recorded.get(name)
+        wrong = claimed is not None and any(number > correct.get(region, 0) for region, number in claimed.items())
+        if claimed is None:
+            yield Finding(
+                Severity.INFO, "index_behind", f"the index {name!r}",
+                "It does not cover what was merged since, and has no catch-up entry, which the specification reads as "
+                "caught up.",
+                "A query by this index alone misses rows that were merged.", "memwal-ops catchup URI",
+                runbook(18) or "", about=name,
+            )  # fmt: skip
+        elif wrong:
+            yield Finding(
+                Severity.ERROR, "index_catchup", f"the index {name!r}",
+                "It is recorded as caught up further than the fragments that it covers.",
+                "A query by this index skips generations, and misses their rows.",
+                "memwal-ops catchup URI corrects the entry.", runbook(18) or "", about=name,
+            )  # fmt: skip
+    for name in table.index.maintained_indexes:
+        if name not in indexes:
+            yield Finding(
+                Severity.WARNING, "maintained_index", _INDEX,
+                f"Writers are to maintain an index {name!r}, which does not exist.",
+                "Writers fail, or skip it.", "Create the index, or initialise MemWAL without it.",
+            )  # fmt: skip
+
+
+def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator[Finding]:
+    """Every scalar index has the fragments that it claims, and finds a sample of their rows; those ``found`` do not."""
+    for name, index in sorted(base_indexes(table).items()):
+        fault = None if name in found else checked_fault(table, index)
+        if fault is None:
+            continue
+        if fault.proven:
+            yield Finding(
+                Severity.ERROR, "index_rows", f"the index {name!r}", f"It {fault.why}.",
+                "Queries by it do not find rows that exist, and pylance's merge_insert would insert their keys again.",
+                "memwal-ops catchup URI builds it anew.", runbook(18) or "", about=name,
+            )  # fmt: skip
+        else:
+            yield Finding(
+                Severity.WARNING, "index_rows", f"the index {name!r}", f"It {fault.why}.",
+                "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
+                f"See the page; once no release before 14.0 writes the table, memwal-ops catchup URI --index {name} "
+                "--rebuild builds it anew.", runbook(18) or "", about=name,
+            )  # fmt: skip
+
+
+def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Finding]:
+    """No vector index got rows that hide all others, but those ``found``.
+
+    pylance's update into one segment leaves no trace of that: ``--answers`` measures it.
+    """
+    for name, index in sorted(base_indexes(table).items()):
+        error = dot_product_error(table, index) if len(index.segments) > 1 and name not in found else None
+        if error is not None:
+            yield Finding(
+                Severity.ERROR, "index_distances", f"the index {name!r}",
+                f"It has {len(index.segments)} segments. {error}", "Searches by it do not find the nearest rows.",
+                error.remedy, runbook(18) or "", about=name,
+            )  # fmt: skip
+
+
+def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
+    """The region snapshot decodes, and is not newer than the manifests."""
+    try:
+        found = read_snapshot(table)
+        rows = () if found is None else found.regions
+    except InvalidFormatError as error:
+        yield finding_of(
+            error, "snapshot", "the region snapshot", f"Readers that use it fail. {_SNAPSHOT_AGAIN}", Severity.WARNING
+        )
+        return
+    for row in rows:
+        state = regions.get(row.region_id)
+        if state is not None and row.state is not None and row.state.version > state.manifest.version:
+            yield Finding(
+                Severity.ERROR, "snapshot", "the region snapshot",
+                f"It has manifest version {row.state.version} of region {row.region_id}; "
+                f"the newest is {state.manifest.version}.",
+                "The region's folder was restored or replaced beneath the table.",
+                f"Find out which; then {_SNAPSHOT_AGAIN}",
+                runbook(29) or "",
+            )  # fmt: skip
+
+
+# Without --deep, the number of newest manifest versions that are read of each region.
+_NEWEST_MANIFESTS = 20
+_MOST_MISSING = 100
+_MIXED = "Entries that one writer acknowledged count as flushed by the other: their rows are in no generation."
+_STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
+
+
+def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterator[Finding]:
+    """Every version that is kept decodes, and no number in them ever decreases; the hint names one of them."""
+    manifest = state.manifest
+    store = table.region(manifest.region_id)
+    versions = store.versions()
+    hint = store.hint()
+    if hint is None:
+        yield Finding(
+            Severity.INFO, "version_hint", f"{store.folder}/version_hint.json", "It is missing, or cannot be read.",
+            "Readers list the folder instead.", "None: the next writer, or gc, writes it.",
+            about=str(manifest.region_id),
+        )  # fmt: skip
+    elif hint < manifest.version:
+        yield Finding(
+            Severity.INFO, "version_hint", f"{store.folder}/version_hint.json",
+            f"It names version {hint}; the newest is {manifest.version}.",
+            "Readers need a request for each version in between.", "None: the next writer, or gc, writes it.",
+            about=str(manifest.region_id),
+        )  # fmt: skip
+    older: RegionManifest | None = None
+    for version in versions if deep else versions[-_NEWEST_MANIFESTS:]:
+        try:
+            found = store.read(version)
+        except RegionManifestGoneError:
+            continue  # gc runs beside this
+        except NotExportedError:
+            continue
+        except RegionManifestCorruptError as error:
+            yield finding_of(
+                error, "old_manifest", store.path(version), "A reader that uses it fails.", Severity.WARNING
+            )
+            continue
+        for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
+            before, now = (getattr(one, name) or 0 for one in (older or found, found))
+            if now < before:
+                yield Finding(
+                    Severity.ERROR, name, store.path(version), f"{name} falls from {before} to {now}.",
+                    "Two writers, or a restored folder: a fenced writer may be accepted again, rows may be replayed "
+                    "twice or not at all.",
+                    "Stop the region's writer. Restore the region's folder as a whole from one backup.",
+                    runbook(RegionManifestCorruptError.exit_code) or "",
+                )  # fmt: skip
+        older = found
+
+
+def check_generations(
+    table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory
+) -> Iterator[Finding | Generation]:
+    """Every listed generation has its directory; every unmerged one has its files, and columns that the base table has.
+
+    Yields: findings, and each unmerged generation that opens and has its files.
+    """
+    manifest, merged = state.manifest, state.merged
+    files = look_at_generations(table, state, footers=True)
+    for root in sorted({*files.foreign_roots.values()}):
+        generations = [number for number, named in files.foreign_roots.items() if named == root]
+        yield Finding(
+            Severity.INFO, ForeignRootError.reason, f"{root} in {manifest.region_id}",
+            f"By the manifests of {counted(len(generations), 'generation')} from {min(generations)} on, their table is "
+            "at that path.",
+            "Jobs read the files of this table. Programs that read generations by themselves read that path.",
+            "If the table was copied or moved: memwal-ops adopt URI --moved --apply. If programs mount it at several "
+            "paths: none.", runbook(ForeignRootError.exit_code) or "",
+        )  # fmt: skip
+    numbers = listed_as_stored(manifest.source)  # decoded, they are in order
+    late = next((after for before, after in pairwise(numbers) if after <= before), None)
+    if late is not None:
+        yield Finding(
+            Severity.INFO, "generation_order", str(manifest.region_id),
+            f"Its manifest lists generation {late} twice, or behind a higher one.",
+            "Jobs order by number and count it once; a reader that uses the list may read an older row.",
+            "None: gc writes the list again when it drains; fix the writer.", about=str(manifest.region_id),
+        )  # fmt: skip
+    for flushed in manifest.flushed_generations:
+        ref = generation_ref(manifest.region_id, flushed)
+        about = f"{manifest.region_id}/{flushed.generation}"
+        exists = flushed.path in contents.directories
+        if flushed.generation <= merged:
+            if not exists:
+                yield Finding(
+                    Severity.WARNING, "merged_generation_missing", ref.folder,
+                    f"Generation {flushed.generation} is merged and listed, and its directory is missing.",
+                    "The base table has its rows; a reader of an older version, or one whose index lacks them, fails.",
+                    "memwal-ops gc URI --apply removes it from the list once nothing needs it.",
+                    about=about,
+                )  # fmt: skip
+        elif not exists:
+            error = GenerationMissingError(f"The directory of {ref} is missing.")
+            yield finding_of(error, "generation_missing", ref.folder, _STOPS, about=about)
+        elif (damage := files.damaged.get(flushed.generation)) is not None:
+            yield finding_of(damage, "generation", ref.folder, _STOPS, about=about)
+        else:
+            try:
+                yield open_generation(table, ref, history)
+            except MemwalOpsError as error:
+                yield finding_of(error, "generation", ref.folder, _STOPS, about=about)
+    listed = {one.path for one in manifest.flushed_generations}
+    for name, directory in sorted(contents.directories.items()):
+        if parse_generation_dir(name) is not None and name not in listed:
+            yield Finding(
+                Severity.INFO, "unlisted_generation", f"_mem_wal/{manifest.region_id}/{name}",
+                f"No manifest lists it; {directory.objects} objects, {directory.bytes:,} bytes.",
+                "It uses space: a flush that was not finished, or a generation that was removed from the list.",
+                "None: memwal-ops gc URI --apply deletes it when it is old enough.",
+            )  # fmt: skip
+
+
+def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> Iterator[Finding]:
+    """Above the last flushed entry the log has no gap, its epochs never fall, and none is above the manifest's."""
+    manifest, region_id = state.manifest, state.manifest.region_id
+    layout = table.layout_of(region_id)
+    flushed = manifest.replay_after_wal_id or 0
+    ids = [entry for entry in contents.wal.ids if entry > flushed]
+    last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
+    for missing in _missing_entries(table, manifest, flushed, ids, last):
+        path = wal_entry_path(region_id, missing, layout)
+        error: MemwalOpsError = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
+        what = "A replay stops there, and misses acknowledged rows above it."
+        yield finding_of(error, "wal_gap", path, what, about=f"{region_id}/{missing}")
+    highest = 0
+    for entry, epoch in read_epochs(table, region_id, ids):
+        path = wal_entry_path(region_id, entry, layout)
+        if isinstance(epoch, ObjectNotFoundError | NotExportedError):
+            continue
+        if isinstance(epoch, MemwalOpsError):
+            error = WalCorruptError(str(epoch))
+            yield finding_of(error, "wal_entry", path, "A replay stops there.", about=f"{region_id}/{entry}")
+            continue
+        if epoch < highest or epoch > manifest.writer_epoch:
+            late = epoch > manifest.writer_epoch
+            above = (
+                f"a claim of the manifest's epoch {manifest.writer_epoch}" if late else f"an entry of epoch {highest}"
+            )
+            yield Finding(
+                Severity.ERROR, "wal_epoch", path, f"It was written under epoch {epoch}, behind {above}.",
+                "A writer that was fenced continued to write, or the manifests are older than the log.",
+                "Stop the region's writers; find out which of them wrote it before you trust any of its rows.",
+                runbook(WalCorruptError.exit_code) or "", about=str(region_id) if late else "",
+            )  # fmt: skip
+        highest = max(highest, epoch)
+
+
+def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
+    """A listing of the region's folder, or why there is none."""
+    try:
+        return read_region_contents(table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id))
+    except LinkError as error:
+        return finding_of(error, "link", str(state.manifest.region_id), "Files behind a link are not seen.")
+    except MixedLayoutsError as error:
+        return finding_of(error, "mixed_layouts", str(state.manifest.region_id), _MIXED)
+
+
+def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
+    """Objects in a region's folder that neither Lance nor memwal-ops writes."""
+    for path in sorted(contents.strays):
+        yield Finding(
+            Severity.INFO, "unrecognized", path, "No writer of this format creates such a file.",
+            "No job reads or deletes it.", "Remove it yourself if it is yours.",
+        )  # fmt: skip
+
+
+def _missing_entries(
+    table: Table, manifest: RegionManifest, flushed: int, listed: Iterable[int], last: int
+) -> Iterator[int]:
+    """The first entries behind the flushed ones, up to ``last``, that do not exist.
+
+    A listing of local files beside a writer may lack an entry, and have the next one.
+    """
+    layout, known = table.layout_of(manifest.region_id), {*listed}
+    if len(known) >= last - flushed:
+        return
+    missing = 0
+    for entry in range(flushed + 1, last + 1):
+        if entry not in known and table.store.head(wal_entry_path(manifest.region_id, entry, layout)) is None:
+            missing += 1
+            yield entry
+        if missing == _MOST_MISSING:  # a damaged ``last`` may be huge
+            return

@@ -9,8 +9,7 @@ from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsEr
 from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.publication import commit_lost
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
+from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_errors, open_dataset
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
 
 if TYPE_CHECKING:

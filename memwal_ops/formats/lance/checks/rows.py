@@ -22,8 +22,8 @@ from memwal_ops.errors import (
     TableCorruptError,
     runbook,
 )
+from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.encoded_rows import lance_rows
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.regions.key_files import (
     BLOOM_FILTER,

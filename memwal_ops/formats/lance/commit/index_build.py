@@ -21,10 +21,8 @@ from lance.lance import Bitmap
 
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.publication import commit_lost
-from memwal_ops.formats.lance.files.datasets import handle_options, metered
-from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, is_panic, lance_errors
-from memwal_ops.formats.lance.files.referenced_files import index_key
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER
+from memwal_ops.formats.lance.files.datasets import handle_options, is_commit_conflict, is_panic, lance_errors, metered
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, index_key
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import (

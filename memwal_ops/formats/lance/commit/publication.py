@@ -27,16 +27,18 @@ from memwal_ops.errors import (
     StorageError,
     TableReplacedError,
 )
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.referenced_files import deletion_path, missing_files, references
 from memwal_ops.formats.lance.files.versions import (
     VERSION_HINT,
     VersionPage,
+    deletion_path,
     is_same_file,
     list_page,
     list_versions,
+    missing_files,
     read_version_manifest,
+    references,
     version_path,
 )
 from memwal_ops.formats.lance.retention.live_versions import named_versions

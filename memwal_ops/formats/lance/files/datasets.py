@@ -1,25 +1,145 @@
-"""Open Lance datasets below a table's location, with caches that fit into a job's memory budget."""
+"""Open Lance datasets below a table's location, with caches that fit into a job's memory budget.
+
+Translate pylance's untyped errors.
+
+pylance raises ``OSError``, ``ValueError`` and ``RuntimeError`` with text, and a Rust
+panic as a ``BaseException``. The texts are classified by
+:mod:`memwal_ops.storage.errors`, since the object stores have the same ones.
+
+Write values as SQL literals, for filters of pylance.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import lance
+import pyarrow as pa
+import pyarrow.compute as pc
 from packaging.version import InvalidVersion, Version
 
-from memwal_ops.errors import ForeignRootError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.errors import ForeignRootError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import log_folder
+from memwal_ops.log import LastOpened
+from memwal_ops.storage.errors import translate
 from memwal_ops.storage.locations import below, has_scheme
 from memwal_ops.storage.metering import LOCAL, REMOTE, Traffic
 from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.locations import Location
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is a Rust panic, which is not an ``Exception`` and must not end the process."""
+    return type(error).__name__ == "PanicException"
+
+
+_CONFLICT = re.compile(
+    r"commit conflict|preempted by concurrent|too many concurrent writers|incompatible with concurrent", re.IGNORECASE
+)
+
+
+def is_commit_conflict(error: BaseException) -> bool:
+    """Whether it is a commit conflict of pylance: nothing of its transaction is visible."""
+    return _CONFLICT.search(str(error)) is not None
+
+
+@contextmanager
+def lance_errors(action: str, path: str) -> Iterator[None]:
+    """Translate every error of pylance in the block to a ``MemwalOpsError``, with the original as its cause."""
+    LastOpened.note(f"{action} {path}")
+    try:
+        yield
+    except MemwalOpsError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise translate(error, path=path, action=action) from error
+
+
+_INT64_MIN = -(2**63)
+_NARROW = 32
+_UNITS = {"s": "Second", "ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
+
+
+def has_sql_literals(keys: pa.ChunkedArray) -> bool:
+    """Whether every key has an SQL literal."""
+    if pa.types.is_integer(keys.type):
+        # The smallest int64 has no literal: SQL reads it as minus a number that is too large.
+        return not len(keys) or bool(pc.min(keys).as_py() > _INT64_MIN)
+    return bool(pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type))
+
+
+def sql_literal(value: int | str) -> str:
+    """A value as an SQL literal."""
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def is_one_of(column: str, values: Iterable[int | str]) -> str:
+    """The SQL condition that a column, whose name has no backtick, has one of these values; of none it is ``false``.
+
+    As SQL and not as an Arrow expression: pylance passes those through Substrait, which rejects a table that has any
+    column of an unsupported type (half floats, for example).
+    """
+    listed = ", ".join(map(sql_literal, values))
+    return f"`{column}` IN ({listed})" if listed else "false"
+
+
+def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one for each kind
+    """The literal of a value of ``kind``, compared without rounding and by an index; None: there is none."""
+    if pa.types.is_boolean(kind):
+        return "true" if value else "false"
+    if pa.types.is_integer(kind):
+        return str(value) if value > _INT64_MIN else f"cast('{value}' as bigint)"
+    if pa.types.is_float16(kind):
+        return repr(float(value)) if math.isfinite(value) else None
+    if pa.types.is_floating(kind):
+        text = str(value) if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+        return f"cast('{text}' as {'float' if pa.types.is_float32(kind) else 'double'})"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "'" + value.replace("'", "''") + "'"  # type: ignore[no-any-return]  # values are Any
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if pa.types.is_date(kind):
+        return f"date '{value}'"
+    if pa.types.is_timestamp(kind):
+        return f"cast('{value}' as timestamp(9))"
+    if pa.types.is_decimal256(kind):
+        return f"arrow_cast('{value}', 'Decimal256({kind.precision}, {kind.scale})')"
+    if pa.types.is_decimal(kind):
+        return f"cast('{value}' as decimal({kind.precision},{kind.scale}))"
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return _counted(value, kind)
+    return literal(value, kind.value_type) if pa.types.is_dictionary(kind) else None
+
+
+def _counted(value: int, kind: pa.DataType) -> str:
+    """A time or duration by its number of units: SQL of pylance has no literal for it."""
+    name = "Duration" if pa.types.is_duration(kind) else f"Time{kind.bit_width}"
+    counted = f"arrow_cast({value}, 'Int{kind.bit_width}')"
+    return f"arrow_cast({counted}, '{name}({_UNITS[kind.unit]})')"
+
+
+def plain(values: pa.ChunkedArray) -> list[Any]:
+    """Values as :func:`literal` takes them; timestamps as text, because Python has no nanoseconds."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return values.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return values.cast(pa.int32() if kind.bit_width == _NARROW else pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    return values.to_pylist()  # type: ignore[no-any-return]
+
 
 ROW_ADDRESS, ROW_ID = "_rowaddr", "_rowid"
 # Decoded file footers and index pages that a dataset may cache. Lance's own limits are gigabytes,
@@ -59,7 +179,7 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     reads the log of this table.
 
     Raises pylance's own errors; callers translate them with
-    :func:`memwal_ops.formats.lance.files.lance_errors.lance_errors`, giving the action for the message.
+    :func:`memwal_ops.formats.lance.files.datasets.lance_errors`, giving the action for the message.
 
     Raises:
         ForeignRootError: see :func:`own_log`.

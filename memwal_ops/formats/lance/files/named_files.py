@@ -15,8 +15,7 @@ from uuid import UUID
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.datasets import own_log
-from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER, DELETIONS_FOLDER, deletion_path
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
+from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES

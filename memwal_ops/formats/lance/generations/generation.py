@@ -2,12 +2,31 @@
 
 In both layouts it is a Lance table with a ``_tombstone`` column. A region-layout generation may have several rows
 of one key: the highest row address is the newest (S0-192), so keys are always read with their row addresses.
+
+Name a flushed generation: its region, its number, its folder.
+
+Determine the Lance release that wrote a generation, and its differences from the current format.
+
+Measured for each release (tests/integration/contracts/old_pylance.md), because a table may have generations
+that were flushed long ago. Read like current ones, two differences would lose data:
+
+* up to release 12, a generation's fields are numbered from 0, regardless of the base table's ids;
+* release 7 wrote rows newest first and hid no older ones, so the highest row address of a key is its oldest write.
+
+Copy small generations from an object store to local files, from which pylance reads them without requests.
+
+pylance makes nine requests or more to open a generation of one data file and to read its keys and rows. A copy needs
+a listing and one request for each file. Files of a generation never change, so a copy reads like the original.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +37,7 @@ from memwal_ops.errors import (
     GenerationMissingError,
     InvalidFormatError,
     MemwalOpsError,
+    ObjectNotFoundError,
     ReadOnlyStoreError,
     SchemaProjectionError,
     StorageCredentialsError,
@@ -26,10 +46,18 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import Places, damaged_deletions, sizes_of
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
+from memwal_ops.formats.lance.files.versions import (
+    DATA_FOLDER,
+    VERSIONS_FOLDER,
+    file_key,
+    list_versions,
+    read_version_manifest,
+    references,
+    version_of_main,
+    version_path,
+)
 from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
     Node,
@@ -38,9 +66,14 @@ from memwal_ops.formats.lance.generations.projection import (
     plan_projection,
     renumbered,
 )
-from memwal_ops.formats.lance.generations.writer_release import WrittenBy, read_written_by
-from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids
+from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, WriterVersion
+from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, region_folder
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_row_ids, lance_major
 from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,13 +84,198 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.files.named_files import NamedFile
-    from memwal_ops.formats.lance.generations.copies import GenerationCopies
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
     from memwal_ops.formats.lance.generations.projection import SameField
-    from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
+    from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRef:
+    """A generation as its region manifest lists it (S0-049), not opened.
+
+    ``bytes`` and ``rows`` are those in the manifest; None if the writer's release did not record them.
+    """
+
+    region_id: UUID
+    generation: int
+    path: str
+    rows: int | None
+    bytes: int | None
+
+    @property
+    def folder(self) -> str:
+        """The path of its directory, relative to the table's root."""
+        return f"{region_folder(self.region_id)}/{self.path}"
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of region {self.region_id} ({self.path})"
+
+
+def generation_ref(region_id: UUID, flushed: FlushedGeneration) -> GenerationRef:
+    """The reference to one entry of a region manifest."""
+    return GenerationRef(region_id, flushed.generation, flushed.path, flushed.physical_rows, flushed.accounted_bytes)
+
+
+FLUSHED = "memwal-ops.flushed"
+"""In the metadata of a generation whose manifest was written again: when the first one was, in nanoseconds."""
+_FIRST_WITH_BASE_IDS = 13
+_NEWEST_FIRST = 7
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBy:
+    """The release that wrote a generation, and its own manifest.
+
+    Attributes:
+        manifest: of the generation's dataset.
+        flush: when it was written.
+        logged: in the region layout, when the first WAL entry was put to which it refers, by the store's clock; else as
+            ``flush``.
+        major: major release number of Lance; None if the manifest does not name a Lance release.
+    """
+
+    manifest: table_pb2.Manifest
+    flush: Flush
+    logged: Flush
+    major: int | None
+
+    @property
+    def numbers_fields_from_zero(self) -> bool:
+        """Whether field ids are numbered within the generation, rather than being the base table's."""
+        return self.major is not None and self.major < _FIRST_WITH_BASE_IDS
+
+    @property
+    def newest_row_first(self) -> bool:
+        """Whether the lowest row address of a key is its newest write.
+
+        False in the region layout (generations that refer to ``wal/`` by base paths), for which
+        the specification defines the order for every writer (S0-192).
+        """
+        return self.major == _NEWEST_FIRST and not self.manifest.base_paths
+
+
+def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
+    """Read the release that wrote the dataset at ``folder``, and the times; two requests, three in the region layout.
+
+    Raises:
+        InvalidFormatError: its manifest does not decode.
+        ObjectNotFoundError: it has no such version.
+    """
+    manifest: VersionManifest = read_version_manifest(store, version, folder=folder)
+    paths = (version_path(version, naming, folder=folder) for naming in (NamingScheme.V2, NamingScheme.V1))
+    meta = next((meta for path in paths if (meta := store.head(path)) is not None), None)
+    if meta is None:
+        raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
+    kept = manifest.manifest.table_metadata.get(FLUSHED, "")
+    by_store = int(kept) if kept.isdecimal() else nanoseconds(meta.last_modified)
+    opened = WriterVersion.parsed(manifest.manifest.table_metadata.get(OPENED))
+    flush = Flush(manifest.manifest.timestamp.ToNanoseconds(), by_store, opened)
+    logged = _logged(store, folder, manifest.manifest, flush)
+    return WrittenBy(manifest.manifest, flush, logged, lance_major(manifest.manifest))
+
+
+def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:
+    if not manifest.base_paths or not manifest.fragments:
+        return flush
+    entry = store.head(f"{folder.rpartition('/')[0]}/wal/{manifest.fragments[0].files[0].path}")
+    return flush if entry is None else Flush(None, nanoseconds(entry.last_modified), flush.opened)
+
+
+MAX_BYTES = 8 << 20
+"""Larger generations are not copied: their bytes need most of pylance's requests anyway."""
+_SHARE_OF_BUDGET = 4
+
+
+@contextmanager
+def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]:
+    """A temporary folder for copies; None if the table is not in an object store, or without a temporary folder.
+
+    Args:
+        max_bytes: memory budget of the work; copies use at most a quarter, as the folder may be in memory.
+    """
+    if table.location.scheme in LOCAL:
+        yield None
+        return
+    try:
+        # Errors of its removal are ignored: they do not affect the result.
+        place = tempfile.TemporaryDirectory(prefix="memwal-ops-copies-", ignore_cleanup_errors=True)
+    except OSError:
+        yield None
+        return
+    with place as folder:
+        yield GenerationCopies(table, folder, max_bytes // _SHARE_OF_BUDGET)
+
+
+class GenerationCopies:
+    """Copies of generations in a folder. Paths are those below the table's root. Safe in threads.
+
+    Attributes:
+        location: the folder.
+        store: of the folder.
+    """
+
+    def __init__(self, table: Table, folder: str, max_bytes: int) -> None:
+        self.location = resolve(folder)
+        self.store = open_store(self.location)
+        self._table = table
+        self._room = max_bytes
+        self._lock = Lock()
+
+    def add(self, ref: GenerationRef) -> bool:
+        """Copy a generation: a listing, and one request for each file.
+
+        Returns:
+            Whether it was copied. It is not if it is large, if not all of its files are in its folder, if it has
+            several versions, or if the folder is full; reading the original reports what is missing.
+        """
+        if (ref.bytes or 0) > MAX_BYTES:
+            return False
+        listed = {meta.path.removeprefix(f"{ref.folder}/"): meta for meta in self._table.store.list(ref.folder)}
+        manifests = [meta for path, meta in listed.items() if version_of_main(path) is not None]
+        # In the region layout, the rows are in the log's folder.
+        if len(manifests) != 1 or not any(path.startswith(f"{DATA_FOLDER}/") for path in listed):
+            return False
+        try:
+            content = self._table.store.get(manifests[0].path)
+            files = _needed(content, listed)
+            if files is None or not self._fits(sum(file.size for file in files)):
+                return False
+            for file in files:
+                self._write(file, self._table.store.get(file.path))
+            self._write(manifests[0], content)
+        except (ObjectNotFoundError, InvalidFormatError, OSError):
+            return False
+        return True
+
+    def _fits(self, size: int) -> bool:
+        with self._lock:
+            if size > min(MAX_BYTES, self._room):
+                return False
+            self._room -= size
+            return True
+
+    def _write(self, meta: ObjectMeta, content: bytes) -> None:
+        path = Path(self.location.uri, meta.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        moment = nanoseconds(meta.last_modified)
+        os.utime(path, ns=(moment, moment))
+
+
+def _needed(content: bytes, listed: dict[str, ObjectMeta]) -> list[ObjectMeta] | None:
+    """The data and deletion files of a version by its manifest; None if some are not in the listing or elsewhere."""
+    version = decode_version_manifest(content)
+    if version.manifest.base_paths:
+        return None
+    keys = {key for key in references(version).own if not key.startswith(f"{INDICES_FOLDER}/")}
+    files = {path: meta for path, meta in listed.items() if file_key(path) in keys}
+    return list(files.values()) if keys <= files.keys() else None
+
 
 _MAX_BATCH_ROWS = 8192
 # Lance decodes up to 16 batches ahead of the reader.

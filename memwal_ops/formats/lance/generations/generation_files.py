@@ -21,11 +21,14 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
 )
 from memwal_ops.formats.lance.files.named_files import NamedFile, Places, sizes_of
-from memwal_ops.formats.lance.files.referenced_files import version_of_main
-from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending
+from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending, version_of_main
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
-from memwal_ops.formats.lance.generations.generation import lacks_files, missing_generation
-from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
+from memwal_ops.formats.lance.generations.generation import (
+    GenerationRef,
+    generation_ref,
+    lacks_files,
+    missing_generation,
+)
 from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.names import parse_generation_dir, region_folder
 from memwal_ops.storage.api import LinkError

@@ -3,27 +3,50 @@
 The coverage of an index is read only from its bitmaps: ``index_catchup`` is not reliable, as
 the two specifications disagree about an index that is absent from it, and pylance does not update it
 when an update moves rows out of an index.
+
+Find the files of an index segment, and open one of them.
+
+Read from the files of an index which rows they hold.
+
+The manifest has the fragments that a segment covers; only its files show which rows are in it. Read are only the
+row ids or row addresses, 8 bytes each, of a bitmap index its maps.
 """
 
 from __future__ import annotations
 
+import json
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import numpy as np
 from google.protobuf import empty_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
+from lance.file import LanceFileReader
 
-from memwal_ops.errors import InvalidFormatError, TableCorruptError
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
+from memwal_ops.errors import (
+    InvalidFormatError,
+    ObjectNotFoundError,
+    StorageError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
+from memwal_ops.formats.lance.files.datasets import ROW_ID, lance_errors, lance_options
+from memwal_ops.formats.lance.files.named_files import absolute_base
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
+from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap, fragments_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.locations import Location
+
 
 _SCALAR = frozenset({"BTree", "Bitmap", "LabelList", "Inverted", "NGram", "ZoneMap", "BloomFilter"})
 # Field numbers of VectorIndexDetails (protos/index.proto of Lance).
@@ -131,3 +154,126 @@ def coverage(covered: frozenset[int], version: VersionManifest) -> Coverage:
         frozenset(fragment.id for fragment in missing),
         sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in missing),
     )
+
+
+# In pylance's error.
+_FIRST_FORMAT = "read v1 metadata"
+CREATE_AGAIN = (
+    "Create it again yourself: dataset.drop_index(NAME), then dataset.create_index(..., name=NAME). With replace=True, "
+    "pylance may keep a part of the old one, and nobody could read the index. Where there is a log, create one under "
+    "another name instead: then memwal-ops catchup URI --migrate-codebook OLD NEW."
+)
+
+
+def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
+    """The URI of the files of an index segment."""
+    name = f"{INDICES_FOLDER}/{UUID(bytes=entry.uuid.uuid)}"
+    if not entry.HasField("base_id"):
+        return f"{table.location.folder}/{name}"
+    for base in table.manifest.manifest.base_paths:
+        if base.id == entry.base_id:
+            folder = absolute_base(table.location.folder, base.path.rstrip("/"))
+            return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
+    raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
+
+
+def open_index_file(location: Location, path: str, columns: list[str] | None = None) -> LanceFileReader:
+    """Open a file of an index of the table at a location.
+
+    Args:
+        path: its URI.
+        columns: those that are read; None: all.
+
+    Raises:
+        UnsupportedFeatureError: it is of Lance's first format, which pylance reads in queries alone.
+        StorageError: it cannot be read.
+    """
+    try:
+        with lance_errors("read index", path):
+            return LanceFileReader(path, storage_options=lance_options(location), columns=columns)
+    except StorageError as error:
+        if _FIRST_FORMAT not in str(error):
+            raise
+        raise UnsupportedFeatureError(
+            f"{path} is of Lance's first format, as releases up to 0.20 wrote indexes.", remedy=CREATE_AGAIN
+        ) from error
+
+
+LISTED = frozenset({"BTree", "Inverted"})
+MAPPED = frozenset({"Bitmap"})
+_IDS = {"BTree": ("page_data.lance", "ids")}
+_MAP_FILE = "bitmap_page_lookup.lance"
+
+
+def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:
+    """The row ids in the files of a segment, in parts; of an index that has addresses instead, these.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    folder = index_folder(table, entry)
+    if index.is_vector:
+        names, column = ["auxiliary.idx"], ROW_ID
+    elif index.type == "Inverted":
+        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder, index)], ROW_ID
+    else:
+        name, column = _IDS[index.type]
+        names = [name]
+    for name in names:
+        path = f"{folder}/{name}"
+        try:
+            reader = open_index_file(table.location, path, [column])
+        except ObjectNotFoundError:
+            if index.is_vector:  # raises if it is of the first format, which has no other file
+                open_index_file(table.location, f"{folder}/index.idx")
+            raise
+        with lance_errors("read index", path):
+            for batch in reader.read_all(batch_size=65536).to_batches():
+                yield batch.column(column).to_numpy()
+
+
+def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments of which the files of a segment have rows, whatever it claims; of an index of row addresses.
+
+    Raises:
+        TableCorruptError: a map cannot be decoded.
+        UnsupportedFeatureError: the files are of an older layout.
+        StorageError: a file cannot be read.
+    """
+    if index.type in MAPPED:
+        return _fragments_of_maps(table, index, entry)
+    found = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
+    return frozenset[int]().union(*found)
+
+
+def _partitions(table: Table, folder: str, index: BaseIndex) -> list[int]:
+    """The partitions of a segment of a text index."""
+    described: dict[bytes, bytes] = {}
+    try:
+        described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}
+    except ObjectNotFoundError:  # releases up to 0.20 have only this one; it may be gone, too
+        open_index_file(table.location, f"{folder}/invert.lance")
+    if b"partitions" not in described:
+        raise UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
+    partitions: list[int] = json.loads(described[b"partitions"])
+    return partitions
+
+
+def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
+    """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
+    path = f"{index_folder(table, entry)}/{_MAP_FILE}"
+    reader = open_index_file(table.location, path, ["bitmaps"])
+    found: set[int] = set()
+    with lance_errors("read index", path):
+        for batch in reader.read_all(batch_size=1024).to_batches():
+            for value in batch.column("bitmaps").to_pylist():
+                try:
+                    [count] = struct.unpack_from("<I", value)
+                    at = 4
+                    for _ in range(count):
+                        fragment, size = struct.unpack_from("<II", value, at)
+                        found.add(fragment)
+                        at += 8 + size
+                except struct.error as error:
+                    raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
+    return frozenset(found)

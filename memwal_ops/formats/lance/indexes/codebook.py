@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.indexes.segment_files import CREATE_AGAIN, index_folder, open_index_file
+from memwal_ops.formats.lance.indexes.base_indexes import CREATE_AGAIN, index_folder, open_index_file
 from memwal_ops.formats.lance.wire._pb import vector_pb2
 
 if TYPE_CHECKING:

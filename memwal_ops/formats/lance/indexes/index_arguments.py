@@ -18,10 +18,9 @@ from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
+from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
 from memwal_ops.formats.lance.indexes.codebook import read_model, vector_parameters
-from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:

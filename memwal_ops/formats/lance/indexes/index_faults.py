@@ -11,34 +11,199 @@ row addresses is wrong from then on; a row that it does not find is taken for on
 * Zone maps and bloom filters always have addresses; up to release 12, compactions of such tables move their claims.
 
 Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`sampled_fault` by asking for rows.
+
+Decide which indexes pylance must not update, although they are behind.
+
+Read which releases of Lance write a table, from its newest versions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.export import exported_store
-from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
-from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, covered_by
-from memwal_ops.formats.lance.indexes.segment_files import index_folder, open_index_file
-from memwal_ops.formats.lance.indexes.writers import last_written
-from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves, moved_later
+from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
+from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.indexes.base_indexes import (
+    BaseIndex,
+    base_indexes,
+    covered_by,
+    index_folder,
+    open_index_file,
+)
+from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
+from memwal_ops.formats.lance.wire.version_manifest import (
+    FEATURES,
+    SHOWN_FEATURES,
+    STABLE_ROW_IDS,
+    had_moves,
+    lance_major,
+    moved_later,
+)
+from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import lance
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+
+
+class IndexUpgradeRefusedError(IndexesBehindError):
+    """An update would upgrade an index. Releases that write the table do not maintain its new version."""
+
+    reason = "index_upgrade_refused"
+    remedy = (
+        "Update it with the release that writes the table: dataset.optimize.optimize_indices(), in LanceDB "
+        "table.optimize(). Once no older release writes it any more, run memwal-ops catchup URI --allow-upgrade, with "
+        "--rebuild --index NAME if it answers wrongly."
+    )
+
+
+class DotProductIndexError(IndexesBehindError):
+    """An update would make an index useless. It has product quantization and the metric dot."""
+
+    reason = "dot_product_index"
+
+
+def refusal(
+    table: Table, index: BaseIndex, *, allow_upgrade: bool = False, anew: bool = False
+) -> IndexesBehindError | None:
+    """Why an index must not be updated, or with ``anew`` not built anew; None: it may be.
+
+    Requests: those of its codebook, if it is a vector index; else those of
+    :func:`memwal_ops.formats.lance.indexes.index_faults.known_faults`, if pylance would write another version of it.
+
+    Raises:
+        UnsupportedFeatureError, StorageError: see :func:`memwal_ops.formats.lance.indexes.codebook.read_codebook`.
+    """
+    older = None if allow_upgrade else refused_by(table, index)
+    if older is not None:
+        return IndexUpgradeRefusedError(
+            f"Index {index.name} would get a version that releases before 14.0 do not maintain: they ignore it, drop "
+            f"it, or make it lose rows. {older.release[:1].upper()}{older.release[1:]} wrote version {older.version} "
+            "of the table."
+        )
+    emptied = index.covered.isdisjoint(fragment.id for fragment in table.manifest.manifest.fragments)
+    return None if anew or emptied else dot_product_error(table, index)  # where all rows get new codes, it is right
+
+
+def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | None:
+    """The error for an index with product quantization and the metric dot; None for others. Raises: as above."""
+    if not index.is_vector or not any(read_codebook(table, entry).is_dot_product for entry in index.segments):
+        return None
+    return DotProductIndexError(
+        f"Index {index.name} is {index.type} with the metric dot: rows that pylance adds to it hide all others.",
+        remedy=f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild",
+    )
+
+
+# How many of the newest versions show which releases write the table.
+_LAST_WRITERS = 32
+_CONCURRENT_READS = 8
+# Versions are immutable: by table, path, time and tag. A reader that follows a table reads each one once.
+_KNOWN: dict[tuple[object, ...], Written] = {}
+_MAX_KNOWN = 4096
+# Fields of a transaction: create index, rewrite, reserve fragments.
+_MAINTENANCE = frozenset({103, 104, 107})
+# The releases of LanceDB that are built on a major release of Lance (docs/compatibility.md).
+_LANCEDB = {8: "0.34", 9: "0.36", 10: "0.37", 11: "0.38", 12: "0.39", 13: "0.40"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
+
+    version: int
+    major: int | None
+    release: str
+    ours: bool
+    writes: bool
+    indexes: frozenset[tuple[str, int]]
+
+    @classmethod
+    def of(cls, manifest: VersionManifest) -> Written:
+        """From a version's manifest."""
+        writer, transaction = manifest.manifest.writer_version, manifest.transaction
+        return cls(
+            int(manifest.manifest.version),
+            lance_major(manifest.manifest),
+            f"{writer.library} {writer.version}".strip() or "an unknown release",
+            transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
+            transaction is None or not _maintains(transaction),
+            frozenset((entry.name, int(entry.index_version)) for entry in manifest.index_entries),
+        )
+
+
+def _maintains(transaction: table_pb2.Transaction) -> bool:
+    """Whether a commit only built an index or compacted: ours of plain tables have no properties that tell them."""
+    numbers = {field.number for field, _ in transaction.ListFields()}
+    numbers |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    return not numbers.isdisjoint(_MAINTENANCE)
+
+
+def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterator[Written]:
+    """The newest versions, at most 32, from the newest on; a version that was read before is not read again.
+
+    Requests: one for each version but the newest, as far as they are taken; up to ``concurrent`` are read ahead.
+    """
+    listed = table.listed.versions
+
+    def known(version: int, manifest: VersionManifest | None = None) -> Written | None:
+        file = listed.get(version)
+        key = None if file is None else (table.location.uri, file.path, file.last_modified, file.e_tag)
+        if manifest is None and key in _KNOWN:
+            return _KNOWN[key]
+        try:
+            written = Written.of(manifest or read_version_manifest(table.store, version, table.naming))
+        except (ObjectNotFoundError, InvalidFormatError):
+            return None  # expired, or damaged: verify reports that
+        if len(_KNOWN) >= _MAX_KNOWN:
+            _KNOWN.clear()
+        if key is not None:
+            _KNOWN[key] = written
+        return written
+
+    earlier = sorted((version for version in listed if version < table.version), reverse=True)[: _LAST_WRITERS - 1]
+    newest = known(table.version, table.manifest)
+    older = (written for _, written in concurrently(known, earlier, threads=concurrent))
+    yield from (written for written in chain([newest], older) if written is not None)
+
+
+def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
+    """The newest version that the table's own writers wrote; None: none of the newest ``within`` is theirs.
+
+    Requests: one for each newer version of ours.
+    """
+    newest = islice(last_written(table, concurrent=1), within)
+    return next((one for one in newest if one.writes and not one.ours), None)
+
+
+def last_writer(table: Table) -> str | None:
+    """The release of the table's own writers, for people: ``lance 13.0.0 (lancedb 0.40), stable row ids``.
+
+    None: none of the newest versions is theirs. Requests: as :func:`last_client`, at most 31.
+    """
+    found = last_client(table)
+    if found is None:
+        return None
+    lancedb = _LANCEDB.get(found.major or 0)
+    flags = table.manifest.manifest.reader_feature_flags
+    features = [one.name for one in FEATURES if one.flag & flags & SHOWN_FEATURES]
+    return ", ".join([found.release + (f" (lancedb {lancedb})" if lancedb else ""), *features])
+
 
 _TREE = "BTree"
 FRAGMENTS_IN = {"ZoneMap": "zonemap.lance", "BloomFilter": "bloomfilter.lance"}

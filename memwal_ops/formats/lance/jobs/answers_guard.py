@@ -19,7 +19,7 @@ from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
 from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError, compare_searches
-from memwal_ops.formats.lance.commit.unpublished import opened_with
+from memwal_ops.formats.lance.commit.commit import opened_with
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:

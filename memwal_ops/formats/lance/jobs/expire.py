@@ -23,27 +23,33 @@ from memwal_ops.core.erasure import SAFE_AGE
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.core.report import Need
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, VersionGoneError
-from memwal_ops.formats.lance.files.referenced_files import (
+from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
+    VERSIONS_FOLDER,
     file_key,
     read_references,
     references,
     refuse_linked_folders,
+    version_path,
 )
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_path
-from memwal_ops.formats.lance.generations.unmerged_flushes import UnmergedFlushes
+from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
 from memwal_ops.formats.lance.jobs.gc.collectors import views
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.garbage import Later, Needed, find_garbage, unreadable_versions
+from memwal_ops.formats.lance.retention.damage import NewestFiles, names_damage, require_complete
+from memwal_ops.formats.lance.retention.garbage import (
+    Later,
+    Needed,
+    find_garbage,
+    put_back,
+    set_aside,
+    unreadable_versions,
+)
 from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
-from memwal_ops.formats.lance.retention.newest_files import NewestFiles, require_complete
 from memwal_ops.formats.lance.retention.schema_recorder import record_schema
-from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.clock import PLANNED_BY, store_time
@@ -269,7 +275,7 @@ def apply(
     """Delete old versions. Safe to kill, to repeat and to run twice concurrently; completes what a killed run left.
 
     With ``only``, no other versions are deleted than these. Of a version the manifest is deleted first
-    (:mod:`memwal_ops.formats.lance.retention.set_aside`). Each batch has its own proof: tags, branches and holds as
+    (:mod:`memwal_ops.formats.lance.retention.garbage`). Each batch has its own proof: tags, branches and holds as
     read just before, and that the table is the one that the plan was made from.
 
     Raises:

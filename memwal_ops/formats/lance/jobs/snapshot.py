@@ -38,7 +38,7 @@ from memwal_ops.formats.lance.indexes.snapshots import Known, encode_file, known
 from memwal_ops.formats.lance.options import SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, list_region_strays
 from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers
+from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import check_fields, with_snapshot
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.log import get_logger

@@ -25,19 +25,19 @@ from memwal_ops.core.verification import (
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
-from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
-from memwal_ops.formats.lance.checks.index import (
+from memwal_ops.formats.lance.checks.base import (
     check_catchup,
     check_distances,
-    check_progress,
-    check_rows_of_indexes,
-    check_snapshot,
-)
-from memwal_ops.formats.lance.checks.regions import (
+    check_files,
     check_generations,
     check_log,
     check_manifests,
+    check_progress,
+    check_references,
+    check_rows_of_indexes,
+    check_snapshot,
     check_unrecognized,
+    check_version_manifests,
     contents_of,
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
@@ -327,7 +327,7 @@ def reader_of(
         yield Reader(context.checkpoint), choice
         return
     from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader  # noqa: PLC0415 - Spark only
-    from memwal_ops.formats.lance.engines.spark.runner import TaskRunner  # noqa: PLC0415
+    from memwal_ops.formats.lance.engines.spark.running import TaskRunner  # noqa: PLC0415
 
     with TaskRunner(options.master, context, "memwal-ops verify") as runner:
         yield SparkReader(table, runner, context.checkpoint), choice

@@ -9,14 +9,14 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.core.explanation import Explanation, Reason, covers
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.referenced_files import (
+from memwal_ops.formats.lance.files.versions import (
+    VERSIONS_FOLDER,
     file_key,
     list_manifests,
     list_manifests_of_others,
     read_references,
     version_of_main,
 )
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc

@@ -1,12 +1,32 @@
-"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and the unmerged ones."""
+"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and the unmerged ones.
+
+Detect versions that lost all rows by a commit of MemWAL states, and restore the rows.
+
+Releases of Lance with the legacy index drop the fragments when they commit only a change of states
+(lance#8438): the version that records the change has no rows. Older versions still have them, until they are cleaned
+up. A merge or a migration on top of such a version would make the loss permanent.
+
+Publish the next version of a legacy table: data, deletions and states of MemWALs together, as exactly V + 1.
+
+pylance 14 builds no version of such a table: it decodes the details as those of the current layouts. So the manifest is
+built here, from V's own, and published by the same put-if-absent as every other commit
+(:mod:`memwal_ops.formats.lance.commit.commit`).
+
+Its transaction is an ``UpdateMemWalState``, also where rows come with it. Writers that began at V and commit later
+compare theirs with it: appends, updates and merges of the same MemWAL are then refused. As an ``Update`` of other
+fragments, a second merge of the same generation would pass, and insert its rows twice.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
+
+from google.protobuf.message import DecodeError
 
 from memwal_ops.errors import (
     FlushedMeaningUnknownError,
@@ -15,17 +35,27 @@ from memwal_ops.errors import (
     MemwalOpsError,
     MemWalOrderError,
     ObjectNotFoundError,
+    TableCorruptError,
+    UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.generations.backlog import blocked_entry
-from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals
-from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.legacy.states import Change
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
+from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME, find_memwal_entry, is_legacy
+from memwal_ops.formats.lance.wire.version_manifest import DELETION_FILES, STABLE_ROW_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from memwal_ops.formats.lance.commit.commit import CommitNote
+    from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import Store
+
 
 Meaning = Literal["merged", "unmerged"]
 _FLUSHED_IS_UNMERGED_SINCE = (0, 36)
@@ -237,3 +267,205 @@ def _ahead(mem_wal: MemWal, waits: MemWal) -> MemWalOrderError:
         remedy=f"Let the writer of the region, {waits.owner_id!r}, flush generation {waits.id.generation}; or, if it "
         "will never run again, let memwal-ops migrate replay its log.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A newest version that state commits emptied.
+
+    Attributes:
+        version: the newest one.
+        source: the newest earlier version that has rows; None: earlier versions no longer exist, so it is not known
+            whether there were any.
+        rows: of the source.
+    """
+
+    version: int
+    source: int | None
+    rows: int
+
+    def error(self, job: str) -> TableCorruptError:
+        """The refusal of a job, which names the restore."""
+        if self.source is None:
+            return TableCorruptError(
+                f"Version {self.version} has no rows: a commit of MemWAL states may have dropped them, and the "
+                "versions before it no longer exist.",
+                remedy="Restore the table from a backup; or, if it never had rows, append one and run the command "
+                "again.",
+            )
+        return TableCorruptError(
+            f"Version {self.version} has no rows, because a commit of MemWAL states dropped them (lance#8438); version "
+            f"{self.source} has {self.rows:,}.",
+            remedy=f"Run memwal-ops {job} URI --restore: a new version then has the rows of version {self.source} and "
+            f"the MemWALs of version {self.version}. Let no clean-up of old versions run before that.",
+        )
+
+
+def find_emptied(table: Table) -> Emptied | None:
+    """Whether the table's version was emptied; one or two requests for each state commit since, none if it has rows."""
+    newest, version = table.manifest, table.version
+    if newest.manifest.fragments:
+        return None
+    while version > 1:
+        try:
+            before = read_version_manifest(table.store, version - 1, table.naming)
+        except (ObjectNotFoundError, InvalidFormatError):
+            return Emptied(table.version, None, 0) if commits_states(table.store, newest, None) else None
+        if not commits_states(table.store, newest, before):
+            return None
+        if before.manifest.fragments:
+            return Emptied(table.version, version - 1, live_rows(before.manifest.fragments))
+        newest, version = before, version - 1
+    return None
+
+
+def restore_emptied(table: Table, emptied: Emptied, note: CommitNote) -> int:
+    """Publish a version with the rows and indexes of ``emptied.source``, and the MemWALs as they are now.
+
+    Raises:
+        TableCorruptError: the source is gone, or has other columns.
+        MemwalOpsError: as :func:`memwal_ops.formats.lance.legacy.index.publish`.
+    """
+    if emptied.source is None:
+        raise emptied.error(note.job)
+    source = read_version_manifest(table.store, emptied.source, table.naming)
+    if list(source.manifest.fields) != list(table.manifest.manifest.fields):
+        raise TableCorruptError(
+            f"Version {emptied.source}, which has the rows that a commit of MemWAL states dropped, has other columns.",
+            remedy=f"Restore it by dataset.checkout_version({emptied.source}) and restore(), which also reverts the "
+            "MemWALs' states: stop their writers before, and let them replay their logs after.",
+        )
+    rows = draft_of(source)
+    highest = draft_of(table.manifest).max_fragment_id
+    known = [one for one in (rows.max_fragment_id, highest) if one is not None]
+    return publish(table, Change(), note, Draft(rows.fragments, max(known, default=None), rows.indexes))
+
+
+def commits_states(store: Store, version: VersionManifest, before: VersionManifest | None) -> bool:
+    """Whether a version was made by a change of MemWAL states; by what changed, where its transaction is gone."""
+    transaction = transaction_of(store, version)
+    if transaction is not None:
+        return transaction.HasField("update_mem_wal_state")
+    return before is None or _index_id(version) not in {None, _index_id(before)}
+
+
+def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transaction | None:
+    """The transaction that made a version, from inside its manifest or from its file; None where it is gone."""
+    if version.transaction is not None:
+        return version.transaction
+    file = version.manifest.transaction_file
+    transaction = table_pb2.Transaction()
+    try:
+        if not file:
+            return None
+        transaction.ParseFromString(store.get(f"{TRANSACTIONS_FOLDER}/{file}"))
+    except (ObjectNotFoundError, DecodeError):
+        return None
+    return transaction
+
+
+def _index_id(version: VersionManifest) -> bytes | None:
+    entry = find_memwal_entry(version.indexes)
+    return None if entry is None or entry.name != MEMWAL_INDEX_NAME else entry.uuid.uuid
+
+
+_DELETION_TYPES = {"array": 0, "bitmap": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The next version, before its states are in it."""
+
+    fragments: tuple[table_pb2.DataFragment, ...]
+    max_fragment_id: int | None
+    indexes: tuple[table_pb2.IndexMetadata, ...]
+
+
+def check_mergeable(table: Table) -> None:
+    """Refuse, before any work, a table to which :func:`merge_draft` cannot add rows.
+
+    Raises:
+        UnsupportedFeatureError: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
+            versions Lance keeps beside rows.
+    """
+    check_rewritable(table)
+    check_takes_rows(table)
+    if table.manifest.manifest.writer_feature_flags & STABLE_ROW_IDS:
+        raise UnsupportedFeatureError(
+            f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",
+            remedy="Run memwal-ops migrate --apply, and then memwal-ops merge: it merges what the migration adopts.",
+        )
+
+
+def draft_of(version: VersionManifest) -> Draft:
+    """The content of a version."""
+    manifest = version.manifest
+    return Draft(
+        tuple(manifest.fragments),
+        manifest.max_fragment_id if manifest.HasField("max_fragment_id") else None,
+        tuple(version.index_entries),
+    )
+
+
+def merge_draft(table: Table, change: Rewrite) -> Draft:
+    """The content of the next version after a pass: new fragments, deletion vectors, and no fragment without rows."""
+    before = draft_of(table.manifest)
+    deletions = {one.id: one.to_json()["deletion_file"] for one in change.updated_fragments}
+    kept = []
+    for fragment in before.fragments:
+        if fragment.id in change.removed_fragment_ids:
+            continue
+        copied = deepcopy(fragment)
+        if fragment.id in deletions:
+            _set_deletion(copied.deletion_file, deletions[fragment.id])
+        kept.append(copied)
+    highest = max([-1 if before.max_fragment_id is None else before.max_fragment_id, *(one.id for one in kept)])
+    for number, fragment_made in enumerate(change.new_fragments, highest + 1):
+        made = fragment_made.to_json()
+        fragment = table_pb2.DataFragment(id=number, physical_rows=made["physical_rows"])
+        if made["deletion_file"] is not None or made["row_id_meta"] is not None:
+            raise InvariantViolatedError("A fragment that was just written has deletions, or row ids.")
+        for file in made["files"]:
+            fragment.files.add(**{name: value for name, value in file.items() if value is not None})
+        kept.append(fragment)
+    last = highest + len(change.new_fragments)
+    return Draft(tuple(kept), last if last >= 0 else None, before.indexes)
+
+
+def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None = None) -> int:
+    """Publish a change of states as exactly the next version, with the data of ``draft``; by default V's own.
+
+    Returns and raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
+    """
+    check_rewritable(table)
+    version = table.version + 1
+    draft = draft or draft_of(table.manifest)
+    manifest = deepcopy(table.manifest.manifest)
+    del manifest.fragments[:]
+    manifest.fragments.extend(draft.fragments)
+    if draft.max_fragment_id is not None:
+        manifest.max_fragment_id = draft.max_fragment_id
+    if any(fragment.HasField("deletion_file") for fragment in draft.fragments):
+        manifest.reader_feature_flags |= DELETION_FILES
+        manifest.writer_feature_flags |= DELETION_FILES
+    old = legacy_entry(table)
+    details = encode_mem_wals(change.applied(mem_wals_of(table), version))
+    indexes = [one for one in draft.indexes if one.name != old.name]
+    section = table_pb2.IndexSection(indices=[*indexes, next_entry(old, details, table.version)])
+    transaction = note.transaction(table.version)
+    transaction.update_mem_wal_state.CopyFrom(change.message(version))
+    return commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
+
+
+def _set_deletion(target: table_pb2.DeletionFile, made: dict[str, object]) -> None:
+    target.Clear()
+    for name, value in made.items():
+        if name == "file_type":
+            target.file_type = _DELETION_TYPES[str(value)]
+        elif value is not None:
+            setattr(target, name, value)
+
+
+def live_rows(fragments: Iterable[table_pb2.DataFragment]) -> int:
+    """Rows that no deletion vector hides, by the manifest."""
+    return sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)

@@ -29,12 +29,10 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.files.blobs import written_schema
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Generation
-from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Generation, GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
 from memwal_ops.storage.catalogs import resolve

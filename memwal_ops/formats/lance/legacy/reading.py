@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.merge.collapse import collapse
-from memwal_ops.formats.lance.engines.merge.joins import without_keys
+from memwal_ops.formats.lance.engines.merge.locate import without_keys
 from memwal_ops.formats.lance.engines.read.scan import filtered, winning_rows
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.legacy.emptied import find_emptied
-from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
+from memwal_ops.formats.lance.files.datasets import lance_errors
+from memwal_ops.formats.lance.legacy.index import Meanings, find_emptied, mem_wals_of, unmerged
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
 from memwal_ops.formats.lance.wire.legacy_index import State
 

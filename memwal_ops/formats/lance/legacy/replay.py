@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.encoded_rows import ALIGNED, lance_rows
+from memwal_ops.formats.lance.files.blobs import ALIGNED, lance_rows
 from memwal_ops.formats.lance.wire.names import parse_bit_reversed
 
 if TYPE_CHECKING:

@@ -17,15 +17,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.encoded_rows import stream_bytes
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.blobs import stream_bytes
+from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.legacy import states
-from memwal_ops.formats.lance.legacy.emptied import find_emptied, transaction_of
-from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of
+from memwal_ops.formats.lance.legacy.index import Meanings, find_emptied, mem_wals_of, publish, transaction_of
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables
-from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.replay import entry_of
 from memwal_ops.formats.lance.legacy.states import Change, Other, conflicts
 from memwal_ops.formats.lance.options import MergeOptions

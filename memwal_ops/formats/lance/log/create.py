@@ -18,9 +18,9 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_indexes,
     next_entry,
 )
-from memwal_ops.formats.lance.generations.lost_index import RestoredIndex, restored_index
+from memwal_ops.formats.lance.generations.backlog import RestoredIndex, restored_index
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, is_of_key
-from memwal_ops.formats.lance.log.region_claim import refuse_other_layout
+from memwal_ops.formats.lance.log.region_files import refuse_other_layout
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import decode_spec, encode_specs
 from memwal_ops.formats.lance.table import load, read_table, refuse_log_beside_dynamodb
@@ -52,7 +52,7 @@ def create_mem_wal(
 
     An added spec gets the next id, which no spec and no region ever had (S0-082). Existing specs and maintained
     indexes stay as they are. If the index was removed, and the regions are still there, it gets the settings and the
-    progress that it had (:mod:`memwal_ops.formats.lance.generations.lost_index`).
+    progress that it had (:mod:`memwal_ops.formats.lance.generations.backlog`).
 
     Args:
         region_specs: specs that assign rows to regions; without any, all regions are manual (S0-043).

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from memwal_ops.errors import ObjectNotFoundError, SchemaProjectionError, UnsupportedFeatureError, WalCorruptError
-from memwal_ops.formats.lance.files.encoded_rows import read_stream
+from memwal_ops.formats.lance.files.blobs import read_stream
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, wal_entry_path
 from memwal_ops.formats.lance.log.region_columns import stored_columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
+from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
 from memwal_ops.formats.lance.log.memtable import WriterLimits
 from memwal_ops.formats.lance.log.region_columns import region_columns

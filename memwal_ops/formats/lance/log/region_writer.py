@@ -31,19 +31,31 @@ from memwal_ops.errors import (
     WalCorruptError,
     WriterFencedError,
 )
-from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of
+from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of
 from memwal_ops.formats.lance.log.background import Background, GroupCommit
-from memwal_ops.formats.lance.log.generation_indexes import build_indexes, generation_indexes
-from memwal_ops.formats.lance.log.memtable import Growing, InMemory, KeyFilter, MemTable, WalPosition, WriterLimits
-from memwal_ops.formats.lance.log.region_claim import ATTEMPTS, claim, parse_region_id, refuse_other_layout, wait
+from memwal_ops.formats.lance.log.memtable import (
+    Growing,
+    InMemory,
+    KeyFilter,
+    MemTable,
+    WalPosition,
+    WriterLimits,
+    build_indexes,
+    generation_indexes,
+)
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import (
+    ATTEMPTS,
     WalEntry,
     WalEntryCutError,
+    claim,
     entry_path,
+    parse_region_id,
     put_entry,
     put_generation,
     read_entry,
+    refuse_other_layout,
+    wait,
 )
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_log
 from memwal_ops.formats.lance.table import Table, open_lance_table

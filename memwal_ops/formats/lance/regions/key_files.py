@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.files.encoded_rows import lance_bytes
+from memwal_ops.formats.lance.files.blobs import lance_bytes
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter, is_encodable, is_hashed_alike, key_tuples
 
 if TYPE_CHECKING:

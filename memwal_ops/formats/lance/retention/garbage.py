@@ -6,36 +6,230 @@ A file is garbage if no manifest of the table refers to it (of main, of any bran
 * it is older than a week: left by a killed commit. Younger files may belong to a commit in progress.
 
 Files that Lance does not write in these folders are kept, and so are files behind a directory link.
+
+Keep copies of the manifests of expired versions until the files that only they refer to are deleted.
+
+A version is expired in this order: a copy of its manifest is set aside, the manifest is deleted, the files to which no
+other version refers are deleted, the copy is deleted. So every listed version can be read; a killed
+run leaves a copy, from which the next run reads which files were the version's own; and a version that turns
+out to be needed while its files exist (a tag made in the same moment) is put back.
+
+Timeline of the loss in any other order: the data files of version 3 are deleted, the process is killed,
+version 3 is still listed; a reader opens it, and its files are missing.
+
+Find and delete the leftovers of killed commits: detached manifests with their transaction files, staged manifests.
+
+No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer. Leftovers of
+memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers are never deleted.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from memwal_ops.formats.lance.files.referenced_files import (
+from memwal_ops.core.anchors import delete_proven
+from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, ObjectNotFoundError, TableReplacedError
+from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
+    SET_ASIDE_FOLDER,
+    TRANSACTIONS_FOLDER,
+    VERSIONS_FOLDER,
     file_key,
+    is_same_file,
     is_unfinished,
     list_manifests,
     list_manifests_of_others,
     missing_files,
     read_references,
+    read_version_manifest,
     references,
     version_of_main,
+    version_path,
 )
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, is_same_file, version_path
-from memwal_ops.formats.lance.retention.set_aside import list_set_aside
+from memwal_ops.formats.lance.retention.identity import table_anchor
+from memwal_ops.formats.lance.retention.live_versions import named_versions
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_staged_manifest_name, parse_version_manifest_name
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from memwal_ops.formats.lance.retention.newest_files import NewestFiles
-    from memwal_ops.formats.lance.retention.set_aside import SetAside
+    from memwal_ops.formats.lance.retention.damage import NewestFiles
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
+
+
+_NAME = re.compile(rf"{SET_ASIDE_FOLDER}/([0-9]{{20}})-[0-9a-f]{{16}}\.manifest")
+_CONCURRENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """The copy of one version's manifest: the version and the object."""
+
+    version: int
+    meta: ObjectMeta
+
+
+def list_set_aside(store: Store) -> tuple[SetAside, ...]:
+    """All copies, ascending by version: those of this run, of concurrent runs, and of killed runs."""
+    copies = [
+        SetAside(int(name[1]), meta) for meta in store.list(SET_ASIDE_FOLDER) if (name := _NAME.fullmatch(meta.path))
+    ]
+    return tuple(sorted(copies, key=lambda copy: (copy.version, copy.meta.path)))
+
+
+def set_aside(table: Table, versions: Iterable[int]) -> dict[str, int]:
+    """Copy manifests of main, and return the size in bytes of each by path, except those that no longer exist.
+
+    Raises:
+        StorageError: a copy could not be written; nothing was deleted.
+    """
+    with ThreadPoolExecutor(_CONCURRENT) as pool:
+        copied = pool.map(lambda version: _copy(table, version), versions)
+        return dict(path_and_size for path_and_size in copied if path_and_size is not None)
+
+
+def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> tuple[int, ...]:
+    """Publish needed versions again that were set aside and are not listed, and return their numbers.
+
+    Only a version that can be read is put back. If two manifests of the same number were set aside, it is ambiguous
+    which one is needed, and neither is put back: gc still reports the tag that refers to it.
+    """
+    copies: dict[int, list[SetAside]] = {}
+    for copy in list_set_aside(table.store):
+        if copy.version in needed and copy.version not in listed:
+            copies.setdefault(copy.version, []).append(copy)
+    done = []
+    for version, candidates in copies.items():
+        if len(candidates) > 1:
+            continue
+        try:
+            data = table.store.get(candidates[0].meta.path)
+        except ObjectNotFoundError:
+            continue
+        if not missing_files(table.store, references(decode_version_manifest(data)).own):
+            table.store.put_back(version_path(version, table.naming), data)
+            done.append(version)
+    return tuple(done)
+
+
+def _copy(table: Table, version: int) -> tuple[str, int] | None:
+    path = version_path(version, table.naming)
+    try:
+        data = table.store.get(path)
+    except ObjectNotFoundError:
+        return None
+    copy = f"{SET_ASIDE_FOLDER}/{version:020d}-{hashlib.sha256(data).hexdigest()[:16]}.manifest"
+    if not table.store.put_if_absent(copy, data) and table.store.get(copy) != data:
+        raise InvariantViolatedError(f"The content of {copy} does not match the hash in its name.")
+    return path, len(data)
+
+
+# A commit takes seconds between its detached manifest and its version; after an hour its process is dead.
+_ABANDONED_AFTER = timedelta(hours=1)
+# A manifest that is staged may be any writer's, whose catalog may still publish it; as old as other unfinished files.
+_STAGED_AGE = timedelta(days=7)
+_RUN_PROPERTY = "memwal-ops.run_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A detached manifest, and its number. ``job`` and ``run_id`` are None if memwal-ops did not write it.
+
+    ``transaction`` is its transaction file, unless a version refers to that file: then the
+    commit was killed after it had been published.
+    """
+
+    manifest: ObjectMeta
+    version: int
+    job: str | None
+    run_id: str | None
+    transaction: str | None
+
+
+def find_leftovers(table: Table) -> Iterator[Leftover]:
+    """All detached manifests, of any writer and any age. One listing if there are none."""
+    for meta in table.store.list(VERSIONS_FOLDER, after=f"{VERSIONS_FOLDER}/d"):
+        name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
+        if name is None or not name.detached:
+            continue
+        try:
+            left = decode_version_manifest(table.store.get(meta.path))
+        except ObjectNotFoundError:
+            continue
+        except InvalidFormatError:
+            yield Leftover(meta, name.version, None, None, None)
+            continue
+        properties = {} if left.transaction is None else left.transaction.transaction_properties
+        if left.transaction is None or JOB_PROPERTY not in properties:
+            yield Leftover(meta, name.version, None, None, None)
+            continue
+        file = left.manifest.transaction_file
+        built_on = left.transaction.read_version
+        if not file or built_on >= table.version or _transaction_file(table, built_on + 1) == file:
+            file = ""
+        path = f"{TRANSACTIONS_FOLDER}/{file}" if file else None
+        yield Leftover(meta, name.version, properties[JOB_PROPERTY], properties.get(_RUN_PROPERTY), path)
+
+
+def sweep_leftovers(table: Table, *, abandoned_after: timedelta = _ABANDONED_AFTER) -> int:
+    """Delete abandoned detached manifests of memwal-ops. One listing if there are none.
+
+    Ages are measured by the slower of the local clock and the store's; manifests to which a tag or a branch refers
+    are kept at any age.
+
+    Returns:
+        How many objects were deleted; 0 if the table may have been replaced since ``table`` was read.
+    """
+    own = [left for left in find_leftovers(table) if left.job is not None]
+    if not own:
+        return 0
+    old, named = store_time(table.store) - abandoned_after, named_versions(table)
+    paths = [
+        path
+        for left in own
+        if left.manifest.last_modified <= old and left.version not in named
+        for path in (left.manifest.path, left.transaction)
+        if path is not None
+    ]
+    return _deleted(table, paths)
+
+
+def sweep_staged(table: Table) -> int:
+    """Delete staged manifests that are a week old, of versions that were published since; no request if there are none.
+
+    Returns:
+        How many were deleted.
+    """
+    names = {meta: parse_staged_manifest_name(meta.path.rsplit("/", 1)[-1]) for meta in table.listed.files}
+    past = [meta for meta, name in names.items() if name is not None and name.version <= table.version]
+    old = store_time(table.store) - _STAGED_AGE if past else None
+    paths = [meta.path for meta in past if old is not None and meta.last_modified <= old]
+    return _deleted(table, paths)
+
+
+def _deleted(table: Table, paths: list[str]) -> int:
+    """Delete these files, unless the table may have been replaced since it was read."""
+    try:
+        return delete_proven(table.store, paths, [table_anchor(table)]).deleted if paths else 0
+    except TableReplacedError:
+        return 0
+
+
+def _transaction_file(table: Table, version: int) -> str | None:
+    try:
+        return read_version_manifest(table.store, version, table.naming).manifest.transaction_file
+    except ObjectNotFoundError:
+        return None
+
 
 # As long as pylance's own clean-up waits: a bulk load writes for days before it commits.
 UNFINISHED_AGE = timedelta(days=7)

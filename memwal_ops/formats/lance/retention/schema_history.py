@@ -28,15 +28,20 @@ from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
-from memwal_ops.formats.lance.retention.schema_record import Field, fewest_versions
-from memwal_ops.formats.lance.retention.schema_recorder import extended_record, nanoseconds, read_schema_record
+from memwal_ops.formats.lance.retention.schema_recorder import (
+    Field,
+    extended_record,
+    fewest_versions,
+    nanoseconds,
+    read_schema_record,
+)
 from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwal_ops.formats.lance.retention.schema_record import Part, SchemaRecord, Span
+    from memwal_ops.formats.lance.retention.schema_recorder import Part, SchemaRecord, Span
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest

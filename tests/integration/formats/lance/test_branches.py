@@ -16,7 +16,7 @@ from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.files.branch import resolve_branch
 from memwal_ops.formats.lance.options import ExpireOptions
-from memwal_ops.formats.lance.retention.leftovers import find_leftovers
+from memwal_ops.formats.lance.retention.garbage import find_leftovers
 from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.storage.locations import Location
 from memwal_ops.storage.objects import open_store

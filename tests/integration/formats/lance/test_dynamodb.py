@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions
-from memwal_ops.formats.lance.retention.set_aside import put_back, set_aside
+from memwal_ops.formats.lance.retention.garbage import put_back, set_aside
 from memwal_ops.storage.external_manifests import MARK
 from memwal_ops.storage.locations import below
 from tests.support.gc_options import IMMEDIATE

@@ -11,11 +11,11 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import RegionManifestCorruptError
-from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations, stale_entries
+from memwal_ops.formats.lance.indexes.snapshots import covered_generations, stale_entries
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS

@@ -21,7 +21,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_indexes
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_progress, with_snapshot
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from tests.support.stores import LyingStore
@@ -46,7 +46,7 @@ def made(tmp_path: Path) -> Workload:
     for _ in range(3):
         table.step(5)
         table.flush()
-    job.apply(open_table(table.uri), job.MergeOptions(max_generations=1, regions=(UUID(table.regions[0]),)))
+    merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=1, regions=(UUID(table.regions[0]),)))
     return table
 
 
@@ -145,7 +145,7 @@ def interfere_append(uri: str) -> None:
 
 
 def interfere_merge(uri: str) -> None:
-    job.apply(open_table(uri), job.MergeOptions(max_generations=1))
+    merge.apply(open_table(uri), merge.MergeOptions(max_generations=1))
 
 
 def interfere_snapshot(uri: str) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal, read
 from tests.integration.contracts import small
 from tests.support.gc_options import IMMEDIATE

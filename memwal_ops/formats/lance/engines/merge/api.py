@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 

@@ -4,6 +4,13 @@ There are two ways with the same result. The scan compares the key columns of th
 keys of the winners (the newest rows of the pass); its memory is one chunk, whatever the size of the base. (A hash join
 over the base's keys, as ``merge_insert`` runs it, grows with the base.) The index looks up the key of each winner; it
 is faster if there are few winners compared with the base.
+
+Encode keys for Spark: one ``bigint`` or one ``binary`` column, equal exactly if the keys are equal.
+
+Spark has no unsigned integers and no fixed-size binary, and represents decimals and time zones differently. None of
+that may affect whether two keys are equal, so a key is encoded as the bits that Lance stores.
+
+Join rows with keys: by row numbers, as rows may have columns that pyarrow does not join (lists, structs).
 """
 
 from __future__ import annotations
@@ -15,10 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.engines.merge.joins import chunks_with_keys, with_keys
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.sql_literals import has_sql_literals, is_one_of
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, has_sql_literals, is_one_of, lance_errors
 from memwal_ops.formats.lance.indexes.index_faults import can_find_addresses, known_faults, sampled_fault
 from memwal_ops.log import get_logger
 
@@ -27,11 +31,231 @@ if TYPE_CHECKING:
 
     import lance
     import numpy.typing as npt
+    from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.table import Table
 
+
+@dataclass(frozen=True, slots=True)
+class KeyCode:
+    """The code of a table's keys. It follows from the base's schema, and is the same on driver and executors.
+
+    Attributes:
+        spark_type: ``bigint`` or ``binary``.
+        framed: each column with a mark for null and its length before it, so that ("a", "bc") is not ("ab", "c").
+    """
+
+    spark_type: str
+    framed: bool
+
+    def encode(self, keys: pa.Table) -> pa.Array:
+        """One value per row of ``keys`` (the key columns in key order): int64 or binary, never null."""
+        columns = [_stored(column) for column in keys.columns]
+        if self.spark_type == "bigint":
+            return _int64(columns[0])
+        if not self.framed:
+            return _bytes(columns[0])
+        marks = pa.array([b"\x00", b"\x01"])
+        parts: list[pa.Array] = []
+        for column in columns:
+            values = pc.fill_null(_bytes(column), b"")
+            lengths = pc.binary_length(values).cast(pa.int32())
+            parts += [marks.take(column.is_valid().cast(pa.int8())), _bytes(lengths), values]
+        return pc.binary_join_element_wise(*parts, b"")
+
+    def decode(self, codes: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Decode keys of the types that can be looked up in the key index: integers and strings."""
+        if self.spark_type != "bigint":
+            return codes.cast(kind)
+        return codes.view(kind) if pa.types.is_uint64(kind) else codes.cast(kind)
+
+
+def key_code(schema: pa.Schema, primary_key: Sequence[str]) -> KeyCode:
+    """The code for a base table's key."""
+    fields = [schema.field(name) for name in primary_key]
+    if len(fields) != 1 or fields[0].nullable:
+        return KeyCode("binary", framed=True)
+    return KeyCode("bigint" if _is_number(_stored_type(fields[0].type)) else "binary", framed=False)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored_type(kind.storage_type)
+    return _stored_type(kind.value_type) if pa.types.is_dictionary(kind) else kind
+
+
+def _stored(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # of no chunks at all, in some releases
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    while isinstance(array.type, pa.BaseExtensionType) or pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array.storage
+    return array
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind)) and not (
+        pa.types.is_interval(kind)
+    )
+
+
+def _int64(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind.bit_width < 64):  # noqa: PLR2004
+        return array.cast(pa.int64())
+    return array.view(pa.int64()) if kind.bit_width == 64 else array.view(pa.int32()).cast(pa.int64())  # noqa: PLR2004
+
+
+def _bytes(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return _bytes(array.cast(pa.int8()))
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    ):
+        return array.cast(pa.binary())
+    if pa.types.is_fixed_size_binary(kind):
+        return array.cast(pa.binary())
+    return array.view(pa.binary(kind.bit_width // 8)).cast(pa.binary())
+
+
 _ROW = "__memwal_ops_row"
+# A reader makes a bitmap of integer keys that are at least this dense: 8 MiB for a million keys.
+_NUMBERS_PER_KEY = 64
+# Bits for each hashed key: of the other keys, every 16th to 32nd finds a bit that is set.
+_BITS_PER_KEY = 32
+_FOLD, _MULTIPLIER = np.uint64(33), np.uint64(0xFF51AFD7ED558CCD)  # the first step of MurmurHash3's finalizer
+_BYTE, _BIT = np.uint64(3), np.uint64(7)
+
+
+def in_chunks(batches: Iterable[pa.RecordBatch], max_bytes: int) -> Iterator[pa.Table]:
+    """Batches gathered into tables of about ``max_bytes``: a join or a filter costs something for each table."""
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= max_bytes:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def batches_without_keys(
+    batches: Iterable[pa.RecordBatch], keys: pa.Table, key: list[str], *, chunk_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows whose key is none of these, in their order.
+
+    Integer keys that lie close together are looked up in a bitmap, batch by batch, while the batch is
+    in the processor's caches. For others a hash table is made for each ``chunk_bytes`` of rows.
+    """
+    bitmap = _Bitmap.of(keys.column(key[0]), _NUMBERS_PER_KEY * keys.num_rows // 8) if len(key) == 1 else None
+    if bitmap is None or not bitmap.exact:
+        for rows in in_chunks(batches, chunk_bytes):
+            yield from without_keys(rows, keys, key).to_batches()
+        return
+    for batch in batches:
+        yield batch.filter(pa.array(~bitmap.found(batch.column(key[0]))))
+
+
+def chunks_with_keys(
+    batches: Iterable[pa.RecordBatch], keys: pa.Table, key: list[str], *, chunk_bytes: int
+) -> Iterator[pa.Table]:
+    """The rows whose key is one of these.
+
+    Integer keys are looked up in a bitmap first. If that is not exact, the rows that it leaves are gathered to
+    ``chunk_bytes``, for which a hash table of all keys is made: for each chunk of all rows it would take longer than
+    all else.
+    """
+    bitmap = _Bitmap.of(keys.column(key[0]), chunk_bytes) if len(key) == 1 else None
+    if bitmap is not None:
+        batches = (batch.filter(pa.array(bitmap.found(batch.column(key[0])))) for batch in batches)
+    for rows in in_chunks(batches, chunk_bytes):
+        yield rows if bitmap is not None and bitmap.exact else with_keys(rows, keys, key)
+
+
+class _Bitmap:
+    """A set of integers.
+
+    Attributes:
+        exact: there is a bit for each number from the lowest to the highest, and one that is never set. Otherwise a
+            number's bit is chosen by a hash, and some numbers that are not in the set are found as well.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], bits: int, *, exact: bool) -> None:
+        self.exact = exact
+        self._lowest, self._last = numbers.min(), np.uint64(bits - 1)
+        self._shift = np.uint64(65 - bits.bit_length())
+        self._bytes = np.zeros(-(-bits // 8), np.uint8)
+        places = self._places(numbers)
+        np.bitwise_or.at(self._bytes, places >> _BYTE, np.left_shift(np.uint8(1), (places & _BIT).astype(np.uint8)))
+
+    @classmethod
+    def of(cls, keys: pa.ChunkedArray, max_bytes: int) -> _Bitmap | None:
+        """A bitmap of at most ``max_bytes``; None: other types than integers, or too many for it."""
+        if not pa.types.is_signed_integer(keys.type) or not len(keys) or keys.null_count:
+            return None
+        numbers = keys.to_numpy().astype(np.int64, copy=False)
+        width = int(numbers.max()) - int(numbers.min()) + 2
+        if width <= 8 * max_bytes:
+            return cls(numbers, width, exact=True)
+        bits = 1 << min(_BITS_PER_KEY * len(numbers), 8 * max_bytes).bit_length() - 1
+        return cls(numbers, bits, exact=False) if bits >= 2 * len(numbers) else None
+
+    def found(self, keys: pa.Array) -> NDArray[np.bool_]:
+        """Which of these are in the set, or may be if it is not exact; a null is not."""
+        numbers = (keys.fill_null(0) if keys.null_count else keys).to_numpy().astype(np.int64, copy=False)
+        places = self._places(numbers)
+        bits = (self._bytes[places >> _BYTE] >> (places & _BIT).astype(np.uint8)) & np.uint8(1)
+        found: NDArray[np.bool_] = bits.view(np.bool_)
+        return found & keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else found
+
+    def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        if not self.exact:
+            bits = numbers.view(np.uint64)
+            hashed: NDArray[np.uint64] = ((bits ^ (bits >> _FOLD)) * _MULTIPLIER) >> self._shift
+            return hashed
+        # Numbers below the lowest, and differences that overflow, become large unsigned numbers.
+        places: NDArray[np.uint64] = np.minimum((numbers - self._lowest).view(np.uint64), self._last)
+        return places
+
+
+def newest_rows(rows: pa.Table, key: list[str]) -> pa.Table:
+    """The last row of each key."""
+    numbered = rows.select(key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(key, use_threads=False).aggregate([(_ROW, "max")]).column(f"{_ROW}_max")
+    return rows.take(last)
+
+
+def without_keys(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Table:
+    """The rows whose key is none of these, in their order."""
+    return _chosen(rows, keys, key, among=False)
+
+
+def with_keys(rows: pa.Table, keys: pa.Table, key: list[str]) -> pa.Table:
+    """The rows whose key is one of these, in their order."""
+    return _chosen(rows, keys, key, among=True)
+
+
+def _chosen(rows: pa.Table, keys: pa.Table, key: list[str], *, among: bool) -> pa.Table:
+    if not keys.num_rows or not rows.num_rows:
+        return rows.slice(0, 0) if among else rows
+    if len(key) == 1:
+        column, others = (table.column(key[0]) for table in (rows, keys))
+        if pa.types.is_float16(column.type):  # which Arrow cannot look up
+            column, others = column.cast(pa.float32()), others.cast(pa.float32())
+        found = pc.is_in(column, value_set=others)
+        return rows.filter(found if among else pc.invert(found))
+    numbered = rows.select(key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    left = numbered.join(keys.select(key), keys=key, join_type="left semi" if among else "left anti").column(_ROW)
+    return rows.take(left.combine_chunks().sort())
+
+
 # Measured (benchmarks/README.md, "Index or scan"): one index look-up costs about as much as
 # scanning this many keys of the base.
 SCANNED_KEYS_PER_LOOKUP = 100

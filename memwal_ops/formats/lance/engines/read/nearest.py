@@ -26,11 +26,10 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.engines.merge.joins import newest_rows, with_keys
+from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
-from memwal_ops.formats.lance.engines.read.plans import BASE, in_memory, pruned
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.engines.read.opened import BASE, in_memory, pruned
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
@@ -47,8 +46,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.engines.read.opened import Opened
     from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged
-    from memwal_ops.formats.lance.generations.generation import Generation
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
 

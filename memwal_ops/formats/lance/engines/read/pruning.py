@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.generations.region_values import RegionValues
+    from memwal_ops.formats.lance.generations.region_identity import RegionValues
     from memwal_ops.formats.lance.regions.specs import RegionField
     from memwal_ops.formats.lance.table import Table
 

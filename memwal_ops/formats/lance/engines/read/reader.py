@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lance.engines.read.lookup import Found, condition_of, key_index, keys_of, look_up
+from memwal_ops.formats.lance.engines.read.lookup import (
+    Found,
+    condition_of,
+    key_index,
+    keys_of,
+    look_up,
+    search,
+    search_plan,
+)
 from memwal_ops.formats.lance.engines.read.nearest import Query, nearest, nearest_plan
-from memwal_ops.formats.lance.engines.read.opened import Opened
-from memwal_ops.formats.lance.engines.read.plans import look_up_plan
+from memwal_ops.formats.lance.engines.read.opened import Opened, look_up_plan
 from memwal_ops.formats.lance.engines.read.pruning import WantedKeys
 from memwal_ops.formats.lance.engines.read.scan import Scan
-from memwal_ops.formats.lance.engines.read.search import search, search_plan
 from memwal_ops.formats.lance.engines.read.unmerged import Consistency, at_newest, read_unmerged
 from memwal_ops.formats.lance.log.region_router import RegionRouter
 

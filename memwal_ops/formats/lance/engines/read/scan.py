@@ -19,14 +19,12 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
-from memwal_ops.formats.lance.engines.merge.joins import batches_without_keys, in_chunks
-from memwal_ops.formats.lance.engines.read.opened import Opened
-from memwal_ops.formats.lance.engines.read.plans import scan_plan
+from memwal_ops.formats.lance.engines.merge.locate import batches_without_keys, in_chunks
+from memwal_ops.formats.lance.engines.read.opened import Opened, scan_plan
 from memwal_ops.formats.lance.engines.read.pruning import WantedRows
 from memwal_ops.formats.lance.engines.read.unmerged import RegionRead, Unmerged, at_newest, read_unmerged
 from memwal_ops.formats.lance.files.blobs import holds_blobs
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner

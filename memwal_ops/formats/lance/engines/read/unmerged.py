@@ -23,8 +23,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.generations.backlog import subtract
-from memwal_ops.formats.lance.generations.generation import named, same_fields
-from memwal_ops.formats.lance.generations.generation_ref import generation_ref
+from memwal_ops.formats.lance.generations.generation import generation_ref, named, same_fields
 from memwal_ops.formats.lance.generations.projection import (
     TOMBSTONE,
     Projection,
@@ -33,8 +32,12 @@ from memwal_ops.formats.lance.generations.projection import (
     nodes_of,
     plan_projection,
 )
-from memwal_ops.formats.lance.generations.region_identity import check_record
-from memwal_ops.formats.lance.generations.region_values import RegionValues, region_values_of, table_spec
+from memwal_ops.formats.lance.generations.region_identity import (
+    RegionValues,
+    check_record,
+    region_values_of,
+    table_spec,
+)
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.log.region_log import read_log, read_shard_log
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.engines.read.pruning import Wanted
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.log.memtable import InMemory
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.log.region_writer import RegionWriter

@@ -5,42 +5,310 @@ A pass has one of two plans, which write the same rows and deletions as the loca
 * :mod:`.broadcast`: the driver finds the newest rows, as their keys are few. Nothing is shuffled.
 * :mod:`.shuffle`: executors find them; keys and locators are shuffled. The driver's memory grows with the number of
   generations and fragments, not with that of rows.
+
+Carry out a pass whose keys fit the driver: without a shuffle, as Spark's broadcast joins.
+
+1. **keys**: the driver reads the keys of all generations and finds the newest row of each, by the code of the local
+   engine.
+2. **delete**: it looks the keys up in the key index where that is cheaper; else they are sent to the executors
+   (a broadcast), which scan the base's keys. Executors write deletion vectors.
+3. **write**: each task gets the mask of its generations' newest rows, one bit for each row, and writes fragments.
+
+The driver's memory is bounded by the size of the pass's keys (:data:`DRIVER_KEY_BYTES`); the base's keys are never sent
+to it. Tasks are those of RDDs: nothing is planned, compiled or converted by Spark SQL.
+
+The tasks of a pass whose newest rows the driver has found: delete superseded rows, and write the newest ones.
+
+Their inputs are positions, masks and keys, their results the written files; no rows are transferred. Like those of
+:mod:`.tasks`, they may run twice.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.spark.faults import between_stages
+import numpy as np
+import pyarrow as pa
+
+from memwal_ops.core.spark.division import in_parts, part_numbers, run_parts
+from memwal_ops.core.spark.faults import between_stages, reported
 from memwal_ops.core.spark.session import our_tasks
+from memwal_ops.core.spark.stages import release_broadcast
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge import sharing
-from memwal_ops.formats.lance.engines.merge.api import MergePass, PassResult
-from memwal_ops.formats.lance.engines.merge.encoded_keys import key_code
+from memwal_ops.formats.lance.engines.merge import passes
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass, PassResult
+from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
+from memwal_ops.formats.lance.engines.merge.locate import (
+    count_deleted,
+    index_is_cheaper,
+    key_code,
+    locate,
+    matching_rows,
+    replaced_ids,
+    scan_keys,
+)
 from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_generations
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
 from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.broadcast import DRIVER_KEY_BYTES, Broadcast, find_newest, fits
-from memwal_ops.formats.lance.engines.spark.locators import MAX_GENERATIONS
-from memwal_ops.formats.lance.engines.spark.runner import log_files, log_files_if_kept, log_leftovers
-from memwal_ops.formats.lance.engines.spark.running import Running
+from memwal_ops.formats.lance.engines.spark.running import (
+    Changed,
+    Deletions,
+    Running,
+    log_files,
+    log_files_if_kept,
+    log_leftovers,
+)
 from memwal_ops.formats.lance.engines.spark.shuffle import Shuffle
+from memwal_ops.formats.lance.engines.spark.tasks import MAX_GENERATIONS, TASK_BYTES, Pass, write_masked
+from memwal_ops.formats.lance.files.blobs import stream_bytes
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from uuid import UUID
 
+    import numpy.typing as npt
     from pyspark.sql import SparkSession
 
     from memwal_ops.core.spark.stages import StageProgress
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.engines.merge.collapse import Winners
-    from memwal_ops.formats.lance.engines.spark.running import Changed
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+    from pyspark import Broadcast as SparkBroadcast
+
+    ItemTask = Callable[[Iterable[Any]], Iterator[dict[str, Any]]]
+
+_CHUNK_BYTES = TASK_BYTES // 16
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows that one task writes.
+
+    Attributes:
+        ordinals: of its generations.
+        masks: for each of them, which of its live rows are written; one bit for each.
+        row_ids: with stable row ids, for each of them the id of the base row that each row replaces, or -1.
+    """
+
+    ordinals: Sequence[int]
+    masks: Sequence[npt.NDArray[np.uint8]]
+    row_ids: Sequence[npt.NDArray[np.int64]] | None
+
+
+def to_bytes(keys: pa.Table) -> bytes:
+    """Encode keys for sending them to executors.
+
+    Not pickled: the result of a grouping has many chunks, each a slice of one buffer, and is pickled with all of
+    it for each chunk. 1,800,000 numbers took 794 MB.
+    """
+    return stream_bytes(keys.combine_chunks())
+
+
+def group_writer(work: Pass) -> ItemTask:
+    """A task from a :class:`Group` to new fragments."""
+
+    def write_groups(groups: Iterable[Group]) -> Iterator[dict[str, Any]]:
+        with reported():
+            for group in groups:
+                rows = [work.generations[one].live_rows for one in group.ordinals]
+                masks = [
+                    np.unpackbits(mask, count=count).view(np.bool_)
+                    for mask, count in zip(group.masks, rows, strict=True)
+                ]
+                row_ids = None if group.row_ids is None else np.concatenate(group.row_ids)
+                yield {"fragments": write_masked(work, group.ordinals, masks, row_ids)}
+
+    return write_groups
+
+
+def address_deleter(work: Pass) -> ItemTask:
+    """A task from addresses of superseded base rows (ascending, uint64) to deletion vectors."""
+
+    def write_deletion_vectors(parts: Iterable[npt.NDArray[np.uint64]]) -> Iterator[dict[str, Any]]:
+        with reported():
+            for addresses in parts:
+                yield work.without(addresses)
+
+    return write_deletion_vectors
+
+
+def key_scanner(work: Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArray[np.bool_]]]) -> ItemTask:
+    """A task from ids of base fragments to deletion vectors that hide the rows that have one of the ``sought`` keys.
+
+    Args:
+        sought: the keys of winners, of :func:`to_bytes`, and which of them are tombstones.
+    """
+
+    def scan_and_delete(parts: Iterable[Sequence[int]]) -> Iterator[dict[str, Any]]:
+        with reported():
+            content, is_tombstone = sought.value
+            keys = pa.ipc.open_stream(content).read_all()
+            base = work.base()
+            for ids in parts:
+                with lance_errors("read the keys of", work.location.uri):
+                    found = [fragment for one in ids if (fragment := base.get_fragment(one)) is not None]
+                    assert len(found) == len(ids)  # noqa: S101 - the driver saw them in the same version
+                    scanned = scan_keys(base, work.primary_key, _CHUNK_BYTES, stable=work.stable, fragments=found)
+                    hits = matching_rows(scanned, keys, _CHUNK_BYTES)
+                if hits is None:
+                    continue
+                result = work.without(np.sort(hits.column(ROW_ADDRESS).to_numpy()))
+                result["deleted"] = count_deleted(hits, keys, is_tombstone)
+                if work.stable:
+                    result["replacing"], result["row_ids"] = replaced_ids(hits, keys)
+                yield result
+
+    return scan_and_delete
+
+
+DRIVER_KEY_BYTES = 64 << 20
+"""Keys of a pass up to this many bytes, with 9 bytes for each row's address and tombstone, are resolved by the driver.
+
+Finding the newest rows needs about seven times that memory. With an int64 key: 3,900,000 rows.
+"""
+_ROW_BYTES = 9
+
+
+def fits(rows: int, table: Table, most_bytes: int) -> bool:
+    """Whether the keys of that many rows may take at most ``most_bytes``: those of a variable length may be empty."""
+    return rows * (_width(table) or _ROW_BYTES) <= most_bytes
+
+
+def find_newest(table: Table, work: tasks.Pass, generations: Sequence[Generation], most_bytes: int) -> Winners | None:
+    """The newest row of each key of a pass; None if the keys take more than ``most_bytes``.
+
+    Keys of a variable length are read until they are too many, with what as many generations hold as have
+    ``most_bytes`` of data files, or one.
+
+    Raises:
+        BlockedRegionsError: generations that cannot be read, or regions that share keys.
+    """
+    keys: list[KeysOf] = []
+    for some in _slices(generations, most_bytes) if _width(table) is None else [generations]:
+        keys += keys_of_all(some, work.primary_key)
+        if sum(one.keys.nbytes for one in keys) > most_bytes:
+            return None
+    causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
+    for sealed, one in zip(work.generations, keys, strict=True):
+        work.count(one.keys.num_rows, one.keys.nbytes)
+        if one.keys.num_rows != sealed.live_rows:
+            error = tasks.miscounted(sealed, one.keys.num_rows)
+            causes.setdefault(sealed.ref.region_id, (sealed.ref.generation, error))
+    if causes:
+        raise BlockedRegionsError(causes)
+    return newest_of(keys, work.primary_key)
+
+
+def _width(table: Table) -> int | None:
+    """Bytes that a row takes; None for keys of a variable length."""
+    schema = table.schema
+    try:
+        bits = [int(schema.field(name).type.bit_width) for name in table.primary_key]
+    except ValueError:
+        return None
+    return sum(-(-one // 8) for one in bits) + _ROW_BYTES
+
+
+def _slices(generations: Sequence[Generation], most_bytes: int) -> list[list[Generation]]:
+    """Consecutive generations of at most ``most_bytes`` of data files, or one."""
+    slices: list[list[Generation]] = []
+    size = 0
+    for one in generations:
+        if not slices or size + one.data_bytes > most_bytes:
+            slices.append([])
+            size = 0
+        slices[-1].append(one)
+        size += one.data_bytes
+    return slices
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The two stages on executors."""
+
+    run: Running
+    work: tasks.Pass
+    winners: Winners
+
+    def change(self) -> Changed:
+        """Write deletion vectors and new fragments.
+
+        Raises:
+            SparkJobFailedError: a stage failed in Spark.
+        """
+        run, winners = self.run, self.winners
+        context = run.spark.sparkContext
+        with run.stages.stage("delete", "find superseded base rows, write deletion vectors"):
+            deletions, row_ids, use_index = self._delete()
+        with run.stages.stage("write", "write the newest rows as base fragments"):
+            results = run_parts(context, group_writer(self.work), self._groups(row_ids))
+            fragments = run.fragments(results, winners.num_upserts)
+        return Changed(fragments, deletions, use_index)
+
+    def _delete(self) -> tuple[Deletions, npt.NDArray[np.int64] | None, bool]:
+        run, winners, work = self.run, self.winners, self.work
+        context = run.spark.sparkContext
+        if index_is_cheaper(run.table, winners):
+            found = locate(run.table, winners, max_bytes=tasks.TASK_BYTES)
+            results = run_parts(context, address_deleter(work), self._by_fragment(found.addresses))
+            return replace(run.deletions(results), tombstones=found.deleted), found.row_ids, True
+        row_ids = np.full(winners.rows_read, -1, dtype=np.int64) if work.stable else None
+        sought = context.broadcast((to_bytes(winners.keys), winners.is_tombstone))
+        try:
+            results = run_parts(context, key_scanner(work, sought), self._fragments())
+        finally:
+            release_broadcast(sought)
+        if row_ids is not None:
+            for result in results:
+                row_ids[winners.rows[result["replacing"]]] = result["row_ids"]
+        return run.deletions(results), row_ids, False
+
+    def _fragments(self) -> list[list[int]]:
+        """The ids of the base's fragments by task, of about as many rows each."""
+        if not self.winners.keys.num_rows:
+            return []
+        fragments = [one.metadata for one in self.run.table.dataset.get_fragments()]
+        rows = [one.num_rows for one in fragments]
+        return in_parts([one.id for one in fragments], part_numbers(rows, self.run.tasks(sum(rows)), sum(rows)))
+
+    def _by_fragment(self, addresses: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
+        """Row addresses by task, those of one fragment in one of them."""
+        _, starts = np.unique(addresses >> np.uint64(32), return_index=True)
+        count = max(1, min(len(starts), self.run.tasks(len(addresses))))
+        firsts = [int(some[0]) for some in np.array_split(starts, count) if len(some)]
+        return [addresses[start:end] for start, end in pairwise([*firsts, len(addresses)])]
+
+    def _groups(self, row_ids: npt.NDArray[np.int64] | None) -> list[Group]:
+        """The input of each writing task."""
+        upserts = self.winners.upserts
+        bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
+        counts = [int(mask.sum()) for mask in upserts]
+        numbers = self.run.groups(self.work.generations, counts)
+        of_each = in_parts(range(len(upserts)), numbers)
+        return [
+            Group(
+                ordinals,
+                [np.packbits(upserts[one]) for one in ordinals],
+                None if row_ids is None else [row_ids[bounds[one] : bounds[one + 1]] for one in ordinals],
+            )
+            for ordinals in ([one for one in some if counts[one]] for some in of_each)
+            if ordinals
+        ]
+
 
 _ROWS_PER_TASK = 50_000
 _SHARE_OF_BUDGET = 4
@@ -92,7 +360,7 @@ class SparkEngine:
         """
         rows = [one.rows for one in whole.generations]
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
-            sharing.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))
+            passes.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))
             return
         with our_tasks(self._spark):
             self._pass(table, whole).refuse_shared_keys()

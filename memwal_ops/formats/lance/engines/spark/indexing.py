@@ -6,37 +6,51 @@
 * **merge**: one task merges the segments into one, which the driver publishes.
 
 Tasks return entries of the manifest; what they index passes neither the driver nor a shuffle.
+
+Execute the tasks of a compaction on Spark: executors rewrite, the driver commits.
+
+Tasks and results are pickled by pylance, in the form of its release; ``check_executors`` refuses another one. No row
+passes through Spark.
+
+Count values that several rows of a table have, by a shuffle: neither the driver nor a task holds all of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from lance.indices import IndicesBuilder
 from lance.lance import indices as trained_models
 
 from memwal_ops.core.spark.division import in_parts, part_numbers
+from memwal_ops.core.spark.faults import reported
 from memwal_ops.core.spark.runner import Stage
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, from_pylance, to_pylance
-from memwal_ops.formats.lance.engines.spark.runner import TaskRunner
-from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.engines.merge.locate import key_code
+from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import lance
     from lance.dataset import Index
+    from lance.optimize import CompactionTask, RewriteResult
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.spark.counters import Counters
     from memwal_ops.core.spark.runner import Count
-    from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts
+    from memwal_ops.formats.lance.engines.merge.rewrite import Figures, IndexParts
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.locations import Location
+
 
 # Rows that pylance samples for each centroid, and for each code.
 _SAMPLE_RATE = 256
@@ -175,3 +189,131 @@ def _counted(
     rows = sum(one.physical_rows for one in found if one is not None)
     count(rows, sum(file.size_bytes for file in entry.files))
     return entry.SerializeToString()
+
+
+_REWRITE = Stage("rewrite", "rewrite groups of fragments", "rewriting")
+
+
+class SparkExecutor(TaskRunner):
+    """One Spark task for each task of the compaction. Arguments as of :class:`TaskRunner`."""
+
+    name = "spark"
+    rows_per_commit = 64 << 20
+
+    def __init__(self, master: str | None, context: RunContext) -> None:
+        super().__init__(master, context, "memwal-ops compact")
+
+    def execute(
+        self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
+    ) -> Iterator[RewriteResult]:
+        """See :class:`memwal_ops.formats.lance.engines.merge.rewrite.TaskExecutor`.
+
+        Raises:
+            SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
+            SparkJobFailedError: Spark failed; nothing was published.
+        """
+        work = _rewriter(table.location.refreshed(), int(dataset.version))
+        results, _ = self.run(table, _REWRITE, tasks, work)
+        yield from results
+
+
+def _rewriter(location: Location, version: int) -> Callable[[CompactionTask, Count], RewriteResult]:
+    def rewrite(task: CompactionTask, count: Count) -> RewriteResult:
+        with lance_errors("write compacted fragments of", location.uri):
+            result = task.execute(open_dataset(location, version=version))
+        files = [file for one in result.new_fragments for file in one.files]
+        rows = sum(one.physical_rows for one in result.new_fragments)
+        count(rows, sum(file.file_size_bytes or 0 for file in files))
+        return result
+
+    return rewrite
+
+
+_ROWS_PER_PARTITION = 2_000_000
+_MOST_ROWS = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKeys:
+    """What is read of each row.
+
+    Attributes:
+        scan: arguments of pylance's scanner.
+        spark_type: of the values.
+        values: from rows to a value of each that is equal where it should be.
+        marks: from rows to a number of each that is counted, too.
+    """
+
+    scan: Mapping[str, Any]
+    spark_type: str
+    values: Callable[[pa.Table], pa.Array]
+    marks: Callable[[pa.Table], pa.Array]
+
+
+def keys_of(schema: pa.Schema, columns: Sequence[str]) -> ReadKeys:
+    """The values of key columns; NULLs are counted."""
+    code = key_code(schema, columns)
+
+    def nulls(rows: pa.Table) -> pa.Array:
+        return reduce(pc.add, (column.is_null().cast(pa.int32()) for column in rows.select([*columns]).columns))
+
+    return ReadKeys({"columns": [*columns]}, code.spark_type, lambda rows: code.encode(rows.select([*columns])), nulls)
+
+
+def row_ids_of(next_row_id: int) -> ReadKeys:
+    """Stable row ids; those from the next one on are counted."""
+    last = pa.scalar(next_row_id, pa.uint64())
+    return ReadKeys(
+        {"columns": [], "with_row_id": True},
+        "bigint",
+        lambda rows: rows["_rowid"].combine_chunks().view(pa.int64()),
+        lambda rows: pc.greater_equal(rows["_rowid"], last).cast(pa.int32()),
+    )
+
+
+def count_repeated(
+    runner: TaskRunner, table: Table, stage: Stage, read: ReadKeys
+) -> tuple[tuple[int, int, int], Mapping[str, float]]:
+    """Values of several rows, rows that have these, and the sum of marks; and figures of the stage.
+
+    Raises:
+        SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
+        SparkJobFailedError: Spark failed.
+    """
+    fragments = table.manifest.manifest.fragments
+    sizes = [int(one.physical_rows) or 1 for one in fragments]
+    if not sizes:
+        return (0, 0, 0), {}
+    parts = in_parts([one.id for one in fragments], part_numbers(sizes, runner.cores, _MOST_ROWS))
+    with runner.staged(table, stage) as (spark, counters, figures):
+        from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+
+        own = spark.newSession()  # the same application, with settings of its own
+        own.conf.set("spark.sql.shuffle.partitions", str(max(runner.cores, -(-sum(sizes) // _ROWS_PER_PARTITION))))
+        task = _task(table.location.refreshed(), table.version, parts, read, counters)
+        rows = own.range(0, len(parts), 1, len(parts)).mapInArrow(task, f"value {read.spark_type}, mark int")
+        counts = rows.groupBy("value").agg(f.count("*").alias("rows"), f.sum("mark").alias("marks"))
+        several = f.col("rows") > 1
+        [found] = counts.agg(
+            f.count_if(several).alias("values"),
+            f.sum(f.when(several, f.col("rows")).otherwise(0)).alias("rows"),
+            f.sum("marks").alias("marks"),
+        ).collect()
+    return (int(found["values"] or 0), int(found["rows"] or 0), int(found["marks"] or 0)), figures
+
+
+def _task(
+    location: Location, version: int, parts: Sequence[Sequence[int]], read: ReadKeys, counters: Counters
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reported(), lance_errors("read the keys of", location.uri):
+            dataset = open_dataset(location, version=version)
+            for number in (one for batch in batches for one in batch.column(0).to_pylist()):
+                fragments = [one for one in map(dataset.get_fragment, parts[number]) if one is not None]
+                for batch in dataset.scanner(fragments=fragments, **read.scan).to_batches():
+                    rows = pa.Table.from_batches([batch])
+                    marks = read.marks(rows).combine_chunks()
+                    counters.add(rows.num_rows, rows.nbytes)
+                    yield pa.RecordBatch.from_pydict({"value": read.values(rows), "mark": marks})
+
+    return read_values

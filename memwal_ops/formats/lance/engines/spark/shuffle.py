@@ -18,8 +18,8 @@ from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import shared_keys_error
 from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.locators import ORDINAL_SHIFT, positions
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
+from memwal_ops.formats.lance.engines.spark.tasks import ORDINAL_SHIFT, positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,17 @@ row addresses are Spark rows: a task streams the payload from Lance to Lance.
 
 A task may run twice (a retry, speculation). It only adds files that no version names; the
 driver commits those that the one successful attempt of each partition returns.
+
+Pack the position and the age of a row of a pass into one int64, which is shuffled with the key.
+
+The order of the numbers is the order of the writes within a region: ordinal of the generation in the
+pass, then row within the generation, then one bit for a tombstone. So
+``max`` over a key finds its newest row, and no second column has to be shuffled.
+
+Map Arrow types that Spark does not have to the nearest one that it has.
+
+Vectors (fixed-size lists) become lists; unsigned integers the next wider signed one; half floats
+floats; dictionaries their values. The reverse is a cast to the table's own type.
 """
 
 from __future__ import annotations
@@ -16,17 +27,120 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from lance.blob import BlobType
 
 from memwal_ops.core.spark.faults import reported
-from memwal_ops.errors import GenerationCorruptError
+from memwal_ops.errors import GenerationCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, lookup_keys, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
-from memwal_ops.formats.lance.engines.spark.locators import ordinals, pack, positions, tombstones
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+ORDINAL_SHIFT = 41
+MAX_GENERATIONS = 1 << 22
+MAX_ROWS = 1 << 40
+_RANK_MASK = MAX_ROWS - 1
+
+
+def pack(ordinal: int, tombstones: npt.NDArray[np.bool_], *, newest_row_first: bool) -> npt.NDArray[np.int64]:
+    """Locators of all live rows of one generation, in row order."""
+    ranks = np.arange(len(tombstones), dtype=np.int64)
+    if newest_row_first:
+        ranks = ranks[::-1]
+    return np.int64(ordinal << ORDINAL_SHIFT) | (ranks << 1) | tombstones.astype(np.int64)
+
+
+def ordinals(locators: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The generation of each row, as its position in the pass."""
+    return locators >> ORDINAL_SHIFT
+
+
+def positions(locators: npt.NDArray[np.int64], live_rows: int, *, newest_row_first: bool) -> npt.NDArray[np.int64]:
+    """The position of each row among the live rows of its generation."""
+    ranks = (locators >> 1) & _RANK_MASK
+    return live_rows - 1 - ranks if newest_row_first else ranks
+
+
+def tombstones(locators: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each row deletes its key."""
+    return (locators & 1).astype(np.bool_)
+
+
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+_MAX_DECIMAL = 38
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The same columns in types that Spark has; metadata is left out."""
+    return pa.schema([pa.field(field.name, spark_type(field.type), field.nullable) for field in schema])
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType:
+    """The Arrow type in which values of ``kind`` are given to Spark.
+
+    Raises:
+        UnsupportedFeatureError: Spark has no type for it.
+    """
+    if isinstance(kind, BlobType):
+        return pa.binary()
+    if isinstance(kind, pa.BaseExtensionType):
+        return spark_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return spark_type(kind.value_type)
+    if pa.types.is_nested(kind):
+        return _nested(kind)
+    if pa.types.is_time(kind) or (pa.types.is_decimal(kind) and kind.precision > _MAX_DECIMAL):
+        raise UnsupportedFeatureError(
+            f"Spark has no type for {kind}.", remedy='Leave the column out: .option("columns", "id,...").'
+        )
+    return _flat(kind)
+
+
+def _flat(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)  # the same instant in any zone; Spark sets its own
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    return _WIDER.get(kind, kind)
+
+
+def _nested(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, spark_type(one.type), one.nullable) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
+    if not hasattr(kind, "value_field"):
+        raise UnsupportedFeatureError(f"Spark has no type for {kind}.")
+    return pa.list_(pa.field("element", spark_type(kind.value_type), kind.value_field.nullable))
+
+
+def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of ``schema`` (from :func:`spark_schema`) from ``batch``."""
+    return pa.RecordBatch.from_arrays([_plain(batch.column(one.name)).cast(one.type) for one in schema], schema=schema)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +149,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from memwal_ops.core.spark.counters import Counters
-    from memwal_ops.formats.lance.engines.merge.encoded_keys import KeyCode
+    from memwal_ops.formats.lance.engines.merge.locate import KeyCode
     from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
     from memwal_ops.storage.locations import Location
 

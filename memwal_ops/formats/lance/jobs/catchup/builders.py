@@ -11,7 +11,7 @@ from memwal_ops.formats.lance.jobs.catchup.dividing import parts_of
 if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.commit.index_build import IndexBuild
-    from memwal_ops.formats.lance.engines.merge.index_parts import Figures, IndexParts
+    from memwal_ops.formats.lance.engines.merge.rewrite import Figures, IndexParts
     from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments

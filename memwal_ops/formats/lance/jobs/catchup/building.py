@@ -22,8 +22,7 @@ from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, is_nested
 from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, parameters_of
-from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.indexes.index_refusals import refusal
+from memwal_ops.formats.lance.indexes.index_faults import fault_of, refusal
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.version_manifest import moved_later
 

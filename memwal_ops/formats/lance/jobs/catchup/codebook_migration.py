@@ -20,14 +20,13 @@ from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
-from memwal_ops.formats.lance.indexes.index_refusals import dot_product_error
+from memwal_ops.formats.lance.indexes.index_faults import dot_product_error
+from memwal_ops.formats.lance.indexes.snapshots import catchup_entry
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.options import CatchupOptions
@@ -38,7 +37,7 @@ from memwal_ops.text import paragraph
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.table import Table
 
 _CONCURRENT_OPENS = 8

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge.index_parts import IndexParts
-from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
+from memwal_ops.formats.lance.engines.merge.rewrite import IndexParts
+from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by, index_folder
 from memwal_ops.formats.lance.indexes.codebook import rotated_model
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
-from memwal_ops.formats.lance.indexes.segment_files import index_folder
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.version_manifest import had_moves
 

@@ -17,10 +17,9 @@ from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
 from memwal_ops.formats.lance.answers.check import why_low
 from memwal_ops.formats.lance.answers.sample import sample_queries
 from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
-from memwal_ops.formats.lance.indexes.base_indexes import coverage
+from memwal_ops.formats.lance.indexes.base_indexes import coverage, index_folder
 from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
-from memwal_ops.formats.lance.indexes.index_refusals import dot_product_error
-from memwal_ops.formats.lance.indexes.segment_files import index_folder
+from memwal_ops.formats.lance.indexes.index_faults import dot_product_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

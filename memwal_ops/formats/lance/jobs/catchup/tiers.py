@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage, covered_by, is_nested
-from memwal_ops.formats.lance.indexes.held_rows import fragments_held
-from memwal_ops.formats.lance.indexes.writers import last_client
+from memwal_ops.formats.lance.indexes.base_indexes import (
+    BaseIndex,
+    base_indexes,
+    coverage,
+    covered_by,
+    fragments_held,
+    is_nested,
+)
+from memwal_ops.formats.lance.indexes.index_faults import last_client
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
 from memwal_ops.formats.lance.policy import SegmentDebt, SegmentPolicy, SegmentSize, is_costly, is_due, is_urgent

@@ -34,9 +34,9 @@ from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
 from memwal_ops.formats.lance.commit.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.generations.backlog import Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
-from memwal_ops.formats.lance.indexes.catchup_entries import catchup_entry, stale_entries
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
+from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
@@ -54,7 +54,7 @@ from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publ
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of
 from memwal_ops.formats.lance.retention.damage import name_damage
-from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers
+from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lance.commit.checked_commit import commit_checked
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.referenced_files import references
-from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
+from memwal_ops.formats.lance.commit.rebased_commit import commit_checked
+from memwal_ops.formats.lance.files.datasets import lance_errors
+from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest, references
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.answers_guard import OFF, Comparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.compact.indexes import without_dropped_rows

@@ -35,12 +35,10 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
-from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor, dictionary_columns, with_new_dictionaries
+from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor, dictionary_columns, with_new_dictionaries
 from memwal_ops.formats.lance.files.blobs import holds_blobs
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import is_commit_conflict, lance_errors
-from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_errors, open_dataset
+from memwal_ops.formats.lance.files.versions import DATA_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
@@ -51,7 +49,7 @@ from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, Compac
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
-from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
+from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
 
     from lance.optimize import CompactionTask, RewriteResult
 
-    from memwal_ops.formats.lance.engines.merge.compaction import TaskExecutor
+    from memwal_ops.formats.lance.engines.merge.rewrite import TaskExecutor
     from memwal_ops.formats.lance.jobs.compact.planning import Debt
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -281,7 +279,7 @@ def _choose(options: CompactOptions, run: Debt) -> EngineChoice:
 @contextmanager
 def _executor(engine: EngineChoice, options: CompactOptions, context: RunContext) -> Iterator[TaskExecutor]:
     if engine.name == "spark":
-        from memwal_ops.formats.lance.engines.spark.compaction import SparkExecutor  # noqa: PLC0415 - Spark only
+        from memwal_ops.formats.lance.engines.spark.indexing import SparkExecutor  # noqa: PLC0415 - Spark only
 
         with SparkExecutor(options.master, context) as executor:
             yield executor

@@ -17,9 +17,9 @@ from lance.optimize import Compaction
 
 from memwal_ops.core.polling import polled_options
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.datasets import lance_options as storage_options
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.referenced_files import DATA_FOLDER
+from memwal_ops.formats.lance.files.versions import DATA_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
 from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from lance.optimize import Compaction
 
 from memwal_ops.errors import InvalidUsageError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.indexes.writers import last_written
+from memwal_ops.formats.lance.files.datasets import lance_errors
+from memwal_ops.formats.lance.indexes.index_faults import last_written
 from memwal_ops.formats.lance.options import (
     DEFAULT_DELETED_FRACTION,
     DEFAULT_TARGET_BYTES,

@@ -17,9 +17,9 @@ import lance
 from memwal_ops.core.demo import indented, prove
 from memwal_ops.errors import WriterFencedError
 from memwal_ops.formats.lance.engines.read.reader import Reader
+from memwal_ops.formats.lance.jobs import merge as merge_job
 from memwal_ops.formats.lance.jobs.demo import table as job
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
-from memwal_ops.formats.lance.jobs.merge import job as merge_job
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.table import open_lance_table

@@ -28,7 +28,7 @@ from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
 from memwal_ops.formats.lance.engines.merge.rewrite import Target as Base
 from memwal_ops.formats.lance.engines.merge.rewrite import delete_superseded, deletion_path
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.erase.log import identity_columns
@@ -36,10 +36,9 @@ from memwal_ops.formats.lance.jobs.erase.scan import compared, prefixes, scanned
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.leftovers import sweep_leftovers, sweep_staged
+from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 

@@ -16,10 +16,8 @@ from uuid import UUID
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.erasure import Holder
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.datasets import open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.sql_literals import literal
-from memwal_ops.formats.lance.generations.region_values import region_values_of
+from memwal_ops.formats.lance.files.datasets import lance_errors, literal, open_dataset
+from memwal_ops.formats.lance.generations.region_identity import region_values_of
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
 from memwal_ops.formats.lance.options import GcOptions

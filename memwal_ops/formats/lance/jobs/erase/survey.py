@@ -18,21 +18,19 @@ from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFound
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_location
 from memwal_ops.formats.lance.files.datasets import open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
-from memwal_ops.formats.lance.files.referenced_files import (
+from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
+    CHECKED_MARK,
     DATA_FOLDER,
     DELETIONS_FOLDER,
-    file_key,
-    is_unfinished,
-    references,
-)
-from memwal_ops.formats.lance.files.versions import (
-    CHECKED_MARK,
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
     VERSION_HINT,
     VERSIONS_FOLDER,
+    file_key,
+    is_unfinished,
     read_version_manifest,
+    references,
 )
 from memwal_ops.formats.lance.jobs.erase.log import RegionLogs, gc_options
 from memwal_ops.formats.lance.jobs.erase.target import DictionaryValues, Segments, Target, fragment_key

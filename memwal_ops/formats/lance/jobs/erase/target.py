@@ -28,10 +28,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.numbered_records import NumberedRecords
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.engines.merge.compaction import dictionaries_of, dictionary_columns
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
-from memwal_ops.formats.lance.files.referenced_files import deletion_path
-from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
+from memwal_ops.formats.lance.engines.merge.rewrite import dictionaries_of, dictionary_columns
+from memwal_ops.formats.lance.files.datasets import lance_errors
+from memwal_ops.formats.lance.files.versions import deletion_path, operation_of, read_version_manifest
 from memwal_ops.formats.lance.jobs.erase.scan import values_of
 from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
 from memwal_ops.text import counted

@@ -31,8 +31,8 @@ from memwal_ops.formats.lance.jobs.gc.evidence import DIRECTORIES, Kind, LanceCa
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
+from memwal_ops.formats.lance.retention.garbage import find_leftovers
 from memwal_ops.formats.lance.retention.identity import region_anchor
-from memwal_ops.formats.lance.retention.leftovers import find_leftovers
 from memwal_ops.formats.lance.wire.names import (
     INDICES_FOLDER,
     MEM_WAL_FOLDER,

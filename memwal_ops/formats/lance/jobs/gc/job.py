@@ -21,10 +21,9 @@ from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, Removed
 from memwal_ops.formats.lance.jobs.gc.evidence import KINDS, CurrentEvidence, LanceCandidate, read_evidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.damage import names_damage, require_complete
 from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.merged_since import record_progress, recorded_before
-from memwal_ops.formats.lance.retention.newest_files import require_complete
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.disk_full import DiskFullError

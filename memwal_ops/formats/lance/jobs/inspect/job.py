@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.next_run import NextRun, next_run, rates_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.indexes.writers import last_writer
+from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
-from memwal_ops.formats.lance.jobs.inspect.branches import read_branches
 from memwal_ops.formats.lance.jobs.inspect.report import (
     STATES,
     DroppedIndexes,
@@ -29,12 +27,12 @@ from memwal_ops.formats.lance.jobs.inspect.report import (
     IndexState,
     Inspection,
     RegionState,
+    read_branches,
 )
-from memwal_ops.formats.lance.legacy.emptied import transaction_of
+from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
-from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.unreadable_versions import check_versions
+from memwal_ops.formats.lance.retention.damage import check_versions, names_damage
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.storage.api import LinkError
 

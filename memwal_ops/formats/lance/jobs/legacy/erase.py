@@ -1,7 +1,7 @@
 """The erase job of tables with the legacy MemWAL index.
 
 pylance commits nothing to such a table, but writes files: fragments, deletion vectors and index segments. Each step
-publishes them as exactly the next version (:mod:`memwal_ops.formats.lance.legacy.publish`).
+publishes them as exactly the next version (:mod:`memwal_ops.formats.lance.legacy.index`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.commit.index_build import from_pylance
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
-from memwal_ops.formats.lance.engines.merge.compaction import dictionary_columns, with_values_in_use
-from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files
+from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, dictionary_columns, remove_files, with_values_in_use
 from memwal_ops.formats.lance.files.blobs import written_schema
-from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.jobs.answers_guard import SAMPLE, compare_answers, refuse_worse
@@ -32,8 +30,7 @@ from memwal_ops.formats.lance.jobs.erase.job import TableErasure, job_of
 from memwal_ops.formats.lance.jobs.erase.log import CLEAN, LogSurvey
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.legacy import gc, merge
-from memwal_ops.formats.lance.legacy.index import mem_wals_of
-from memwal_ops.formats.lance.legacy.publish import Draft, check_mergeable, draft_of, merge_draft, publish
+from memwal_ops.formats.lance.legacy.index import Draft, check_mergeable, draft_of, mem_wals_of, merge_draft, publish
 from memwal_ops.formats.lance.legacy.replay import entry_of, entry_rows
 from memwal_ops.formats.lance.legacy.states import Change
 from memwal_ops.formats.lance.options import MergeOptions

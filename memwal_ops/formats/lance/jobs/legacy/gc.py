@@ -21,19 +21,16 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.gc_report import GcDecision, KindText
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.referenced_files import list_manifests, list_manifests_of_others
+from memwal_ops.formats.lance.files.versions import list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
-from memwal_ops.formats.lance.legacy.emptied import find_emptied
-from memwal_ops.formats.lance.legacy.index import mem_wals_of
+from memwal_ops.formats.lance.legacy.index import find_emptied, mem_wals_of, publish
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables
-from memwal_ops.formats.lance.legacy.publish import publish
 from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
 from memwal_ops.formats.lance.options import LegacyOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
+from memwal_ops.formats.lance.retention.damage import names_damage, require_complete
 from memwal_ops.formats.lance.retention.identity import table_anchor
-from memwal_ops.formats.lance.retention.newest_files import require_complete
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest

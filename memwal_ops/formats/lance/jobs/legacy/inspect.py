@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.jobs.inspect.job import index_states
-from memwal_ops.formats.lance.jobs.legacy.merge_report import backlog_json
-from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied
-from memwal_ops.formats.lance.legacy.index import FlushedMeaning, Meanings, RegionWork, mem_wals_of, read_work
-from memwal_ops.formats.lance.legacy.publish import live_rows
+from memwal_ops.formats.lance.jobs.legacy.merge import backlog_json
+from memwal_ops.formats.lance.legacy.index import (
+    Emptied,
+    FlushedMeaning,
+    Meanings,
+    RegionWork,
+    find_emptied,
+    live_rows,
+    mem_wals_of,
+    read_work,
+)
 from memwal_ops.formats.lance.legacy.states import disorder
 from memwal_ops.formats.lance.options import InspectOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.unreadable_versions import VersionsCheck, check_versions
+from memwal_ops.formats.lance.retention.damage import VersionsCheck, check_versions, names_damage
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State
 from memwal_ops.text import counted, grid, paragraph
 

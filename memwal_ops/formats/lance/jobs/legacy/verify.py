@@ -19,8 +19,7 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
 from memwal_ops.formats.lance.jobs.verify import LanceVerifyReport, reader_of
-from memwal_ops.formats.lance.legacy.emptied import find_emptied
-from memwal_ops.formats.lance.legacy.index import Meanings, mem_wals_of, unmerged
+from memwal_ops.formats.lance.legacy.index import Meanings, find_emptied, mem_wals_of, unmerged
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
 from memwal_ops.formats.lance.legacy.states import disorder
 from memwal_ops.formats.lance.options import MergeOptions

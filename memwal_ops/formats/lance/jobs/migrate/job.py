@@ -1,6 +1,6 @@
 """The migrate job: migrate a table with the legacy MemWAL index to a current layout, or back.
 
-See :mod:`memwal_ops.formats.lance.legacy.migration` for the order of its steps. Tables of the current layouts are
+See :mod:`memwal_ops.formats.lance.legacy.adoption` for the order of its steps. Tables of the current layouts are
 migrated by :mod:`memwal_ops.formats.lance.jobs.migrate.layout`.
 """
 
@@ -23,30 +23,34 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
-from memwal_ops.formats.lance.files.lance_errors import lance_errors
+from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout
 from memwal_ops.formats.lance.jobs.migrate import store as migrate_store
 from memwal_ops.formats.lance.jobs.migrate.report import Adopted, MigrateDecision, MigrateReport, RegionMigration
 from memwal_ops.formats.lance.legacy.adoption import (
     Adopter,
+    Kept,
     RegionPlan,
+    keep,
     newest_manifest,
     next_epoch,
-    publish_region,
-    region_id_of,
-)
-from memwal_ops.formats.lance.legacy.emptied import find_emptied, restore_emptied
-from memwal_ops.formats.lance.legacy.index import BlockedMemWal, Meanings, mem_wals_of, unmerged
-from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
-from memwal_ops.formats.lance.legacy.migration import (
-    Kept,
-    keep,
     publish_migrated,
+    publish_region,
     publish_rolled_back,
     read_kept,
+    region_id_of,
     seal_regions,
 )
-from memwal_ops.formats.lance.legacy.publish import publish
+from memwal_ops.formats.lance.legacy.index import (
+    BlockedMemWal,
+    Meanings,
+    find_emptied,
+    mem_wals_of,
+    publish,
+    restore_emptied,
+    unmerged,
+)
+from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
 from memwal_ops.formats.lance.legacy.states import Change, set_owner
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.retention.damage import names_damage

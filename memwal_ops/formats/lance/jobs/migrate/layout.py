@@ -27,18 +27,17 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, 
 from memwal_ops.formats.lance.generations.backlog import Blocked, read_backlog
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
-from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.indexes.snapshots import covered_generations, is_external, snapshot_path
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.migrate.report import LayoutRegion, LayoutReport, MigrateDecision
 from memwal_ops.formats.lance.layouts import layout_named, layout_of_region
-from memwal_ops.formats.lance.legacy.migration import CONFIG_KEY
+from memwal_ops.formats.lance.legacy.adoption import CONFIG_KEY
 from memwal_ops.formats.lance.log.region_seal import seal_region
 from memwal_ops.formats.lance.options import MergeOptions
 from memwal_ops.formats.lance.regions.transforms import TRANSFORMS
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.layout_record import LayoutRecord, with_layout_record
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
+from memwal_ops.formats.lance.wire.names import LayoutRecord, with_layout_record
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:

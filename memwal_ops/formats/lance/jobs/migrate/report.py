@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.documents import document
 from memwal_ops.errors import RegionsBlockedError
-from memwal_ops.formats.lance.jobs.legacy.merge_report import blocked_text
+from memwal_ops.formats.lance.jobs.legacy.merge import blocked_text
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.text import counted, grid, paragraph
 

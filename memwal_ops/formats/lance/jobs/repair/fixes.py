@@ -24,14 +24,13 @@ from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
-from memwal_ops.formats.lance.indexes.catchup_entries import stale_entries
-from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
+from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path, stale_entries
 from memwal_ops.formats.lance.jobs import snapshot, verify
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
-from memwal_ops.formats.lance.jobs.repair.choices import CHOICES
-from memwal_ops.formats.lance.jobs.repair.places import (
+from memwal_ops.formats.lance.jobs.repair.choices import (
+    CHOICES,
     CatchupPlace,
     RowsPlace,
     SnapshotPlace,
@@ -41,10 +40,10 @@ from memwal_ops.formats.lance.jobs.repair.places import (
     snapshot_content,
 )
 from memwal_ops.formats.lance.jobs.repair.regions import entry_fix, generation_fix, manifest_fix, swap_region
-from memwal_ops.formats.lance.legacy.emptied import transaction_of
+from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import HINT
-from memwal_ops.formats.lance.retention.unreadable_versions import missing_of_manifest
+from memwal_ops.formats.lance.retention.damage import missing_of_manifest
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.formats.lance.wire.region_manifest import (
     decode_version_hint,

@@ -10,11 +10,10 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.jobs.legacy import verify as legacy_verify
-from memwal_ops.formats.lance.jobs.repair.choices import CHOICES
+from memwal_ops.formats.lance.jobs.repair.choices import CHOICES, RowsPlace, fragments_of, place_of
 from memwal_ops.formats.lance.jobs.repair.fixes import transaction_fix
-from memwal_ops.formats.lance.jobs.repair.places import RowsPlace, fragments_of, place_of
-from memwal_ops.formats.lance.legacy.emptied import Emptied, find_emptied, restore_emptied
-from memwal_ops.formats.lance.retention.unreadable_versions import missing_of_manifest
+from memwal_ops.formats.lance.legacy.index import Emptied, find_emptied, restore_emptied
+from memwal_ops.formats.lance.retention.damage import missing_of_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

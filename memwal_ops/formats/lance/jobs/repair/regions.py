@@ -29,16 +29,15 @@ from memwal_ops.errors import (
     RegionManifestCorruptError,
     WalCorruptError,
 )
-from memwal_ops.formats.lance.files.encoded_rows import lance_rows
+from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
-from memwal_ops.formats.lance.generations.generation import open_generation
-from memwal_ops.formats.lance.generations.generation_ref import generation_ref
+from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.region_contents import read_region_contents
-from memwal_ops.formats.lance.generations.region_values import RegionValues, table_spec
+from memwal_ops.formats.lance.generations.region_identity import RegionValues, table_spec
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path, wal_references
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs.repair.places import RegionPlace, without_number
-from memwal_ops.formats.lance.log.generation_indexes import build_indexes, generation_indexes
+from memwal_ops.formats.lance.jobs.repair.choices import RegionPlace, without_number
+from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import put_generation, read_entry
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_shard_entry

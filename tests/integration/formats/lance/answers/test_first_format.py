@@ -13,7 +13,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.indexes.segment_files import open_index_file
+from memwal_ops.formats.lance.indexes.base_indexes import open_index_file
 from memwal_ops.formats.lance.wire.lance_file import is_first_format
 from memwal_ops.storage.catalogs import resolve
 

@@ -23,7 +23,7 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.commit import unpublished
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -32,15 +32,13 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_strict,
 )
 from memwal_ops.formats.lance.files.datasets import lance_options
-from memwal_ops.formats.lance.files.referenced_files import index_key, missing_files, references
-from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.files.versions import index_key, missing_files, references, version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, SnapshotOptions
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from tests.support.stores import LyingStore
@@ -156,7 +154,7 @@ def interfere_compact(uri: str) -> None:
 
 
 def interfere_merge(uri: str) -> None:
-    assert job.apply(open_table(uri), job.MergeOptions(max_generations=1)).decision == "merged"
+    assert merge.apply(open_table(uri), merge.MergeOptions(max_generations=1)).decision == "merged"
 
 
 def interfere_native(uri: str) -> None:
@@ -211,7 +209,7 @@ def test_a_native_merger_that_is_late_is_refused(made: Workload) -> None:
     table = open_table(made.uri)
     region, generation = region_and_next(table)
     stale = lance.dataset(made.uri)
-    job.apply(table, job.MergeOptions())
+    merge.apply(table, merge.MergeOptions())
     upsert = stale.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     upsert.mark_sstables_as_compacted([CompactedSsTable(str(region), generation)])
     with pytest.raises(OSError, match="Stale"):
@@ -326,7 +324,7 @@ def test_a_put_that_arrives_when_others_went_on(made: Workload) -> None:
 
 
 def test_progress_never_falls(made: Workload) -> None:
-    job.apply(open_table(made.uri), job.MergeOptions())
+    merge.apply(open_table(made.uri), merge.MergeOptions())
     table = open_table(made.uri)
     region = table.regions.region_ids[0]
     for generation in (table.index.merged_generations[region], 1, 0):
@@ -346,7 +344,7 @@ def test_coverage_is_determined_where_the_files_of_an_index_are(
     table: Any = open_table(made.uri)
     table.manifest.manifest.ClearField("writer_version")
     table.store.put(version_path(table.version, table.naming), encode_version_manifest(table.manifest))
-    monkeypatch.setattr(unpublished, "LOCAL", frozenset())
+    monkeypatch.setattr(commit, "LOCAL", frozenset())
     table = open_table(made.uri)
     region, generation = region_and_next(table)
     commit_strict(table, append(table), {region: generation}, NOTE)
@@ -371,7 +369,7 @@ def test_what_it_must_not_write_is_refused_before_any_work(made: Workload) -> No
 def test_a_lease_that_is_lost_once_the_version_exists(made: Workload, kind: str) -> None:
     """What the version names stays, although the run is denied everything else, and may remove what it wrote."""
     if kind != "merge":
-        job.apply(open_table(made.uri), job.MergeOptions())
+        merge.apply(open_table(made.uri), merge.MergeOptions())
     table = open_table(made.uri)
 
     def check() -> None:
@@ -380,7 +378,7 @@ def test_a_lease_that_is_lost_once_the_version_exists(made: Workload, kind: str)
 
     guarded = table.with_guard(LeaseGuard(check))
     jobs: dict[str, Callable[[], object]] = {
-        "merge": lambda: job.apply(guarded, job.MergeOptions(max_generations=2)),
+        "merge": lambda: merge.apply(guarded, merge.MergeOptions(max_generations=2)),
         "catchup": lambda: catchup.apply(guarded, CatchupOptions()),
         "snapshot": lambda: snapshot.apply(guarded, SnapshotOptions(inline_threshold=0)),
         "compact": lambda: compact.apply(guarded, CompactOptions()),
@@ -394,5 +392,5 @@ def test_a_lease_that_is_lost_once_the_version_exists(made: Workload, kind: str)
     assert lance.dataset(made.uri).to_table(filter=f"id = {key}").num_rows <= 1
     if kind == "snapshot":
         assert read_snapshot(after) is not None
-    job.apply(after, job.MergeOptions())
+    merge.apply(after, merge.MergeOptions())
     assert read_base(made.uri) == made.expected()

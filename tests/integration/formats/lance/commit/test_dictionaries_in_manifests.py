@@ -20,9 +20,9 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_details,
     commit_indexes,
     commit_strict,
+    opened_with,
 )
 from memwal_ops.formats.lance.commit.publication import publish
-from memwal_ops.formats.lance.commit.unpublished import opened_with
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest
 from memwal_ops.memwal import create_mem_wal

@@ -14,12 +14,16 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import StoreUnavailableError
-from memwal_ops.formats.lance.engines.merge import local
-from memwal_ops.formats.lance.generations import copies as generation_copies
-from memwal_ops.formats.lance.generations.copies import GenerationCopies, copies_of
-from memwal_ops.formats.lance.generations.generation import open_generation
-from memwal_ops.formats.lance.generations.generation_ref import GenerationRef, generation_ref
-from memwal_ops.formats.lance.generations.writer_release import read_written_by
+from memwal_ops.formats.lance.engines.merge import passes
+from memwal_ops.formats.lance.generations import generation as generation_copies
+from memwal_ops.formats.lance.generations.generation import (
+    GenerationCopies,
+    GenerationRef,
+    copies_of,
+    generation_ref,
+    open_generation,
+    read_written_by,
+)
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
@@ -150,13 +154,13 @@ def test_a_merge_reads_the_copies(written: Workload, monkeypatch: pytest.MonkeyP
     """The original's rows are unreadable once it was copied."""
     monkeypatch.setattr(generation_copies, "LOCAL", frozenset())
     _, _, folder = original(written)
-    collapse = local.collapse
+    collapse = passes.collapse
 
     def without_original(*arguments: Any) -> Any:
         for path in (folder / "data").iterdir():
             path.write_bytes(b"")
         return collapse(*arguments)
 
-    monkeypatch.setattr(local, "collapse", without_original)
+    monkeypatch.setattr(passes, "collapse", without_original)
     assert run_job(written.uri, "merge").decision == "merged"
     assert_same(read_base(written.uri), written.expected())

@@ -13,8 +13,8 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
-from memwal_ops.formats.lance.engines.merge.local import LocalEngine
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.jobs import merge
 from tests.integration.contracts.small import flush, keys, make, rows, values
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class Counting:
         return self.engine.run(*arguments)
 
 
-def merged(uri: str, engine: Engine | None) -> tuple[job.MergeReport, int]:
+def merged(uri: str, engine: Engine | None) -> tuple[merge.MergeReport, int]:
     counting = Counting(engine)
-    return job.apply(open_table(uri), job.MergeOptions(), engine=counting), counting.passes
+    return merge.apply(open_table(uri), merge.MergeOptions(), engine=counting), counting.passes
 
 
 @pytest.mark.sampled(1)
@@ -106,10 +106,10 @@ class Comparing(Counting):
         self.engine.refuse_shared_keys(*arguments)
 
 
-def merged_in_passes(uri: str, engine: Engine | None, **options: Any) -> tuple[job.MergeReport, Comparing]:
+def merged_in_passes(uri: str, engine: Engine | None, **options: Any) -> tuple[merge.MergeReport, Comparing]:
     comparing = Comparing(engine)
     options = {"max_generations": 1, **options}
-    return job.apply(open_table(uri), job.MergeOptions(**options), engine=comparing), comparing
+    return merge.apply(open_table(uri), merge.MergeOptions(**options), engine=comparing), comparing
 
 
 @pytest.mark.sampled(1)
@@ -186,7 +186,7 @@ def test_keys_beyond_the_budget_are_compared_in_parts(tmp_path: Path, kind: pa.D
         if number in {1, 3}:
             flush(uri, some(100_000, 100_200), region=region)
     table = open_table(uri)
-    (plan,) = job.plan_passes(table, job.MergeOptions()).passes
+    (plan,) = merge.plan_passes(table, merge.MergeOptions()).passes
     blocked: list[dict[str, str]] = []
     for budget in (16 << 10, 1 << 30):
         with pytest.raises(BlockedRegionsError) as refused:

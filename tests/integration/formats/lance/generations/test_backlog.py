@@ -13,11 +13,10 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
-from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.formats.lance.wire.region_manifest import decode_region_manifest, encode_region_manifest
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
@@ -42,7 +41,7 @@ def test_unmerged_generations_in_order(made: Workload) -> None:
     assert [str(ref.region_id) for ref in backlog.pending] == sorted(made.regions * 3)
     assert [ref.generation for ref in backlog.pending] == [1, 2, 3] * 2
     assert backlog.blocked == ()
-    job.apply(open_table(made.uri), job.MergeOptions(max_generations=1, regions=(uuid.UUID(made.regions[0]),)))
+    merge.apply(open_table(made.uri), merge.MergeOptions(max_generations=1, regions=(uuid.UUID(made.regions[0]),)))
     assert read_backlog(open_table(made.uri)).to_json()["regions"] == 1
 
 
@@ -55,14 +54,14 @@ def test_a_region_that_no_writer_has_claimed_yet(made: Workload, left: str) -> N
         (folder / f"{'1' + '0' * 63}.binpb.tmp.9ff330344c2a4654").write_bytes(b"half")
     table = open_table(made.uri)
     assert len(inspect.inspect(table).regions) == 2
-    assert job.apply(table, job.MergeOptions()).decision == "merged"
+    assert merge.apply(table, merge.MergeOptions()).decision == "merged"
     assert read_base(made.uri) == made.expected()
 
 
 def test_a_region_that_lost_its_manifests(made: Workload) -> None:
     lost = made.regions[0]
     shutil.rmtree(Path(made.uri, "_mem_wal", lost, "manifest"))
-    report = job.apply(open_table(made.uri), job.MergeOptions())
+    report = merge.apply(open_table(made.uri), merge.MergeOptions())
     assert report.decision == "blocked"
     assert [(str(one.region_id), one.error.reason) for one in report.blocked] == [(lost, "region_manifest_corrupt")]
     assert read_base(made.uri) == made.expected(dict(wire.progress(Files(made.uri))))
@@ -81,7 +80,7 @@ def test_the_oldest_age_counts_what_is_lost(made: Workload, lost: str) -> None:
     else:
         damage.truncate_region_manifest(made.uri, region)
     shutil.rmtree(Path(made.uri, "_mem_wal", made.regions[1]))
-    assert job.backlog(open_table(made.uri))["oldest_age"] >= 3600
+    assert merge.backlog(open_table(made.uri))["oldest_age"] >= 3600
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
@@ -93,7 +92,7 @@ def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: i
     kept = tuple(one for one in manifest.flushed_generations if one.generation != missing)
     object.__setattr__(manifest, "flushed_generations", kept)
     path.write_bytes(encode_region_manifest(manifest))
-    report = job.apply(open_table(made.uri), job.MergeOptions())
+    report = merge.apply(open_table(made.uri), merge.MergeOptions())
     (fault,) = report.blocked
     assert (fault.region_id, fault.generation, fault.error.reason) == (region, missing, "generation_missing")
     merged = dict(wire.progress(Files(made.uri)))
@@ -105,11 +104,11 @@ def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: i
 def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload) -> None:
     """The pinned table's progress is old, the region's manifest is not: nothing is missing."""
     pinned = open_table(made.uri)
-    job.apply(pinned, job.MergeOptions())
+    merge.apply(pinned, merge.MergeOptions())
     catchup.apply(open_table(made.uri), catchup.CatchupOptions())
     expire.apply(open_table(made.uri), expire.ExpireOptions(older_than=timedelta(0), allow_unsafe=True))
     gc.apply(open_table(made.uri), IMMEDIATE)
     assert open_table(made.uri).region(uuid.UUID(made.regions[0])).latest().flushed_generations == ()
     backlog = read_backlog(pinned)
     assert (backlog.blocked, backlog.pending) == ((), ())
-    assert job.apply(pinned, job.MergeOptions()).decision == "nothing_to_merge"
+    assert merge.apply(pinned, merge.MergeOptions()).decision == "nothing_to_merge"

@@ -13,8 +13,7 @@ import pytest
 
 from memwal_ops import errors, open_table, run_job
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.generations.generation import open_generation
-from memwal_ops.formats.lance.generations.writer_release import read_written_by
+from memwal_ops.formats.lance.generations.generation import open_generation, read_written_by
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, RegionWriter, create_mem_wal, read

@@ -12,7 +12,7 @@ from memwal_ops import open_table
 from memwal_ops.errors import SchemaProjectionError
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.generations.projection import nodes, plan_projection
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_merged_after_a_field_inside_was_renamed(tmp_path: Path, name: str, engi
     with lance.dataset(uri).mem_wal_writer(REGION) as writer:
         writer.put(table_of(kind, values))
     lance.dataset(uri).alter_columns({"path": path, "name": "renamed"})
-    assert job.apply(open_table(uri), job.MergeOptions(), engine=engine).decision == "merged"
+    assert merge.apply(open_table(uri), merge.MergeOptions(), engine=engine).decision == "merged"
     found = {row["id"]: row["x"] for row in lance.dataset(uri).to_table().to_pylist()}
     assert found == {number: changed(value, renamed) for number, value in enumerate(values)}
 
@@ -114,7 +114,7 @@ def test_values_of_another_type_are_not_turned_into_nulls(tmp_path: Path) -> Non
         writer.put(table_of(pa.int32(), [3, 4]))
     lance.dataset(uri).drop_columns(["x"])
     lance.dataset(uri).add_columns(pa.field("x", pa.string()))
-    (fault,) = job.apply(open_table(uri), job.MergeOptions()).blocked
+    (fault,) = merge.apply(open_table(uri), merge.MergeOptions()).blocked
     assert "'x' has type string in the base table and int32 in the generation" in str(fault.error)
 
 
@@ -147,7 +147,7 @@ def test_merged_after_a_field_inside_was_dropped_and_added_again(tmp_path: Path,
     lance.dataset(uri).drop_columns([path])
     lance.dataset(uri).add_columns(pa.schema([pa.field("x", only_b(kind))]))
     assert str(lance.dataset(uri).lance_schema) == before, "the premise: the id is used again"
-    assert job.apply(open_table(uri), job.MergeOptions()).decision == "merged"
+    assert merge.apply(open_table(uri), merge.MergeOptions()).decision == "merged"
     found = {row["id"]: row["x"] for row in lance.dataset(uri).to_table().to_pylist()}
     assert found == {number: changed(value, emptied) for number, value in enumerate(values)}
 

@@ -15,12 +15,10 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.errors import RegionReplacedError
-from memwal_ops.formats.lance.jobs import expire, snapshot
-from memwal_ops.formats.lance.jobs.adopt import job as adopt
+from memwal_ops.formats.lance.jobs import adopt, expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import AdoptOptions
 from memwal_ops.formats.lance.regions.merge_history import Moment, is_earlier
 from memwal_ops.memwal import read

@@ -16,10 +16,10 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.scan import scan_table
 from memwal_ops.errors import IndexesBehindError
 from memwal_ops.formats.lance.engines.merge.locate import is_indexed
-from memwal_ops.formats.lance.indexes import index_faults, writers
+from memwal_ops.formats.lance.indexes import index_faults
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, fault_of
+from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
 from memwal_ops.memwal import read
 from tests.support.tables.schemas import PRIMARY_KEY
@@ -150,7 +150,7 @@ def test_only_the_last_writers_count(tmp_path: Path, monkeypatch: pytest.MonkeyP
     uri = make(tmp_path)
     written_by(uri, "13.0.0")
     lance.dataset(uri).delete("id = 4")
-    monkeypatch.setattr(writers, "_LAST_WRITERS", 2)
+    monkeypatch.setattr(index_faults, "_LAST_WRITERS", 2)
     assert not is_indexed(table_at(uri), "id")
     lance.dataset(uri).delete("id = 5")
     assert is_indexed(table_at(uri), "id")

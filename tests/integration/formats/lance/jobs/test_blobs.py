@@ -15,9 +15,9 @@ from memwal_ops import open_table
 from memwal_ops.errors import StorageError
 from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import merge as merge_job
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job
 from memwal_ops.spark import bulk_load, register
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_process
@@ -120,8 +120,8 @@ def kinds(uri: str) -> dict[int, int | None]:
     return {row["id"]: None if row["x"] is None else row["x"]["kind"] for row in table}
 
 
-def merge(uri: str, engine: Engine | None = None, **options: Any) -> job.MergeReport:
-    report = job.apply(open_table(uri), job.MergeOptions(**options), engine=engine)
+def merge(uri: str, engine: Engine | None = None, **options: Any) -> merge_job.MergeReport:
+    report = merge_job.apply(open_table(uri), merge_job.MergeOptions(**options), engine=engine)
     assert report.decision == "merged", [one.to_json() for one in report.blocked]
     return report
 
@@ -256,7 +256,7 @@ def test_a_commit_that_fails_takes_its_blobs_away(
 
     monkeypatch.setattr(passes, "commit_strict", fail)
     with pytest.raises(StorageError):
-        job.apply(open_table(uri), job.MergeOptions())
+        merge_job.apply(open_table(uri), merge_job.MergeOptions())
     assert files() == before
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge as merge_job
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, Flush, SchemaHistory
 from tests.support.counting_store import CountingStore
 from tests.support.tables import wire
@@ -53,8 +53,8 @@ def flush(uri: str, numbers: range, tag: str, schema: pa.Schema) -> None:
         writer.delete(pa.table({"id": pa.array([0], pa.int64())}))
 
 
-def merge(uri: str, engine: Engine | None) -> job.MergeReport:
-    return job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+def merge(uri: str, engine: Engine | None) -> merge_job.MergeReport:
+    return merge_job.apply(open_table(uri), merge_job.MergeOptions(), engine=engine)
 
 
 def rows_of(uri: str) -> dict[int, dict[str, Any]]:
@@ -183,7 +183,7 @@ def forget_versions(uri: str) -> None:
     assert len(lance.dataset(uri).versions()) == 1
 
 
-def reason(report: job.MergeReport) -> str:
+def reason(report: merge_job.MergeReport) -> str:
     assert report.decision == "blocked"
     (fault,) = report.blocked
     return str(fault.error.reason)
@@ -388,7 +388,7 @@ def test_a_table_that_was_overwritten_has_other_columns(noted: str) -> None:
 def test_what_is_cached_of_one_table_is_not_used_for_the_next(noted: str) -> None:
     store = open_table(noted).store
     add_again(noted)
-    assert job.apply(replace(open_table(noted), store=store), job.MergeOptions()).decision == "merged"
+    assert merge_job.apply(replace(open_table(noted), store=store), merge_job.MergeOptions()).decision == "merged"
     assert notes(noted) == {1: None, 2: None, 3: None}
     shutil.rmtree(noted)
     lance.write_dataset(pa.table({"id": [1], "v": [1]}, schema=SHORT), noted)
@@ -397,7 +397,7 @@ def test_what_is_cached_of_one_table_is_not_used_for_the_next(noted: str) -> Non
     write_notes(noted, [2], "of the new table")
     for number in range(10):
         lance.dataset(noted).update_config({"any": str(number)})
-    assert job.apply(replace(open_table(noted), store=store), job.MergeOptions()).decision == "merged"
+    assert merge_job.apply(replace(open_table(noted), store=store), merge_job.MergeOptions()).decision == "merged"
     assert notes(noted) == {1: None, 2: "of the new table"}
 
 
@@ -413,7 +413,7 @@ def test_each_version_is_read_once_for_all_passes(noted: str) -> None:
             read[path] += 1
             return super().get(path)
 
-    report = job.apply(replace(table, store=Reading(table.store)), job.MergeOptions(max_generations=1))
+    report = merge_job.apply(replace(table, store=Reading(table.store)), merge_job.MergeOptions(max_generations=1))
     assert len(report.passes) == 21
     versions = [count for path, count in read.items() if path.startswith("_versions/")]
     assert len(versions) > 20

@@ -15,9 +15,9 @@ from lance.arrow import EncodedImageType, FixedShapeImageTensorType, ImageURITyp
 from lance.file import LanceFileReader
 
 from memwal_ops import open_table
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job
 from tests.support.gc_options import IMMEDIATE
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def stays(path: Path, names: list[str], engine: Engine | None) -> None:
             writer.put(rows(names, numbers))
             writer.delete(pa.table({"id": pa.array([0], pa.int64())}))
     alone = lance.write_dataset(rows(names, range(1, 12)), str(path / "alone.lance"), data_storage_version="2.2")
-    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(uri), merge.MergeOptions(), engine=engine)
     assert report.decision == "merged", [one.to_json() for one in report.blocked]
     assert plain(lance.dataset(uri)) == plain(alone)
     assert lance.dataset(uri).schema.equals(before.schema, check_metadata=True)
@@ -157,7 +157,7 @@ def test_json(tmp_path: Path, engine: Engine | None) -> None:
     with lance.dataset(uri).mem_wal_writer(REGION) as writer:
         writer.put(pa.table({"id": pa.array([3, 4, 5], pa.int64()), "x": encoded}))
     before = lance.dataset(uri).schema
-    assert job.apply(open_table(uri), job.MergeOptions(), engine=engine).decision == "merged"
+    assert merge.apply(open_table(uri), merge.MergeOptions(), engine=engine).decision == "merged"
     assert lance.dataset(uri).schema.equals(before, check_metadata=True)
     assert plain(lance.dataset(uri)) == {
         number: [repr(text)] for number, text in zip([1, 2, 3, 4, 5], [texts[0], None, *texts], strict=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.tables.indexed import REGION, create, rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def merged(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             writer.put(rows(numbers, "new"))
             writer.delete(pa.table({"id": pa.array(list(gone), pa.int64())}))
     before = lance.dataset(uri).version
-    assert len(job.apply(open_table(uri), job.MergeOptions(max_generations=1)).passes) == 2
+    assert len(merge.apply(open_table(uri), merge.MergeOptions(max_generations=1)).passes) == 2
     assert lance.dataset(uri, version=before).count_rows("kind = 'new0'") == 0
     assert lance.dataset(uri, version=before).count_rows() == 400
     return uri

@@ -14,11 +14,11 @@ from memwal_ops.core import maintain
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.context import NullListener, RunContext
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, StoreUnavailableError
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.options import MaintainOptions
 from tests.support.gc_options import AT_ONCE_FLAGS, IMMEDIATE
 from tests.support.run_cli import run_process

@@ -15,7 +15,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.formats.lance.engines.merge.locate import is_indexed
 from memwal_ops.formats.lance.engines.read.reader import Reader
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.tables.stale_indexes import compact_and_leave
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def merged(
     steps: Sequence[Step],
     engine: Engine | None,
     **options: Any,
-) -> job.MergeReport:
+) -> merge.MergeReport:
     """Write, flush a generation for each step, merge, and compare with a dictionary."""
     uri = str(path / "t.lance")
     keys = [
@@ -66,7 +66,7 @@ def merged(
                 writer.delete(pa.Table.from_pylist(deletes, schema=key_schema))
                 for row in deletes:
                     expected.pop(tuple(row[name] for name in keys), None)
-    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(uri), merge.MergeOptions(), engine=engine)
     assert report.decision == "merged", [one.to_json() for one in report.blocked]
     got = lance.dataset(uri).to_table().to_pylist()
     # By repr: NaN equals nothing, and -0.0 equals 0.0.
@@ -74,7 +74,7 @@ def merged(
     return report
 
 
-def used_index(report: job.MergeReport) -> list[bool]:
+def used_index(report: merge.MergeReport) -> list[bool]:
     return [entry.result.use_index for entry in report.passes if entry.result is not None]
 
 
@@ -236,7 +236,7 @@ def test_an_index_that_does_not_cover_the_table_finds_every_row(
     touched = [3, 7, MANY + 5, MANY + 6, MANY + 200]
     with lance.dataset(uri).mem_wal_writer(str(uuid.uuid4())) as writer:
         writer.put(pa.table({"id": touched, "v": [1] * len(touched)}, schema=schema))
-    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(uri), merge.MergeOptions(), engine=engine)
     assert used_index(report) == [storage == "stable"]
     rows = lance.dataset(uri).to_table().to_pylist()
     expected = {number: 0 for number in range(MANY + 100) if number % 7} | dict.fromkeys(touched, 1)
@@ -264,7 +264,7 @@ def test_an_index_that_claims_rows_which_it_does_not_have_is_not_asked(
         writer.put(pa.table({"id": range(100, 120), "v": [1] * 20}, schema=schema))
         writer.delete(pa.table({"id": [5, 6]}, schema=pa.schema([schema.field("id")])))
     assert lance.dataset(uri).count_rows("id < 900") == 0, "what the index says"
-    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(uri), merge.MergeOptions(), engine=engine)
     assert used_index(report) == [False]
     rows = lance.dataset(uri).to_table().to_pylist()
     expected = {number: 0 for number in range(MANY) if number not in (3, 5, 6)} | dict.fromkeys(range(100, 120), 1)
@@ -302,7 +302,7 @@ def test_an_index_that_a_compaction_left_behind_is_not_asked(
         number: value for number, value in expected.items() if number < 100
     }
     assert read.scan(filter="id < 100").to_table().num_rows == sum(number < 100 for number in expected)
-    report = job.apply(open_table(uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(uri), merge.MergeOptions(), engine=engine)
     assert used_index(report) == [False]
     rows = lance.dataset(uri).to_table().to_pylist()
     assert len(rows) == len(expected)

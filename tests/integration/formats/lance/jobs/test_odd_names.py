@@ -13,12 +13,11 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import GenerationMissingError
-from memwal_ops.formats.lance.jobs import expire, snapshot
+from memwal_ops.formats.lance.jobs import expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.storage.api import LinkError
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import contents, run_here

@@ -10,8 +10,7 @@ import pytest
 
 from memwal_ops import memwal
 from memwal_ops.core.holds import take_hold
-from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.options import ExpireOptions
 from tests.support.tables.gc_tables import caught_up, collect, grow, make, merged, sound, table_of
 from tests.support.tables.layouts import LAYOUTS

@@ -15,8 +15,8 @@ import pytest
 
 from memwal_ops.core.registry import open_table
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
-from memwal_ops.formats.lance.retention import fingerprint as module
-from memwal_ops.formats.lance.retention.fingerprint import fingerprint, is_unchanged
+from memwal_ops.formats.lance.retention import recent_history as module
+from memwal_ops.formats.lance.retention.recent_history import fingerprint, is_unchanged
 from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire.names import (
     NamingScheme,

@@ -11,11 +11,11 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.commit import unpublished
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.commit import CommitNote, commit_strict
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
-from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
+from memwal_ops.formats.lance.retention.garbage import find_leftovers, sweep_leftovers
 from memwal_ops.storage.clock import CLOCK_FOLDER
 from tests.integration.formats.lance.commit.test_commit import append
 from tests.support.counting_store import CountingStore
@@ -39,7 +39,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """A table whose versions pylance builds in its own folder: on S3, if there is no temporary folder for it."""
     uri, options = str(tmp_path / "t.lance"), None
     if request.param == "s3":
-        monkeypatch.setattr(unpublished, "LOCAL", frozenset({"s3"}))
+        monkeypatch.setattr(commit, "LOCAL", frozenset({"s3"}))
         bucket, options = request.getfixturevalue("bucket")
         uri = f"{bucket}/t.lance"
     table = Workload(1, regions=1, base_rows=30).create(uri, options)

@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.files.versions import version_path
-from memwal_ops.formats.lance.jobs import expire
+from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.retention import live_versions as module
-from memwal_ops.formats.lance.retention.live_versions import LiveVersions, named_versions
-from memwal_ops.formats.lance.retention.version_progress import VersionProgress
+from memwal_ops.formats.lance.retention.live_versions import LiveVersions, VersionProgress, named_versions
 from memwal_ops.storage.api import ObjectMeta
 from tests.support.counting_store import CountingStore
 from tests.support.tables.gc_tables import collect, free, generation_folders, make, planned, reasons, sound, table_of

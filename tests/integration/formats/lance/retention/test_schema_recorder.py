@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.formats.lance.retention.schema_record import SchemaRecord, decode_schema_record, encode_schema_record
 from memwal_ops.formats.lance.retention.schema_recorder import (
     SCHEMA_FOLDER,
+    SchemaRecord,
+    decode_schema_record,
+    encode_schema_record,
     extended_record,
     read_schema_record,
     record_schema,

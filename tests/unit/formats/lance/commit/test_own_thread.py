@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from memwal_ops.formats.lance.commit.own_thread import OwnThread
+from memwal_ops.formats.lance.commit.rebased_commit import OwnThread
 
 
 def test_functions_run_in_the_thread_that_waits() -> None:

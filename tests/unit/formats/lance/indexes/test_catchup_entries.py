@@ -8,11 +8,10 @@ from uuid import UUID
 import lance
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.indexes.catchup_entries import covered_generations
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.indexes.snapshots import covered_generations
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:

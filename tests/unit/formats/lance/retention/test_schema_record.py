@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from memwal_ops.formats.lance.retention.schema_record import FileIds, fewest_versions
+from memwal_ops.formats.lance.retention.schema_recorder import FileIds, fewest_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

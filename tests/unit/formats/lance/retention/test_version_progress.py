@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from memwal_ops.formats.lance.retention import version_progress as module
+from memwal_ops.formats.lance.retention import live_versions as module
 from memwal_ops.formats.lance.wire._pb import table_pb2
 
 A, B = UUID(int=1), UUID(int=2)

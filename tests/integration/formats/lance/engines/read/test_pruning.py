@@ -13,7 +13,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import GenerationMissingError
 from memwal_ops.formats.lance.engines.read.pruning import WantedRows
-from memwal_ops.formats.lance.generations.region_values import RegionValues
+from memwal_ops.formats.lance.generations.region_identity import RegionValues
 from memwal_ops.formats.lance.regions.specs import region_values
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, create_mem_wal, read
 from tests.support.tables.schemas import PRIMARY_KEY

@@ -16,12 +16,10 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
-from memwal_ops.formats.lance.jobs import expire, snapshot
-from memwal_ops.formats.lance.jobs.adopt import job as adopt
+from memwal_ops.formats.lance.jobs import adopt, expire, merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.merge import job as merge
-from memwal_ops.formats.lance.log import region_move
+from memwal_ops.formats.lance.log import region_seal
 from memwal_ops.formats.lance.options import AdoptOptions
 from tests.integration.contracts import small
 from tests.integration.formats.lance.generations.test_region_identity import (
@@ -149,7 +147,7 @@ def test_a_second_one_after_the_first_was_merged_and_collected(tmp_path: Path, m
     """Killed before the old region was emptied: what is repeated brings nothing back."""
     uri = in_question(tmp_path, "removed")
     with monkeypatch.context() as patch:
-        patch.setattr(region_move, "_empty", lambda *_: None)
+        patch.setattr(region_seal, "_empty", lambda *_: None)
         (done,) = adopt.apply(open_table(uri), UNMERGED).regions
     for number in range(4):
         small.flush(uri, small.rows(500, 501, 20.0 + number), region=str(done.new_id))

@@ -10,9 +10,9 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import AnswersWorseError
-from memwal_ops.formats.lance.commit import unpublished
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.jobs.catchup import building
-from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
+from memwal_ops.formats.lance.retention.garbage import find_leftovers, sweep_leftovers
 from tests.support.tables import indexed
 from tests.support.tables.answering import about_to_be_ruined, claims_too_much
 from tests.support.tables.gc_tables import ZERO
@@ -126,7 +126,7 @@ def test_what_a_killed_question_leaves_is_known(made: PlainTable, monkeypatch: p
     def kill(*_: Any, **__: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(unpublished, "open_dataset", kill)
+    monkeypatch.setattr(commit, "open_dataset", kill)
     monkeypatch.setattr("memwal_ops.formats.lance.table.Table.discard", lambda *_: None)
     with pytest.raises(Killed):
         run_job(made.uri, "catchup", indexes=["id_btree"])

@@ -18,12 +18,11 @@ from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, comm
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup.job import CatchupOptions
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupReport
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from tests.support.stores import Beside
 from tests.support.tables import damage

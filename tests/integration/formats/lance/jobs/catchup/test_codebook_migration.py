@@ -12,9 +12,9 @@ from memwal_ops import open_table
 from memwal_ops.errors import InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.json_types import assert_json
 from tests.support.tables.files import Files
 from tests.support.tables.indexed import VECTOR_KINDS, check_queries, claims, create, expected, rows, write

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base, read_spec
 from tests.support.tables.workload import Workload

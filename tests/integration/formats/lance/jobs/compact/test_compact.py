@@ -16,11 +16,10 @@ from memwal_ops.errors import IndexesBehindError, InvalidUsageError, Unsupported
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import snapshot
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.formats.lance.wire.version_manifest import decode_fragment_bitmap
 from tests.integration.contracts import small

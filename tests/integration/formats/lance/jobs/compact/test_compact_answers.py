@@ -15,13 +15,13 @@ from lance.optimize import Compaction
 from memwal_ops import open_table, run_job
 from memwal_ops.core.context import StopRequested
 from memwal_ops.errors import AnswersWorseError, CommitStateUnknownError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit import checked_commit, unpublished
+from memwal_ops.formats.lance.commit import commit, rebased_commit
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
 from memwal_ops.formats.lance.jobs.compact import answers, job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
-from memwal_ops.formats.lance.retention.leftovers import find_leftovers, sweep_leftovers
+from memwal_ops.formats.lance.retention.garbage import find_leftovers, sweep_leftovers
 from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
 from tests.support.listeners import at_checkpoint
 from tests.support.tables import indexed
@@ -286,7 +286,7 @@ def test_pylance_fails_in_the_middle(made: PlainTable, monkeypatch: pytest.Monke
 def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """pylance does not go on after an unknown outcome: a later version could be refused, and the files deleted."""
     made.create_indexes("IVF_FLAT")
-    real, puts = checked_commit.publish, []
+    real, puts = rebased_commit.publish, []
 
     def no_response(*put: Any) -> None:
         puts.append(put)
@@ -294,7 +294,7 @@ def test_a_put_that_arrives_late_finds_its_files(made: PlainTable, monkeypatch: 
             raise CommitStateUnknownError("Whether the version was committed is unknown.")
         real(*put)
 
-    monkeypatch.setattr(checked_commit, "publish", no_response)
+    monkeypatch.setattr(rebased_commit, "publish", no_response)
     with pytest.raises(StorageError, match="unknown"):
         run_job(made.uri, "compact")
     assert len(puts) == 2
@@ -332,9 +332,9 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
         return call
 
     target, name = {
-        "staged": (checked_commit._CheckedVersions, "_create"),
-        "asking": (unpublished, "open_dataset"),
-        "published": (checked_commit, "advance_hint"),
+        "staged": (rebased_commit._CheckedVersions, "_create"),
+        "asking": (commit, "open_dataset"),
+        "published": (rebased_commit, "advance_hint"),
     }[where]
     monkeypatch.setattr(target, name, nth(getattr(target, name), after=where == "published"))
     with pytest.raises(Killed):
@@ -355,7 +355,7 @@ def test_a_kill_leaves_the_old_state_or_the_new_one(
     assert len(staged) == (where == "staged")
     assert run_job(made.uri, "compact").decision == ("unchanged" if published else "compacted")
     if staged:
-        monkeypatch.setattr("memwal_ops.formats.lance.retention.leftovers._STAGED_AGE", ZERO)
+        monkeypatch.setattr("memwal_ops.formats.lance.retention.garbage._STAGED_AGE", ZERO)
         made.append(1)
         run_job(made.uri, "compact")
         assert not [one for one in made.files("_versions") if "-" in one]
@@ -382,8 +382,8 @@ def test_a_kill_on_s3_leaves_no_table_of_dynamodb(
             return real(self, version, path)
         raise Killed
 
-    real = checked_commit._CheckedVersions._create
-    monkeypatch.setattr(checked_commit._CheckedVersions, "_create", killed)
+    real = rebased_commit._CheckedVersions._create
+    monkeypatch.setattr(rebased_commit._CheckedVersions, "_create", killed)
     with pytest.raises(Killed):
         run_job(uri, "compact", storage_options=options)
     monkeypatch.undo()

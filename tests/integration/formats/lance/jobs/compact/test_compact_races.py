@@ -15,7 +15,7 @@ from lance.optimize import Compaction
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError, StorageError
-from memwal_ops.formats.lance.engines.merge.compaction import LocalExecutor
+from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup

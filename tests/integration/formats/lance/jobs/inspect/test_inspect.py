@@ -18,8 +18,8 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.files.versions import version_path
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.inspect.job import inspect
-from memwal_ops.formats.lance.jobs.merge import job as merge
 from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest

@@ -12,7 +12,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.jobs import merge
 from tests.support.tables import wire
 from tests.support.tables.files import Files
 from tests.support.tables.model import assert_same
@@ -56,9 +56,9 @@ def make(layout: str, seed: int, path: Path, **options: Any) -> LsmTable:
     return table.create(str(path / "t.lance"))
 
 
-def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> job.MergeOptions:
+def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> merge.MergeOptions:
     some = tuple(UUID(region) for region in regions if rng.random() < 0.7)
-    return job.MergeOptions(
+    return merge.MergeOptions(
         regions=some if rng.random() < 0.5 else (),
         max_bytes=rng.choice([60_000, 1 << 36] if fewer else [1, 20_000, 200_000, 1 << 30]),
         max_generations=rng.choice([None, 8] if fewer else [None, 1, 2, 5]),
@@ -80,10 +80,10 @@ def test_random_workloads_in_random_slices_equal_the_dictionary(
         if rng.random() < 0.7:
             table.flush()
         regions = [region for region in table.regions if region in wire.regions(Files(table.uri, None))]
-        job.apply(open_table(table.uri), random_options(rng, regions, fewer=engine is not None), engine=engine)
+        merge.apply(open_table(table.uri), random_options(rng, regions, fewer=engine is not None), engine=engine)
         check(table)
     table.close()
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     assert report.backlog_after.to_json()["generations"] == 0
     assert_same(read_base(table.uri), table.model.expected(), seed=seed)
     check(table)
@@ -99,8 +99,8 @@ def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: Engine
     table = make(layout, 11, tmp_path, key=key, base_rows=300)
     table.step(12)
     table.close()
-    options = job.MergeOptions(max_generations=2 if engine is None else None)
-    assert job.apply(open_table(table.uri), options, engine=engine).decision == "merged"
+    options = merge.MergeOptions(max_generations=2 if engine is None else None)
+    assert merge.apply(open_table(table.uri), options, engine=engine).decision == "merged"
     assert_same(read_base(table.uri), table.model.expected(), seed=11)
 
 
@@ -112,7 +112,7 @@ def test_every_kind_of_column(tmp_path: Path, layout: str, columns: str, stable:
     table = make(layout, 5, tmp_path, columns=columns, stable_row_ids=stable, base_rows=300)
     table.step(12)
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions(max_generations=3 if engine is None else None), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=3 if engine is None else None), engine=engine)
     assert_same(read_base(table.uri), table.model.expected(), seed=5)
 
 
@@ -127,7 +127,7 @@ def test_a_rewritten_row_keeps_its_stable_row_id(tmp_path: Path, engine: Engine 
         row[key]: row["_rowid"]
         for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()
     }
-    job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     after = {
         row[key]: row["_rowid"]
         for row in lance.dataset(table.uri).scanner([key], with_row_id=True).to_table().to_pylist()
@@ -146,7 +146,7 @@ def test_with_and_without_an_index_on_the_key(tmp_path: Path, with_btree: bool, 
     table.put([1, 2, 5000])
     table.delete([7])
     table.close()
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     assert [one.result.use_index for one in report.passes if one.result] == [with_btree]
     assert_same(read_base(table.uri), table.model.expected())
 
@@ -155,7 +155,7 @@ def test_only_tombstones_of_absent_keys(tmp_path: Path, engine: Engine | None) -
     table = make("shard", 3, tmp_path, regions=1, base_rows=10)
     table.delete([1000, 1001])
     table.close()
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     assert report.decision == "merged"
     assert [(one.result.rows_upserted, one.result.rows_deleted) for one in report.passes if one.result] == [(0, 0)]
     assert progress(table.uri) == {table.regions[0]: 1}
@@ -166,12 +166,12 @@ def test_only_tombstones(tmp_path: Path, engine: Engine | None) -> None:
     table = make("shard", 3, tmp_path, regions=1, base_rows=10)
     table.delete(list(range(10)))
     table.close()
-    report = job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     assert [(one.result.rows_upserted, one.result.rows_deleted) for one in report.passes if one.result] == [(0, 10)]
     assert read_base(table.uri) == {}
     table.put([1, 2])
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     check(table)
 
 
@@ -185,7 +185,7 @@ def test_deleted_and_inserted_again_across_generations(tmp_path: Path, engine: E
     table.put([50])
     table.flush()
     for _ in range(7):
-        job.apply(open_table(table.uri), job.MergeOptions(max_generations=1), engine=engine)
+        merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=1), engine=engine)
     check(table)
     assert len(read_base(table.uri)) == 10  # key 1 of the base is gone, key 50 is new
 
@@ -199,7 +199,7 @@ def test_a_key_twice_in_one_generation(tmp_path: Path, layout: str, engine: Engi
     table.put([60])
     table.delete([2])
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     check(table)
 
 
@@ -208,9 +208,9 @@ def test_a_second_merge_finds_nothing(tmp_path: Path, engine: Engine | None) -> 
     table = make("shard", 8, tmp_path)
     table.step(5)
     table.close()
-    assert job.apply(open_table(table.uri), job.MergeOptions(), engine=engine).decision == "merged"
+    assert merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine).decision == "merged"
     version = lance.dataset(table.uri).version
-    assert job.apply(open_table(table.uri), job.MergeOptions(), engine=engine).decision == "nothing_to_merge"
+    assert merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine).decision == "nothing_to_merge"
     assert lance.dataset(table.uri).version == version
 
 
@@ -219,7 +219,7 @@ def test_every_retained_version_reads_as_it_did(tmp_path: Path, engine: Engine |
     table.step(10)
     table.close()
     seen = {v["version"]: read_base(table.uri, version=v["version"]) for v in lance.dataset(table.uri).versions()}
-    job.apply(open_table(table.uri), job.MergeOptions(max_generations=1), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(max_generations=1), engine=engine)
     for version, rows in seen.items():
         assert_same(read_base(table.uri, version=version), rows)
 
@@ -229,7 +229,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     table.step(5)
     table.close()
     before = sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "t.lance").rglob("*"))
-    report = job.plan(open_table(table.uri), job.MergeOptions(max_generations=1))
+    report = merge.plan(open_table(table.uri), merge.MergeOptions(max_generations=1))
     assert report.decision == "dry_run"
     assert report.passes
     assert sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "t.lance").rglob("*")) == before
@@ -241,14 +241,14 @@ def test_a_writer_that_continues_sees_its_rows(tmp_path: Path) -> None:
     for _ in range(4):
         table.step(4)
         table.flush(table.regions[0])
-        job.apply(open_table(table.uri), job.MergeOptions())
+        merge.apply(open_table(table.uri), merge.MergeOptions())
         table.step(2)
         seen = table.read_open(table.regions[0])
         mine = {operation.key for operation in table.model.log if operation.region == table.regions[0]}
         expected = {key: row for key, row in table.model.expected().items() if key in mine}
         assert_same({key: row for key, row in seen.items() if key in mine}, expected)
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions())
+    merge.apply(open_table(table.uri), merge.MergeOptions())
     assert_same(read_base(table.uri), table.model.expected())
 
 
@@ -258,7 +258,7 @@ def test_an_empty_base_table(tmp_path: Path, engine: Engine | None) -> None:
     table.model.base.clear()
     table.step(6)
     table.close()
-    job.apply(open_table(table.uri), job.MergeOptions(), engine=engine)
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=engine)
     assert_same(read_base(table.uri), table.model.expected())
 
 

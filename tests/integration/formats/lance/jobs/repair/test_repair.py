@@ -271,7 +271,7 @@ def test_the_command(merged_copy: tuple[str, str], capfd: pytest.CaptureFixture[
 
 def test_a_record_names_no_path_of_its_choice(merged_copy: tuple[str, str]) -> None:
     from memwal_ops.errors import InvalidFormatError
-    from memwal_ops.formats.lance.jobs.repair.places import place_of
+    from memwal_ops.formats.lance.jobs.repair.choices import place_of
 
     table = opened(merged_copy[0])
     for name in ("object:data/x.lance", "object:../x", f"region:{UUID(int=1)}/x", "anything"):

@@ -16,8 +16,7 @@ from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.formats.lance import table as tables
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot, snapshot_path
-from memwal_ops.formats.lance.jobs import snapshot
-from memwal_ops.formats.lance.jobs.merge import job as merge
+from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.snapshot import SnapshotOptions
 from memwal_ops.formats.lance.layouts import SHARD
 from memwal_ops.memwal import RegionWriter, read

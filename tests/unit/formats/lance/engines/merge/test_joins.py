@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal_ops.formats.lance.engines.merge import joins
-from memwal_ops.formats.lance.engines.merge.joins import batches_without_keys, chunks_with_keys, in_chunks
+from memwal_ops.formats.lance.engines.merge import locate
+from memwal_ops.formats.lance.engines.merge.locate import batches_without_keys, chunks_with_keys, in_chunks
 
 _LOW, _HIGH = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -68,7 +68,7 @@ def test_a_null_is_none_of_the_keys() -> None:
      ([0, 10**9], 100, False), ([0, 10**9], 1, False)],
 )  # fmt: skip
 def test_a_bitmap_takes_at_most_the_bytes_that_it_may(keys: list[int], max_bytes: int, exact: bool | None) -> None:
-    bitmap = joins._Bitmap.of(pa.chunked_array([keys]), max_bytes)
+    bitmap = locate._Bitmap.of(pa.chunked_array([keys]), max_bytes)
     assert (None if bitmap is None else bitmap.exact) is exact
     if bitmap is not None:
         assert len(bitmap._bytes) <= max_bytes
@@ -79,7 +79,7 @@ def test_a_bitmap_takes_at_most_the_bytes_that_it_may(keys: list[int], max_bytes
 def test_most_keys_that_are_not_in_a_hashed_bitmap_are_not_found(step: int) -> None:
     """Multiples of a number are keys that a simple product hashes badly."""
     numbers = np.random.default_rng(1).permutation(400_000) * step
-    bitmap = joins._Bitmap.of(pa.chunked_array([numbers[:10_000]]), 45_000)
+    bitmap = locate._Bitmap.of(pa.chunked_array([numbers[:10_000]]), 45_000)
     assert bitmap is not None and not bitmap.exact
     assert bitmap.found(pa.array(numbers[:10_000])).all()
     assert bitmap.found(pa.array(numbers[10_000:])).mean() < 0.08

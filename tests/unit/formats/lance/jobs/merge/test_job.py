@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
-from memwal_ops.formats.lance.jobs.merge import job
+from memwal_ops.formats.lance.generations.generation import GenerationRef
+from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.options import MergeOptions
 
 MIB = 1 << 20
@@ -21,7 +21,7 @@ def passes(waiting: list[GenerationRef], max_bytes: int | None) -> list[int]:
     """Generations of each pass."""
     found = []
     while waiting:
-        merged = job._next_pass(waiting, MergeOptions(max_bytes=max_bytes))
+        merged = merge._next_pass(waiting, MergeOptions(max_bytes=max_bytes))
         found.append(len(merged.generations))
         waiting = waiting[len(merged.generations) :]
     return found

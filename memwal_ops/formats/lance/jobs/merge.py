@@ -4,6 +4,10 @@
 each one, because between two passes there may be another merger, a writer's flush or
 a schema change. A pass is one base version; killed anywhere, the next run reads the progress and
 continues.
+
+The report of a merge, as JSON and as text.
+
+Publish what the table lost with its MemWAL index, or progress that an operator states.
 """
 
 from __future__ import annotations
@@ -11,45 +15,244 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
+from memwal_ops.core.documents import document
 from memwal_ops.core.engine_choice import EngineChoice, choose_engine
-from memwal_ops.core.merge_report import MergeDecision
+from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.core.polling import cached_for_poll
-from memwal_ops.errors import LeaseLostError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.core.report import Need
+from memwal_ops.errors import (
+    GenerationMissingError,
+    LeaseLostError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    RegionReplacedError,
+)
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
     IndexChange,
     check_committable,
     check_takes_rows,
+    commit_details,
     commit_indexes,
 )
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
-from memwal_ops.formats.lance.engines.merge.local import LocalEngine
-from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, backlog_of, with_listed_log
+from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.generations.backlog import (
+    Backlog,
+    Blocked,
+    backlog_of,
+    raised,
+    restored_index,
+    with_listed_log,
+)
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog, oldest_unmerged
 from memwal_ops.formats.lance.generations.wal import read_unflushed
-from memwal_ops.formats.lance.jobs.merge.index_restoring import restore_index
-from memwal_ops.formats.lance.jobs.merge.report import MergeReport, PassReport
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
-from memwal_ops.formats.lance.retention.damage import names_damage
-from memwal_ops.formats.lance.retention.newest_files import refuse_damaged_base_files
+from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damaged_base_files
+from memwal_ops.formats.lance.wire.region_manifest import with_region_records
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import size_text
+from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.core.spark.stages import StageProgress
-    from memwal_ops.formats.lance.generations.generation_ref import GenerationRef
+    from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import memwal_pb2
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
+
+
+_PLANNED = ("rows waiting", "size")
+_DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "version")
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """One pass in a report. ``result`` is None in a dry run."""
+
+    merge_pass: MergePass
+    result: PassResult | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``passes`` entry of a report."""
+        regions = {str(region_id): list(span) for region_id, span in self.merge_pass.regions.items()}
+        figures = (
+            dict.fromkeys(one.name for one in fields(PassResult)) if self.result is None else document(self.result)
+        )
+        return {"regions": regions, **figures}
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport(MergeOutcome):
+    """Report of a merge.
+
+    ``engine_reason``: why that engine was selected; ``fell_back``: whether it is local because Spark cannot run here.
+    """
+
+    decision: MergeDecision
+    run_id: str
+    passes: tuple[PassReport, ...]
+    blocked: tuple[Blocked, ...]
+    backlog_after: Backlog
+    engine: str
+    version: int
+    commit_conflicts: int
+    seconds: float
+    engine_reason: str = ""
+    fell_back: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``merge --json``."""
+        return document(self, "fell_back")
+
+    def needs(self) -> Iterator[Need]:
+        """What a run would merge."""
+        waiting = self.backlog_after.to_json()
+        if waiting["generations"]:
+            yield Need("merge", f"merge {counted(waiting['generations'], 'generation')}", rows=waiting["rows"])
+
+    def describe(self) -> str:
+        """The report as text for people."""
+        parts = [_headline(self)]
+        if self.engine == "spark" or self.fell_back:
+            parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
+        if self.passes:
+            parts.append(_passes(self))
+        parts += [fault.describe("BLOCKED") for fault in self.blocked]
+        parts.append(_backlog(self))
+        return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
+
+
+def _backlog(report: MergeReport) -> str:
+    after = report.backlog_after.to_json()
+    if after["generations"]:
+        return paragraph(
+            f"Waiting: {counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}, "
+            f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
+        )
+    if report.blocked:
+        return "No other generation is known to be unmerged; a blocked region may have more."
+    return "All generations are merged."
+
+
+def _passes(report: MergeReport) -> str:
+    """One line for each region of each pass; the figures of a pass are on its first line."""
+    names = short_ids({region_id for entry in report.passes for region_id in entry.merge_pass.regions})
+    rows = []
+    for number, entry in enumerate(report.passes, 1):
+        figures = _planned(entry) if entry.result is None else _done(entry.result)
+        for line, (region_id, (first, last)) in enumerate(entry.merge_pass.regions.items()):
+            shown = (str(number), figures) if line == 0 else ("", [""] * len(figures))
+            rows.append((shown[0], names[region_id], span_text(first, last), *shown[1]))
+    done = any(entry.result is not None for entry in report.passes)
+    return grid(("pass", "region", "generations", *(_DONE if done else _PLANNED)), rows, words=("region",))
+
+
+def _done(result: PassResult) -> list[str]:
+    return [
+        f"{result.rows_read:,}",
+        size_text(result.bytes_read),
+        f"{result.rows_upserted:,}",
+        f"{result.rows_deleted:,}",
+        f"{result.seconds:.2f}",
+        str(result.version),
+    ]
+
+
+def _planned(entry: PassReport) -> list[str]:
+    """Sizes as recorded in the manifests; lower bounds if some are not recorded."""
+    refs = entry.merge_pass.generations
+    known = "" if all(ref.rows is not None and ref.bytes is not None for ref in refs) else "at least "
+    rows, size = sum(ref.rows or 0 for ref in refs), sum(ref.bytes or 0 for ref in refs)
+    return [f"{known}{rows:,}", f"{known}{size_text(size)}"]
+
+
+def _headline(report: MergeReport) -> str:
+    passes = counted(len(report.passes), "pass", "passes")
+    generations = sum(len(entry.merge_pass.generations) for entry in report.passes)
+    match report.decision:
+        case "merged":
+            return f"merged: {counted(generations, 'generation')} in {passes}, {report.seconds:.2f} s."
+        case "nothing_to_merge":
+            return "nothing_to_merge: every flushed generation is in the base table already."
+        case "superseded":
+            return "superseded: another merger merged all generations that waited when this one began."
+        case "dry_run":
+            return f"dry_run: would merge {counted(generations, 'generation')} in {passes}; nothing was changed."
+        case _ if not generations:
+            return "blocked: nothing was merged, see below."
+        case _:
+            return f"blocked: {counted(generations, 'generation')} merged in {passes}, but see below."
+
+
+_log = get_logger(__name__)
+
+
+def restore_index(table: Table, backlog: Backlog) -> Table:
+    """Restore specs of regions, and the progress of blocked ones, if older versions prove it (:mod:`lost_index`).
+
+    Returns:
+        The newest version then, else ``table``.
+
+    Raises:
+        CommitConflictError: too many commit conflicts in a row.
+        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
+    """
+    retry = CommitRetry()
+    note = CommitNote.new("merge")
+    while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], _blocked(backlog)):
+        try:
+            _publish(table, lost.details, lost.records, note)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            uri = table.location.uri
+            for region_id, merged in lost.progress.items():
+                _log.info("progress_restored", table=uri, region=str(region_id), generation=merged)
+            if lost.specs:
+                _log.info("region_specs_restored", table=uri, specs=[*lost.specs])
+            return retry.landed(table)
+    return table
+
+
+def publish_progress(
+    table: Table, progress: Mapping[UUID, int], records: Mapping[UUID, RegionRecord], note: CommitNote
+) -> None:
+    """Publish more progress as exactly the next version, without a change of rows.
+
+    Raises:
+        CommitLostError: another writer published that version.
+        InvariantViolatedError: the progress is not more than the table has.
+    """
+    _publish(table, raised(table, table.index.details, progress), records, note)
+
+
+def _publish(
+    table: Table, details: memwal_pb2.MemWalIndexDetails, records: Mapping[UUID, RegionRecord], note: CommitNote
+) -> None:
+    probe_conditional_writes(table.store)
+    manifest = with_region_records(table.manifest.manifest, records)
+    commit_details(table, manifest, details.SerializeToString(deterministic=True), note)
+
+
+def _blocked(backlog: Backlog) -> list[RegionManifest]:
+    """The regions that a lost progress may block."""
+    return [
+        backlog.regions[fault.region_id].manifest
+        for fault in backlog.blocked
+        if isinstance(fault.error, (RegionReplacedError, GenerationMissingError)) and fault.region_id in backlog.regions
+    ]
+
 
 __all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
 

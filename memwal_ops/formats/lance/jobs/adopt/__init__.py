@@ -1,1 +1,0 @@
-"""Record decisions about regions and columns."""

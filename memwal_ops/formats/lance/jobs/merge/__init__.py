@@ -1,1 +1,0 @@
-"""Merge flushed generations into the base table."""
