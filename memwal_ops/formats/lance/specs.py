@@ -45,7 +45,7 @@ Examples:
 Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a region is blocked (the others are merged); others:
 runbooks/README.md.""",
     options=MergeOptions,
-    load=f"{_JOBS}.merge.job",
+    load=f"{_JOBS}.merge",
     layouts=_WITH_LOG,
     load_by_layout={"legacy": f"{_JOBS}.legacy.merge"},
     pool="merge",
@@ -392,7 +392,7 @@ Examples:
 
 Exit codes: 0 planned, adopted or nothing_to_adopt; others: runbooks/README.md.""",
     options=AdoptOptions,
-    load=f"{_JOBS}.adopt.job",
+    load=f"{_JOBS}.adopt",
     layouts=_WITH_REGIONS,
     deletes=True,
     by_hand=True,

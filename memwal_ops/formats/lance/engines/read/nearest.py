@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import lance
@@ -143,13 +143,22 @@ def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
     bridging = _bridging(unmerged, query, index, opened)
     base = _Base(table, search, staleness, index, bridged=bridging is not None)
     sources: list[_Source] = [base]
-    for region in unmerged.regions:
+    refs = [generation.ref for generation in bridging or ()]
+    merged = [
+        replace(region, memory=None, flushed=tuple(ref for ref in refs if ref.region_id == region.region_id))
+        for region in unmerged.regions
+    ]
+    rewritten = Staleness(replace(unmerged, regions=tuple(merged)), opened)
+    for region, merged_region in zip(unmerged.regions, merged, strict=True):
         if region.memory is not None:
             sources.append(_Memory(table, search, region, region.memory))
         generations = opened.generations(table, region.flushed[::-1])
         sources += [_Generation(search, staleness, region, one, table) for one in generations]
-        merged = [one for one in bridging or () if one.ref.region_id == region.region_id]
-        sources += [_Bridge(base, _Generation(search, staleness, region, one, table)) for one in merged[::-1]]
+        sources += [
+            _Bridge(base, _Generation(search, rewritten, merged_region, generation, table))
+            for generation in (bridging or ())[::-1]
+            if generation.ref.region_id == region.region_id
+        ]
     return [one for one in sources if not isinstance(one, _Generation) or one.has_column]
 
 
@@ -302,7 +311,9 @@ class _Generation:
 class _Bridge:
     """A merged generation. Its index finds rows of the base that the base's own index does not cover.
 
-    The rows that it finds are looked up in the base, which has their current values, or no row.
+    The rows that it finds are looked up in the base, which has their current values, or no row. A row that a later
+    merged generation has, too, is found there: here it would be found twice, by a vector that it has no more, in the
+    place of one that is near.
     """
 
     def __init__(self, base: _Base, generation: _Generation) -> None:
@@ -315,7 +326,8 @@ class _Bridge:
 
     def live(self, found: pa.Table) -> pa.Table:
         """See :class:`_Source`; the base's rows."""
-        return self._base.live(self._base.uncovered_rows(found.select([*self._base.table.primary_key])))
+        newest = self._generation.live(found)
+        return self._base.live(self._base.uncovered_rows(newest.select([*self._base.table.primary_key])))
 
 
 class _Memory:

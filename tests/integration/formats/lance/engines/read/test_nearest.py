@@ -225,3 +225,29 @@ def test_each_live_row_is_found_once(tmp_path: Path, stable: bool, indexed: bool
                 found = read(uri, writer=writer).nearest("v", [0.0, 0.0], 12, filter=condition)
                 expected = sorted(wanted, key=lambda one: float(np.square(live[one]).sum()))[:12]
                 assert found["id"].to_pylist() == expected, (step, condition)
+
+
+@pytest.mark.parametrize("moved", [0.0, 100.0], ids=["same vectors", "other vectors"])
+def test_a_row_of_two_merged_generations_is_found_once(tmp_path: Path, moved: float) -> None:
+    """By its vector of now: the earlier generation's would take the place of a row that is near."""
+    uri = str(tmp_path / "t.lance")
+    kind = pa.schema([SCHEMA.field("id"), pa.field("v", pa.list_(pa.float32(), 1))])
+
+    def rows(first: int, end: int, by: float) -> pa.Table:
+        return pa.table(
+            [pa.array(range(first, end)), pa.array([[n + by] for n in range(first, end)], kind[1].type)], kind
+        )
+
+    lance.write_dataset(rows(0, 10, 0.0), uri).create_index("v", "IVF_FLAT", num_partitions=1, metric="l2")
+    create_mem_wal(uri, maintained_indexes=["v_idx"])
+    with RegionWriter(uri, REGION) as writer:
+        writer.put(rows(10, 15, 0.0))
+        writer.flush()
+        writer.put(rows(12, 20, moved))
+        writer.flush()
+    run_job(uri, "merge")
+    assert "merged generations" in read(uri).explain_nearest("v", [0.0], 4)
+    live = {n: float(n) for n in range(12)} | {n: n + moved for n in range(12, 20)}
+    for sought in (14.2, 114.2):
+        expected = sorted(live, key=lambda n: abs(live[n] - sought))[:4]
+        assert read(uri).nearest("v", [sought], 4)["id"].to_pylist() == expected, sought
