@@ -24,9 +24,19 @@ from memwal_ops.errors import (
     StorageError,
     StoreUnavailableError,
     TableNotFoundError,
+    UnsupportedFeatureError,
 )
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.redaction import redact
+
+
+class NotSupportedError(UnsupportedFeatureError, StorageError):
+    """Pylance reports that it does not support what was asked of it."""
+
+    exit_code = UnsupportedFeatureError.exit_code
+    reason = UnsupportedFeatureError.reason
+    remedy = "This release of pylance does not support it, and running the command again does not help."
+
 
 _CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})
 
@@ -113,6 +123,7 @@ _WRONG_ADDRESS = re.compile(
     r"|UnknownIssuer|builder error|URL scheme is not allowed",
     re.IGNORECASE,
 )
+_NOT_SUPPORTED = re.compile(r"(?:^|: )Not supported: ")
 _NO_TABLE_TEXT = re.compile(r"Dataset at path .* was not found|Table not found|The specified bucket does not exist")
 # The client's listing fails as a whole if one name is not UTF-8, or has a control character or an empty segment.
 _INVALID_NAME = re.compile(r"Encountered object with invalid path")
@@ -270,6 +281,8 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
         return ObjectNotFoundError
     if isinstance(exc, obstore.exceptions.UnknownConfigurationKeyError):
         return InvalidUsageError
+    if isinstance(exc, NotImplementedError) or _NOT_SUPPORTED.search(text):
+        return NotSupportedError
     if is_transient(exc) or (_WRONG_ADDRESS.search(text) and status is None):
         return StoreUnavailableError
     return StorageError

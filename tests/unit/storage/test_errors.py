@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.printing import error_document
-from memwal_ops.errors import ReadOnlyStoreError, StorageCredentialsError, StorageError
+from memwal_ops.errors import ReadOnlyStoreError, StorageCredentialsError, StorageError, UnsupportedFeatureError
 from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.errors import translate
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
@@ -90,3 +90,10 @@ def test_the_finding_of_a_job_that_failed_on_a_full_disk() -> None:
 def test_what_cannot_be_read_needs_no_right_to_write(text: str, kind: type[StorageError]) -> None:
     """A build and a compaction read before they write."""
     assert type(translate(OSError(f"LanceError(IO): {text}"), path="t.lance", action="build index")) is kind
+
+
+@pytest.mark.parametrize("error", [OSError("Not supported: JSON index updates"), NotImplementedError("not yet")])
+def test_what_pylance_does_not_support_is_no_reason_to_try_again(error: Exception) -> None:
+    found = translate(error, path="by_name", action="build index")
+    assert (found.exit_code, found.reason) == (UnsupportedFeatureError.exit_code, "unsupported_feature")
+    assert "does not help" in found.remedy

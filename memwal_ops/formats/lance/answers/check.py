@@ -302,7 +302,7 @@ def recall_of_codes(
         exact.add(near.distances, near.addresses)
         coded.add(by_codes.distances, by_codes.addresses)
     found = search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
-    truth = [own[np.isfinite(distances)] for own, distances in zip(exact.addresses, exact.distances, strict=True)]
+    truth = [exact.sure(number) for number in range(len(asked))]
     return _share(truth, [one.addresses for one in found], drawn.seed), _share(truth, [*coded.addresses], drawn.seed)
 
 

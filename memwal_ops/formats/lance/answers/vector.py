@@ -48,6 +48,7 @@ REFINE = 10
 MULTIVECTOR_QUERIES = 8
 # Distances that differ by no more than that share are equal.
 _TIES = 1e-5
+_ROUNDED = 1e-12
 _BATCH = 4096
 # Fewer true neighbours of an age than that do not measure its recall.
 _ENOUGH = 20
@@ -72,6 +73,17 @@ class Nearest:
         keep = np.argpartition(all_, K - 1, axis=1)[:, :K]
         self.distances = np.take_along_axis(all_, keep, axis=1)
         self.addresses = np.take_along_axis(known, keep, axis=1)
+
+    def limit(self, query: int) -> float:
+        """The distance of the last place; infinite if there are fewer rows than places."""
+        return float(self.distances[query].max())
+
+    def sure(self, query: int) -> NDArray[np.uint64]:
+        """The rows that every right answer has: any of several rows may be in the last place."""
+        limit, distances = self.limit(query), self.distances[query]
+        nearer = distances < (limit - tie(limit) if np.isfinite(limit) else limit)
+        found: NDArray[np.uint64] = self.addresses[query][nearer]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +204,9 @@ def distances_of(queries: NDArray[Any], vectors: NDArray[Any], metric: str) -> N
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
         products = asked @ rows.T
         if metric == "l2":
-            distances = np.maximum((asked**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1)[None] - 2 * products, 0)
+            squares = (asked**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1)[None]
+            distances = squares - 2 * products
+            distances[distances < _ROUNDED * squares] = 0  # the same vector, but for what was rounded
         else:
             distances = 1 - products
     distances[:, ~usable] = np.inf
@@ -330,27 +344,30 @@ class _Measured:
 def _measured(
     index: AskedIndex, asked: NDArray[Any], truth: Nearest, found: list[Found], metric: str, seed: int
 ) -> _Measured:
-    """Compare what was found with the nearest rows. Rows at the same distance are equal."""
-    near, real, missed = [], [], []
+    """Compare what was found with the nearest rows.
+
+    Rows at the same distance are equal. Of those that share the last place, any age is right: by age, the others count.
+    """
+    near, real, sure, others, missed = [], [], [], [], []
     for number, one in enumerate(found):
-        finite = np.isfinite(truth.distances[number])
-        nearest = truth.addresses[number][finite]
-        limit = float(truth.distances[number][finite][-1]) if nearest.size else -np.inf
-        limit += tie(limit) if nearest.size else 0.0
         distances = distances_of(asked[number : number + 1], one.vectors, metric)[0]
-        near.append(one.addresses[distances <= limit])
-        real.append(nearest)
-        missed += np.setdiff1d(nearest, near[-1])[:1].tolist()
+        limit = truth.limit(number)
+        real.append(truth.addresses[number][np.isfinite(truth.distances[number])])
+        near.append(one.addresses[distances <= limit + tie(limit)] if np.isfinite(limit) else one.addresses)
+        sure.append(truth.sure(number))
+        others.append(one.addresses[np.abs(distances - limit) > tie(limit)] if np.isfinite(limit) else one.addresses)
+        missed += np.setdiff1d(sure[-1], near[-1])[:1].tolist()
     recall = _share(real, near, None, seed)
     built = index.segments[0].fragments if len(index.segments) > 1 else index.covered
     ages = [built] if len(index.segments) > 1 else _older_parts(index)
-    excesses = [_excess(real, [one.addresses for one in found], age, seed) for age in ages]
+    excesses = [_excess(sure, others, age, seed) for age in ages]
     excess = max((one for one in excesses if one is not None), key=lambda one: one.low, default=None)
     old = np.array(sorted(built), dtype=np.int64)
+    right = [np.intersect1d(wanted, got) for wanted, got in zip(sure, near, strict=True)]
     if len(index.segments) < 2:  # noqa: PLR2004 - one has no appended rows that are known
         return _Measured(recall, recall, None, excess, missed)
     return _Measured(
-        recall, _share(real, near, old, seed), _share(real, near, old, seed, inverted=True), excess, missed
+        recall, _share(sure, right, old, seed), _share(sure, right, old, seed, inverted=True), excess, missed
     )
 
 

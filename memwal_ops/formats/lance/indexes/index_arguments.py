@@ -207,6 +207,25 @@ def parameters_of(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata
         ) from error
 
 
+def value_kind(index: BaseIndex) -> str:
+    """The type of an index in capitals; of one of a JSON path that of the index of its values."""
+    kind = _kind_of(index)
+    if kind != _JSON or not index.segments:
+        return kind
+    try:
+        return _json_target(index.segments[-1])[1]
+    except (KeyError, ValueError, TypeError, DecodeError):
+        return kind
+
+
+def has_no_update(index: BaseIndex) -> str | None:
+    """Why pylance adds no rows to an index, which is built anew instead; None: it does."""
+    kind = value_kind(index)
+    if _kind_of(index) != _JSON or kind == "BTREE":
+        return None
+    return f"pylance adds no rows to an index of a JSON path whose values are in a {kind}"
+
+
 def without_hints(details: Mapping[str, Any] | None) -> dict[str, Any]:
     """What pylance describes of an index, without what only its build used."""
     return {name: value for name, value in (details or {}).items() if name != _HINTS}

@@ -35,6 +35,7 @@ from memwal_ops.formats.lance.commit.rebased_commit import drop_index, lacks_col
 from memwal_ops.formats.lance.generations.backlog import Blocked, backlog_of, with_listed_log
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
+from memwal_ops.formats.lance.indexes.index_arguments import has_no_update
 from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
@@ -57,6 +58,7 @@ from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.log import get_logger
+from memwal_ops.storage.errors import NotSupportedError
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
@@ -408,8 +410,8 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         return "rebuild", why
     if _need(table, index, options) != "update":
         return method, None
-    if outdated := outdated_zones(table, index):
-        return "rebuild", outdated
+    if anew := has_no_update(index) or outdated_zones(table, index):
+        return "rebuild", anew
     found = misfit(table, index, context)
     if found is None:
         return method, None
@@ -445,7 +447,13 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     Raises:
         AnswersWorseError: with the figures.
     """
-    build = build_segments(table, index, run.options, method, run.builders)
+    try:
+        build = build_segments(table, index, run.options, method, run.builders)
+    except NotSupportedError as error:
+        if method != "update":
+            raise
+        run.reasons[index.name] = f"it cannot be updated: {error}"
+        return _build_and_compare(run, table, index, "rebuild")
     if isinstance(build, str):
         return build
     run.methods[index.name] = method

@@ -79,6 +79,28 @@ def test_silent_on_healthy_vector_indexes(tmp_path: Path, kind: str) -> None:
     assert answers["appended_rows_recall"] > 0.3
 
 
+def test_silent_where_vectors_repeat(tmp_path: Path) -> None:
+    """Of rows at one distance, any are the nearest, old or new; so nothing is trained anew for those that are found."""
+    uri = str(tmp_path / "t.lance")
+
+    def append(start: int, end: int) -> None:
+        numbers = np.arange(start, end)
+        own = np.stack([numbers % 7, numbers % 5, numbers * 0, numbers * 0 + 2], axis=1).astype(np.float32)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(own.ravel()), 4)
+        lance.write_dataset(pa.table({"vector": column}), uri, mode="append" if start else "create")
+
+    append(0, 1000)
+    lance.dataset(uri).create_index("vector", "IVF_FLAT", name="one", num_partitions=2)
+    append(1000, 1500)
+    run_job(uri, "catchup")
+    for seed in (1, 2, 3):
+        report = checked(uri, seed=seed)
+        assert not report.findings.kept, report.describe()
+    append(1500, 1600)
+    [index] = run_job(uri, "catchup", retrain="auto").to_json()["indexes"]
+    assert (index["decision"], index["method"]) == ("updated", "update"), index["why"]
+
+
 def test_silent_on_the_index_of_a_key_whose_fragments_are_too_large_to_read(tmp_path: Path) -> None:
     """Of such a fragment only drawn rows are looked up, as of any with a million rows before a catch-up publishes."""
     uri, marked = str(tmp_path / "t.lance"), {"lance-schema:unenforced-primary-key": "true"}

@@ -126,6 +126,25 @@ def unnamed_segments(uri: str, folder: Path) -> set[str]:
     return {path.name for path in (folder / "_indices").iterdir()} - named
 
 
+@pytest.mark.parametrize("target", ["bitmap", "ngram"])
+def test_an_index_that_pylance_cannot_update_is_built_anew(tmp_path: Path, target: str) -> None:
+    """Of a JSON path, only one with a B-tree takes new rows; the plan has the reason."""
+    uri = str(tmp_path / "t.lance")
+    texts = [json.dumps({"x": f"text {number}"}) for number in range(40)]
+    for part in (texts[:30], texts[30:]):
+        mode = "append" if part is not texts[:30] and (tmp_path / "t.lance").exists() else "create"
+        lance.write_dataset(pa.table({"document": pa.array(part, pa.json_())}), uri, mode=mode)
+        if mode == "create":
+            config = IndexConfig("json", {"target_index_type": target, "path": "$.x"})
+            lance.dataset(uri).create_scalar_index("document", config, name="one")
+    [plan] = run_job(uri, "catchup", apply=False).to_json()["indexes"]
+    assert (plan["decision"], plan["method"]) == ("would_update", "rebuild")
+    assert "pylance adds no rows" in plan["why"]
+    assert run_job(uri, "catchup").exit_code == 0
+    assert is_complete(uri)
+    assert run_job(uri, "catchup").decision == "unchanged"
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", INDEXES)
 def test_every_type_keeps_its_parameters(tmp_path: Path, kind: str) -> None:
