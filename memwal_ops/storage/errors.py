@@ -41,6 +41,7 @@ class NotSupportedError(UnsupportedFeatureError, StorageError):
 _CHANGES = frozenset({"write", "delete", "create", "build", "commit", "publish", "put", "remove"})
 
 # What builds, compacts or commits reads before it writes: the request that was refused says which of the two it was.
+# A single request says it itself: its action is one word, and a local write, too, opens a file.
 _READ_REQUEST = re.compile(r"Unable to open file|performing (?:GET|HEAD) ")
 _STATUS = re.compile(r"status code: (\d{3})")
 # The failure of one object in an Azure batch that was executed as a whole.
@@ -273,7 +274,7 @@ def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR
     if code in _UNSUPPORTED_CODES or status == 501:
         return ConditionalWriteUnsupportedError if _changes(action) else StorageError
     if _denied(exc, code, status, text):
-        is_write = _changes(action) and _READ_REQUEST.search(text) is None
+        is_write = _changes(action) and (" " not in action or _READ_REQUEST.search(text) is None)
         return ReadOnlyStoreError if is_write else StorageCredentialsError
     if status == 401 or isinstance(exc, obstore.exceptions.UnauthenticatedError) or _NO_CREDENTIALS.search(text):
         return StorageCredentialsError

@@ -149,7 +149,7 @@ def test_a_job_that_no_entry_names_is_not_applicable(both: Both, toy_environment
     assert (default["outcome"], default["decision"], default["exit_code"]) == ("succeeded", "not_applicable", 0)
     assert json.loads(json.dumps(default["report"])) == {"decision": "not_applicable"}
     assert (named["outcome"], named["exit_code"]) == ("failed", 2)
-    assert "gc, maintain, merge" in named["remedy"]
+    assert "gc, inspect, maintain, merge" in named["remedy"]
     assert contents(uri) == before
 
 

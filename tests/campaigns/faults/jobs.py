@@ -24,7 +24,7 @@ from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import job as migrate
-from memwal_ops.formats.lance.jobs.repair import job as repair
+from memwal_ops.formats.lance.jobs.repair import fixes as repair
 from memwal_ops.formats.lance.layouts import REGION
 from memwal_ops.formats.lance.options import MigrateOptions
 from memwal_ops.storage import probe
@@ -329,7 +329,9 @@ JOBS = {
             exact=True,
         ),
         Job("hold", "memwal_ops.core.holds", _hold, _finish_hold, regions=1, refuses=(VersionGoneError,)),
-        Job("repair", "memwal_ops.formats.lance.jobs.repair.job", _repair, _finish_repair, regions=1, prepare=_damage),
+        Job(
+            "repair", "memwal_ops.formats.lance.jobs.repair.fixes", _repair, _finish_repair, regions=1, prepare=_damage
+        ),
         Job(
             "migrate",
             "memwal_ops.formats.lance.jobs.migrate.job",

@@ -39,7 +39,7 @@ ENDLESS = """
 import sys
 import time
 if "memwal_ops.supervisor.workers.worker" in sys.orig_argv:
-    from memwal_ops.formats.lance.jobs.merge import job as merge
+    from memwal_ops.formats.lance.jobs import merge
     merge.apply = lambda *_: time.sleep(86400)
 """
 

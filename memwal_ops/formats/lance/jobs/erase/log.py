@@ -51,7 +51,7 @@ CLEAN = "it was read: it has no such row"
 def identity_columns(table: Table) -> dict[str, set[Any]]:
     """The columns whose values the table's region specs store as they are; each without a value."""
     names = {one.id: one.name for one in table.manifest.manifest.fields}
-    specs = [] if table.memwal is None else table.memwal.region_specs
+    specs = table.memwal.region_specs if table.memwal else ()
     sources = (one.source_ids[0] for spec in specs for one in spec.fields if one.transform == "identity")
     return {names[source]: set() for source in sources if source in names}
 

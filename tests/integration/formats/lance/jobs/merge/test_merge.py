@@ -267,7 +267,7 @@ def test_a_program_that_uses_it_keeps_its_stdout(tmp_path: Path) -> None:
     table = make("shard", 14, tmp_path)
     table.step(5)
     table.close()
-    code = "from memwal_ops import open_table; from memwal_ops.formats.lance.jobs.merge import job as merge; "
+    code = "from memwal_ops import open_table; from memwal_ops.formats.lance.jobs import merge; "
     code += f"assert merge.apply(open_table({table.uri!r}), merge.MergeOptions()).decision == 'merged'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
