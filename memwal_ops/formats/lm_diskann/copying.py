@@ -135,9 +135,10 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
             if os.path.exists(os.path.join(path, name)):
                 _copy_file(os.path.join(path, name), os.path.join(staging, name))
         # Commits of a killed writer are in the log of DuckDB, which replays it when the copy is opened.
-        store = Store(os.path.join(staging, NAME), parameters.uuid, parameters.quantizer)
+        store = Store(staging, parameters)
         opened.callback(store.close)
         publishing.check_commits(path, parameters, store)
+        store.check_identity(path)
         graph, wanted = os.path.join(path, GRAPH), store.state.slot_count * parameters.layout.block_size
         if os.path.getsize(graph) < wanted:
             raise IndexCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=NOT_COPIED)

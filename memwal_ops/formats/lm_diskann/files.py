@@ -8,12 +8,17 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memwal_ops.errors import StorageError
-from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
+from memwal_ops.formats.lm_diskann.errors import RESTORE, IndexCorruptError
+from memwal_ops.formats.lm_diskann.wire.blocks import HEADER
 from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
 METADATA = "metadata.lmd"
 GRAPH = "graph.lmd"
@@ -49,6 +54,37 @@ def check_graph(folder: str, length: int, slots: int, block_size: int) -> None:
     """
     if length < slots * block_size:
         raise IndexCorruptError(f"{GRAPH} in {folder} has {length:,} bytes, for {slots:,} slots of {block_size:,}.")
+
+
+def headers_in(graph: int, block_size: int, slots: NDArray[Any]) -> NDArray[Any]:
+    """The headers of the blocks in some slots of an open graph; zeros beyond its end. Raises ``StorageError``."""
+    found = bytearray()
+    with io_errors():
+        for slot in slots.tolist():
+            found += os.pread(graph, HEADER.itemsize, slot * block_size).ljust(HEADER.itemsize, b"\0")
+    return np.frombuffer(found, HEADER)
+
+
+def check_identity(graph: int, folder: str, block_size: int, sample: NDArray[np.uint64]) -> None:
+    """Check that an open graph is that of the index, and not one of the same shape from another index.
+
+    Args:
+        graph: its file descriptor.
+        folder: of the index.
+        block_size: of the index.
+        sample: [n, 4]: node, slot, epoch and ``origin_txn`` of some blocks that it must have.
+
+    Raises:
+        TableCorruptError: it has none of them. One that is damaged is found when it is read.
+    """
+    heads = headers_in(graph, block_size, sample[:, 1])
+    columns = zip(("node_id", "creation_epoch", "origin_txn"), sample.T[[0, 2, 3]], strict=True)
+    own = np.logical_and.reduce([heads[name] == column for name, column in columns])
+    if len(sample) and not own.any():
+        raise IndexCorruptError(
+            f"{GRAPH} in {folder} is not that of this index: it has none of {len(sample)} blocks that were recorded.",
+            remedy=f"If it was put there from another index, put back its own. {RESTORE}",
+        )
 
 
 def write_all(file: int, data: Any, offset: int) -> None:

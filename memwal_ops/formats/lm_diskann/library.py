@@ -22,7 +22,7 @@ from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
 from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import read_source, usable
-from memwal_ops.formats.lm_diskann.store import NAME, Store
+from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
 from memwal_ops.formats.lm_diskann.vectors import ascending, integers, real, row_ids_of, stored, whole, writable
 from memwal_ops.formats.lm_diskann.view import View
@@ -104,7 +104,7 @@ class Index:
         try:
             if not read_only:
                 self._writer = WriterLock(self.folder, wait)
-                self._store = Store(os.path.join(self.folder, NAME), self.parameters.uuid, self.parameters.quantizer)
+                self._store = Store(self.folder, self.parameters)
                 self.republished = publishing.recover(self.folder, self.parameters, self._store, step)
             self.view = self._open_view(cache_bytes, read_only=read_only)
         except BaseException:
@@ -120,12 +120,14 @@ class Index:
             self._reader = Reader(self.folder, view.epoch)
             view.refresh()
             self._reader.move(view.epoch)
-        else:
-            try:
+        try:
+            if read_only:
+                view.check_identity()
+            else:
                 view.check_graph()
-            except BaseException:
-                view.close()
-                raise
+        except BaseException:
+            view.close()
+            raise
         return view
 
     def _max_insert_bytes(self) -> int:
@@ -483,12 +485,14 @@ class Index:
         ids: NDArray[np.int64], distances: NDArray[np.float32],
     ) -> int:  # fmt: skip
         view, layout = self.view, self.parameters.layout
+        # Of the epoch, not of the newest one: else the answer at an epoch would change with later commits.
+        live, unhealed, count = view.counts_at(epoch)
         allowed = None if allow is None else view.allowed(allow, epoch)
-        wanted = view.state.live if allowed is None else int(np.count_nonzero(allowed))
-        limit, around = (limit, 0) if allowed is None else _lists(limit, wanted / max(1, view.state.live))
+        wanted = live if allowed is None else int(np.count_nonzero(allowed))
+        limit, around = (limit, 0) if allowed is None else _lists(limit, wanted / max(1, live))
 
         def compare(which: NDArray[np.int64]) -> int:
-            nodes = np.arange(view.state.next_node_id) if allowed is None else np.flatnonzero(allowed)
+            nodes = np.arange(count) if allowed is None else np.flatnonzero(allowed)
             part, far = np.empty((len(which), ids.shape[1]), np.int64), np.empty((len(which), ids.shape[1]), np.float32)
             found = scan(view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, part, far)
             ids[which], distances[which] = part, far
@@ -503,7 +507,7 @@ class Index:
         if not entries or book is None:
             return compare(np.arange(len(queries)))
         if allowed is None:  # tombstones take up entries of the list
-            limit = int(limit * min(_WIDEST, (wanted + len(view.dead)) / max(1, wanted)))
+            limit = int(limit * min(_WIDEST, (wanted + unhealed) / max(1, wanted)))
         reach = min(wanted, ids.shape[1])
         left, some, part, far = None, writable(queries), ids, distances
         while True:
@@ -527,7 +531,7 @@ class Index:
             if not len(few):
                 return 0
             left = few if left is None else left[few]
-            if limit >= (view.state.next_node_id if allowed is None else wanted):  # some rows may be unreachable
+            if limit >= (count if allowed is None else wanted):  # some rows may be unreachable
                 return compare(left)
             limit, around = 2 * limit, 2 * around
             starts, some = starts._replace(most=entries), queries[left]

@@ -26,7 +26,7 @@ from memwal_ops.formats.lm_diskann.files import (
 )
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.slots import needed_from
-from memwal_ops.formats.lm_diskann.store import NAME, Store
+from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
 from memwal_ops.formats.lm_diskann.wire import frames
 
@@ -48,6 +48,8 @@ def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bo
     writing its frame leaves invalid bytes, after which no further frame would be read.
     """
     check_commits(folder, parameters, store)
+    store.check_identity()
+    step("record a sample of the graph", store.begin_sample)
     try:
         view = View(folder, parameters)
     except MemwalOpsError:
@@ -93,13 +95,14 @@ def locked_store(folder: str, parameters: Parameters, wait: float, *, read_only:
 
     Raises:
         IndexBusyError: another writer or job has the index.
-        TableCorruptError: as :func:`check_commits`, or the store cannot be opened.
+        TableCorruptError: as :func:`check_commits`, the store cannot be opened, or the graph is not its own.
     """
     lock = WriterLock(folder, wait, announce=not read_only)
     try:
-        store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=read_only)
+        store = Store(folder, parameters, read_only=read_only)
         try:
             check_commits(folder, parameters, store)
+            store.check_identity()
             yield store
         finally:
             store.close()
@@ -334,12 +337,15 @@ def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str
         "slots": mapped,
         "history": _history(graph, delta),
         "from": np.array([since], U8),
+        "counts": store.counts_from(since),
         "rows": rows.astype(I8),
         "rownodes": row_nodes.astype(U4),
         "dead": dead.astype(U4),
         "deadat": dead_at.astype(U8),
         "entries": np.stack([entries[0], entries[1], _or_never(entries[2])], axis=1).astype(U8),
     }
+    if len(sample := store.sample()):
+        sections["sample"] = sample
     if store.state.codebook_id:
         sections["codebook"] = store.codebook()
     if len(delta):

@@ -22,6 +22,7 @@ import pyarrow as pa
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError
 from memwal_ops.formats.lm_diskann.changes import U8, State
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
+from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, headers_in, io_error
 from memwal_ops.formats.lm_diskann.store_file import check_store_file
 from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.changes import Changes
+    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
 
 NAME = "diskann_store.duckdb"
 LOG = f"{NAME}.wal"
@@ -55,6 +57,12 @@ CREATE TABLE lmd_entry_points(node_id UBIGINT NOT NULL, added_epoch UBIGINT NOT 
 CREATE TABLE lmd_followed(transaction VARCHAR NOT NULL);
 CREATE TABLE lmd_codebooks(codebook_id UBIGINT NOT NULL, kind VARCHAR NOT NULL, data BLOB NOT NULL);
 """
+# Stores of earlier releases have no such table.
+_SAMPLE = (
+    "CREATE TABLE IF NOT EXISTS lmd_graph_sample(node_id UBIGINT NOT NULL, slot UBIGINT NOT NULL, "
+    "from_epoch UBIGINT NOT NULL, origin_txn UBIGINT NOT NULL)"
+)
+_SAMPLED = 16
 _STATE = ", ".join(State.__dataclass_fields__)
 # A checkpoint rewrites whatever changed of tables with millions of rows: one for 64 MiB of log instead of 16.
 _CONFIG = {"threads": 1, "memory_limit": "512MB", "checkpoint_threshold": "64MB"}
@@ -102,8 +110,9 @@ class Store:
         StorageError: DuckDB failed for another reason: a full disk, for example.
     """
 
-    def __init__(self, path: str, uuid: UUID, kind: str, *, read_only: bool = False) -> None:
-        self._uuid, self._kind, self.path, self._read_only = uuid, kind, path, read_only
+    def __init__(self, folder: str, parameters: Parameters, *, read_only: bool = False) -> None:
+        self._folder, self._parameters, self._read_only = folder, parameters, read_only
+        self.path = path = os.path.join(folder, NAME)
         self._process = os.getpid()
         with _errors(self.path):
             # DuckDB would create a missing file, so that all rows of the graph would be lost, and extend a short one.
@@ -114,6 +123,7 @@ class Store:
         try:
             if not read_only:
                 self._db.execute("PRAGMA disable_checkpoint_on_shutdown")
+                self._db.execute(_SAMPLE)
             self.state = self._read_state()
         except BaseException:
             self._db.close()
@@ -136,6 +146,7 @@ class Store:
             db = duckdb.connect(path, config={"threads": 1})
             try:
                 db.execute(_TABLES)
+                db.execute(_SAMPLE)
                 db.execute("INSERT INTO lmd_metadata VALUES (?, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0)", [str(uuid)])
                 db.execute("CHECKPOINT")
             finally:
@@ -148,6 +159,7 @@ class Store:
             db = duckdb.connect(to, config=_CONFIG)
             try:
                 db.execute(_TABLES)
+                db.execute(_SAMPLE)
                 quoted = path.replace("'", "''")
                 db.execute(f"ATTACH '{quoted}' AS old (READ_ONLY)")
                 for (name,) in db.execute(
@@ -219,9 +231,9 @@ class Store:
         if len(rows) != 1:
             raise IndexCorruptError(f"lmd_metadata in {self.path} has {len(rows)} rows, not one.")
         uuid, *values = rows[0]
-        if uuid != str(self._uuid):
+        if uuid != str(self._parameters.uuid):
             raise IndexCorruptError(
-                f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._uuid}.",
+                f"{self.path} is the store of index {uuid}; metadata.lmd in the folder is of {self._parameters.uuid}.",
                 remedy="One of them was put there from another index: put back the one that belongs to the graph.",
             )
         return State.checked(values, f"lmd_metadata in {self.path}")
@@ -281,6 +293,83 @@ class Store:
             "AND freed_epoch > from_epoch AND (node_id IN (SELECT node_id FROM lmd_slots) "
             "OR node_id IN (SELECT node_id FROM lmd_delta_blocks)) ORDER BY slot"
         )
+
+    def counts_from(self, since: int) -> NDArray[np.uint64]:
+        """How many rows and unhealed tombstones there were: [n, 4], ascending, of ``since`` and each later epoch.
+
+        Epoch, live rows, deleted nodes to which links lead, the first node that was added (highest value: none).
+        """
+        epochs, live, unhealed, first = self.columns(
+            f"SELECT greatest(epoch, {since})::UBIGINT AS at, sum(live)::BIGINT, sum(unhealed)::BIGINT, "
+            f"min(node) FILTER (epoch > {since}) FROM ("
+            "SELECT added_epoch AS epoch, 1 AS live, 0 AS unhealed, node_id AS node FROM lmd_lookup UNION ALL "
+            "SELECT removed_epoch, -1, 0, NULL FROM lmd_lookup WHERE removed_epoch IS NOT NULL UNION ALL "
+            "SELECT deletion_epoch, 0, 1, NULL FROM lmd_tombstoned_nodes UNION ALL "
+            "SELECT since_epoch, 0, -1, NULL FROM lmd_sweep_list WHERE reason = 'healed') GROUP BY 1 ORDER BY 1"
+        )
+        counts = np.stack([epochs, live.cumsum().astype(U8), unhealed.cumsum().astype(U8), first], axis=1)
+        return counts.astype(U8)
+
+    def sample(self) -> NDArray[np.uint64]:
+        """Node, slot, epoch and ``origin_txn`` of some blocks that the graph must have: [n, 4], at most 16."""
+        if self._read_only and "lmd_graph_sample" not in self.texts("SELECT table_name FROM duckdb_tables()"):
+            return np.zeros((0, 4), U8)
+        found = self.columns(
+            "SELECT m.node_id, m.slot, m.from_epoch, m.origin_txn FROM lmd_graph_sample m JOIN lmd_slots s "
+            "ON s.node_id = m.node_id AND s.slot = m.slot AND s.from_epoch = m.from_epoch ORDER BY m.slot"
+        )
+        return np.stack(found, axis=1).astype(U8)
+
+    def check_identity(self, folder: str | None = None) -> None:
+        """Check that the graph is that of this index: the one beside the store, or in another folder.
+
+        Raises:
+            TableCorruptError: it is another one.
+        """
+        sample = self.sample()
+        if not len(sample):
+            return
+        graph = self._opened_graph(folder)
+        try:
+            check_identity(graph, folder or self._folder, self._parameters.layout.block_size, sample)
+        finally:
+            os.close(graph)
+
+    def begin_sample(self) -> None:
+        """Record a sample of the graph, if there is none: an earlier release wrote the store."""
+        with _errors(self.path):
+            self._refill_sample()
+
+    def _opened_graph(self, folder: str | None = None) -> int:
+        folder = folder or self._folder
+        try:
+            return os.open(os.path.join(folder, GRAPH), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise IndexCorruptError(f"{GRAPH} in {folder} is missing.") from None
+        except OSError as error:
+            raise io_error(error) from error
+
+    def _refill_sample(self) -> None:
+        """Record which transactions wrote some blocks of the graph, once most that were recorded have left it.
+
+        The file of another index of the same shape has blocks of other transactions in these slots.
+        """
+        if len(self.sample()) > _SAMPLED // 2:
+            return
+        nodes, slots, epochs = self.columns(
+            f"SELECT node_id, slot, from_epoch FROM lmd_slots USING SAMPLE reservoir({_SAMPLED} ROWS) REPEATABLE (1)"
+        )
+        if not len(slots):
+            return
+        graph = self._opened_graph()
+        try:
+            heads = headers_in(graph, self._parameters.layout.block_size, slots)
+        finally:
+            os.close(graph)
+        own = (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
+        self._db.execute("DELETE FROM lmd_graph_sample")
+        rows = np.stack([nodes, slots, epochs, heads["origin_txn"]], axis=1)[own]
+        self._with(rows, "INSERT INTO lmd_graph_sample SELECT c0, c1, c2, c3 FROM given")
 
     def superseded_deltas(self) -> list[NDArray[Any]]:
         """Node and version of the delta blocks of which there is a newer version, in the delta table or the graph."""
@@ -344,6 +433,8 @@ class Store:
         self._deltas(changes)
         self._rows(changes, epoch)
         self._lists(changes, epoch)
+        if len(changes.moved_nodes) or len(changes.reclaimed):
+            self._refill_sample()
         if changes.entries is not None:
             left = "removed_epoch IS NULL AND node_id NOT IN (SELECT id FROM given)"
             self._with(changes.entries, f"UPDATE lmd_entry_points SET removed_epoch = {epoch} WHERE {left}")
@@ -361,7 +452,9 @@ class Store:
         self._with(changes.overflow_added, "INSERT INTO lmd_backlink_overflow SELECT c0, c1 FROM given")
         if changes.codebook is not None:
             number, data = changes.codebook
-            self._db.execute("INSERT INTO lmd_codebooks VALUES (?, ?, ?)", [number, self._kind, data.tobytes()])
+            self._db.execute(
+                "INSERT INTO lmd_codebooks VALUES (?, ?, ?)", [number, self._parameters.quantizer, data.tobytes()]
+            )
         if changes.followed is not None:
             self._db.execute("DELETE FROM lmd_followed")
             self._db.execute("INSERT INTO lmd_followed VALUES (?)", [changes.followed])
@@ -428,8 +521,8 @@ class Store:
             f"UPDATE lmd_sweep_list SET reason = 'healed', since_epoch = {epoch} "
             "WHERE node_id IN (SELECT id FROM given)",
         )
-        for table in ("lmd_slots", "lmd_lookup", "lmd_tombstoned_nodes", "lmd_sweep_list", "lmd_entry_points"):
-            self._with(changes.reclaimed, f"DELETE FROM {table} WHERE node_id IN (SELECT id FROM given)")
+        for name in ("slots", "lookup", "tombstoned_nodes", "sweep_list", "entry_points"):
+            self._with(changes.reclaimed, f"DELETE FROM lmd_{name} WHERE node_id IN (SELECT id FROM given)")
         for column in ("target_node_id", "referrer_node_id"):
             self._with(changes.reclaimed, f"DELETE FROM lmd_backlink_overflow WHERE {column} IN (SELECT id FROM given)")
         self._with(changes.rewired, "DELETE FROM lmd_heal_list WHERE node_id IN (SELECT id FROM given)")

@@ -188,7 +188,7 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
         try:
             lock = WriterLock(location.uri, 0)
             opened.callback(lock.release)
-            database = Database(os.path.join(location.uri, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+            database = Database(location.uri, parameters, read_only=True)
             opened.callback(database.close)
             (nodes,) = database.columns("SELECT node_id FROM lmd_delta_blocks")
             (dead,) = database.columns("SELECT node_id FROM lmd_tombstoned_nodes")

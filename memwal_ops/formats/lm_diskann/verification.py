@@ -61,6 +61,7 @@ OLD_VERSION_DAMAGED = "old_version_damaged"
 _CONSEQUENCES = {
     OLD_VERSION_DAMAGED: "Searches as of these epochs fail. The newest epoch is not affected.",
     "commits_missing": "Acknowledged changes are lost, and slots of the graph may have later content.",
+    "graph_of_another_index": "Searches return rows of that index, and commits would be written into it.",
     "unreachable": "Searches do not find this row, unless it is in ``allow``.",
     "slot_lost": "The file is longer than necessary.",
     FOLLOW_DAMAGED: "The index does not follow its table any more.",
@@ -109,7 +110,7 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
         TableCorruptError: the store cannot be opened, is that of another index, or its ``next_node_id`` is damaged.
     """
     found = Verified(Findings(most))
-    store = Store(os.path.join(folder, NAME), parameters.uuid, parameters.quantizer, read_only=True)
+    store = Store(folder, parameters, read_only=True)
     try:
         store.read_all()
         check_node_ids(folder, parameters, store)
@@ -164,6 +165,11 @@ class Check:
         length = os.path.getsize(os.path.join(self.folder, GRAPH))
         if length < count * size:
             self.found.add("graph_too_short", [f"{GRAPH} has {length} bytes, for {count} slots of {size}"])
+            return
+        try:
+            self.store.check_identity()
+        except TableCorruptError as error:
+            self.found.add("graph_of_another_index", [str(error)])
 
     def _blocks(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the intact newest versions of all nodes, in chunks.

@@ -10,6 +10,8 @@ import mmap
 import os
 import stat
 import time
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,15 @@ from memwal_ops.errors import TableNotFoundError
 from memwal_ops.formats.lm_diskann import codebook
 from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
 from memwal_ops.formats.lm_diskann.errors import PUBLISH_AGAIN, RESTORE, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, base_path, check_graph, io_error, log_path
+from memwal_ops.formats.lm_diskann.files import (
+    CURRENT,
+    GRAPH,
+    base_path,
+    check_graph,
+    check_identity,
+    io_error,
+    log_path,
+)
 from memwal_ops.formats.lm_diskann.kernels.filtering import mark
 from memwal_ops.formats.lm_diskann.kernels.memory import (
     BASE,
@@ -193,6 +203,10 @@ class View:
             frame.array("deadat", U8).astype(np.int64),
         )
         self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
+        self._sample = frame.array("sample", U8).reshape(-1, 4)
+        self._gone = np.zeros(0, np.int64)
+        # Bases of earlier releases have none: as if they were those of all epochs before.
+        self._counts: list[list[int]] = frame.array("counts", U8).reshape(-1, 4).tolist() or [self._counted(0, NEVER)]
         self._allowed: tuple[tuple[int, int, bytes], NDArray[np.bool_]] | None = None
         self._starts: tuple[NDArray[np.int64], Starts] | None = None
         self.book = codebook.empty(self.parameters)
@@ -366,6 +380,7 @@ class View:
             self._add(gone, np.full(len(gone), frame.epoch), np.full(len(gone), -1))
             stays = ~np.isin(self.dead, gone)
             self.dead, self.dead_epochs = self.dead[stays], self.dead_epochs[stays]
+            self._gone = np.concatenate([self._gone, gone])
         if "entries" in frame.sections:
             self._take_entries(frame)
         state = _state(frame)
@@ -373,6 +388,17 @@ class View:
         if state.next_node_id - self.state.next_node_id > len(frame.array("rows", I8)) + len(dead):
             raise _unreadable(self.folder, log_path(self.number))
         self.state = state
+        self._counts.append(self._counted(frame.epoch, min(frame.array("rownodes", U4).tolist(), default=NEVER)))
+
+    def _counted(self, epoch: int, first: int) -> list[int]:
+        """An entry of the section ``counts``, of the state that is loaded."""
+        return [epoch, self.state.live, len(self.dead) - self.state.healed, first]
+
+    def counts_at(self, epoch: int) -> tuple[int, int, int]:
+        """Of an epoch, the same whenever it is asked: live rows, deleted nodes to which links lead, and node ids."""
+        at = max(1, bisect_right(self._counts, epoch, key=itemgetter(0)))
+        _, live, unhealed, _ = self._counts[at - 1]
+        return live, unhealed, min([self.state.next_node_id, *(first for *_, first in self._counts[at:])])
 
     def _count_deltas(self, nodes: NDArray[Any]) -> None:
         self.delta_blocks += len(nodes)
@@ -445,6 +471,8 @@ class View:
             for rows, nodes in self._more:
                 found[nodes[np.searchsorted(row_ids, rows, "right") > np.searchsorted(row_ids, rows)]] = True
             found[self.dead[self.dead_epochs <= epoch]] = False
+            found[self._gone] = False
+            found[self.counts_at(epoch)[2] :] = False
             self._allowed = (key, found)
         return self._allowed[1]
 
@@ -478,6 +506,14 @@ class View:
         """Check that the graph has all slots of this view. Raises ``TableCorruptError``."""
         length, block_size = os.fstat(self.files[0]).st_size, self.parameters.layout.block_size
         check_graph(self.folder, length, self.state.slot_count, block_size)
+        self.check_identity()
+
+    def check_identity(self) -> None:
+        """Check that the graph is that of this index. Raises ``TableCorruptError``."""
+        size = self.parameters.layout.block_size
+        places = self._sample[:, :2].tolist()
+        there = [place_of(self._source, size, node, self.epoch)[0] == slot * size for node, slot in places]
+        check_identity(self.files[0], self.folder, size, self._sample[np.array(there, np.bool_)])
 
     def fail(self, graph: str = GRAPH) -> IndexCorruptError:
         """The error for the block that was read last and is damaged."""

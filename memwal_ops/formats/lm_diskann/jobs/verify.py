@@ -22,7 +22,7 @@ from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.quality import is_stale
-from memwal_ops.formats.lm_diskann.store import NAME, Store
+from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.verification import Verified, verify
 
 if TYPE_CHECKING:
@@ -145,9 +145,7 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     size = _size(table)
     if size > options.max_bytes and not options.deep:
         return [_above(table)]
-    store = Store(
-        os.path.join(table.location.uri, NAME), table.parameters.uuid, table.parameters.quantizer, read_only=True
-    )
+    store = Store(table.location.uri, table.parameters, read_only=True)
     try:
         with Index(table.location.uri, read_only=True) as index:
             if options.deep:

@@ -16,6 +16,7 @@ from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.store_file import check_store_file
+from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound, partly_merged
 from tests.support.run_cli import run_here
 
@@ -267,3 +268,81 @@ def test_a_report_of_a_folder_that_cannot_be_verified(made: str, capfd: pytest.C
     [finding] = run_here(capfd, "report", made, "--json").document["findings"]
     assert (finding["level"], finding["runbook"]) == ("critical", "runbooks/errors/09-table_corrupt.md")
     assert finding["what"].startswith("It cannot be verified: table_corrupt. DuckDB cannot read ")
+
+
+@pytest.fixture(scope="module")
+def other_graph(built: str, tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray) -> bytes:
+    """Of an index of the same shape and history, with other rows."""
+    del built  # it compiled the kernels
+    folder = tmp_path_factory.mktemp("other") / "index"
+    partly_merged(str(folder), vectors[1000:])
+    run_job(str(folder), "merge")
+    return (folder / "graph.lmd").read_bytes()
+
+
+def test_the_graph_of_another_index_is_refused(made: str, vectors: np.ndarray, other_graph: bytes) -> None:
+    graph = Path(made, "graph.lmd")
+    own = graph.read_bytes()
+    graph.write_bytes(other_graph)
+    with pytest.raises(TableCorruptError, match="not that of this index"):
+        lm_diskann.open(made, read_only=True)
+    with pytest.raises(TableCorruptError, match="not that of this index"):
+        lm_diskann.open(made)
+    with pytest.raises(TableCorruptError, match="not that of this index"):
+        lm_diskann.snapshot(made, f"{made}.copy")
+    for job in ("merge", "catchup", "compact", "gc", "erase", "snapshot"):
+        more = (
+            {"where": "row_id = 1"} if job == "erase" else {"destination": f"{made}.copy"} if job == "snapshot" else {}
+        )
+        for apply in (False, True):
+            with pytest.raises(TableCorruptError, match="not that of this index"):
+                run_job(made, job, apply=apply, **more)
+    assert not Path(f"{made}.copy").exists()
+    assert "not that of this index" in run_job(made, "inspect").to_json()["blocked"][0]["detail"]
+    report = run_job(made, "verify", deep=True)
+    assert (report.exit_code, report.to_json()["counts"]) == (9, {"graph_of_another_index": 1})
+    graph.write_bytes(own)
+    check_sound(made)
+    with lm_diskann.open(made, read_only=True) as index:
+        assert index.search(vectors[5:6], k=1)[0].tolist() == [[5]]
+
+
+def test_the_sample_follows_the_graph(made: str, vectors: np.ndarray, other_graph: bytes) -> None:
+    for round_ in range(3):
+        with lm_diskann.open(made) as index:
+            index.insert(np.arange(300), vectors[300 * round_ : 300 * round_ + 300])
+            index.delete(np.arange(100 * round_, 100 * round_ + 50))
+            index.merge()
+        for job in ("catchup", "compact", "gc"):
+            run_job(made, job, **({"apply": True} if job == "gc" else {}))
+        with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+            valid = "SELECT count(*) FROM lmd_graph_sample SEMI JOIN lmd_slots USING (node_id, slot, from_epoch)"
+            assert 8 < (store.execute(valid).fetchone() or (0,))[0] <= 16
+    check_sound(made)
+    Path(made, "graph.lmd").write_bytes(other_graph.ljust(Path(made, "graph.lmd").stat().st_size, b"\0"))
+    with pytest.raises(TableCorruptError, match="not that of this index"):
+        lm_diskann.open(made, read_only=True)
+
+
+def test_folders_of_earlier_releases_get_a_sample(made: str, vectors: np.ndarray, other_graph: bytes) -> None:
+    with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+        store.execute("DROP TABLE lmd_graph_sample")
+    for job in ("inspect", "verify", "compact"):
+        assert run_job(made, job, apply=False).exit_code == 0
+    with lm_diskann.open(made) as index:
+        index.merge()
+    Path(made, "graph.lmd").write_bytes(other_graph.ljust(Path(made, "graph.lmd").stat().st_size, b"\0"))
+    with pytest.raises(TableCorruptError, match="not that of this index"):
+        lm_diskann.open(made)
+
+
+def test_one_damaged_block_is_not_another_index(made: str, vectors: np.ndarray) -> None:
+    with duckdb.connect(f"{made}/diskann_store.duckdb") as store:
+        (slot,) = store.execute("SELECT slot FROM lmd_graph_sample ORDER BY slot").fetchone() or (0,)
+    size = View(made).folder.block_size
+    with Path(made, "graph.lmd").open("r+b") as file:
+        file.seek(slot * size + 32)
+        file.write(bytes(8))
+    assert run_job(made, "verify").to_json()["counts"] == {"checksum": 1, "row_without_block": 1}
+    with lm_diskann.open(made, read_only=True) as index:
+        assert len(index) == 339

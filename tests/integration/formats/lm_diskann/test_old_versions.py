@@ -240,3 +240,40 @@ def test_held_while_a_job_gives_epochs_up(
     reader.close()
     change(made, vectors, 3)
     check_sound(made)
+
+
+def test_answers_at_an_epoch_do_not_change(folder: str, vectors: np.ndarray) -> None:
+    """Whatever is deleted, inserted, healed, merged and collected later, and whoever asks; also with a filter."""
+    lm_diskann.create(folder, dimension=16, R=16, L=20)
+    with lm_diskann.open(folder) as index:
+        index.insert(np.arange(1300), vectors[:1300])
+        index.delete(np.arange(0, 1300, 13))
+        index.insert(np.arange(2000, 2100), vectors[1300:1400])
+    queries = vectors[2000:2020]
+    allowed = {"none": None, "half": np.arange(0, 3000, 2), "few": np.arange(0, 1300, 40)}
+
+    def answers(index: Index, epoch: int) -> dict[str, Any]:
+        found = {name: index.search(queries, k=10, as_of=epoch, allow=allow) for name, allow in allowed.items()}
+        return {name: [part.tolist() for part in parts] for name, parts in found.items()}
+
+    with lm_diskann.open(folder, read_only=True) as reader, reader.hold() as epoch:
+        before = answers(reader, epoch)
+        assert before == {name: [part.tolist() for part in reader.search(queries, k=10, allow=allow)]
+                          for name, allow in allowed.items()}  # fmt: skip
+
+        def check(after: str) -> None:
+            assert answers(reader, epoch) == before, after
+            with lm_diskann.open(folder, read_only=True) as other:
+                assert answers(other, epoch) == before, after
+
+        with Index(folder) as index:
+            index.delete(np.arange(0, 600))
+            assert answers(index, epoch) == before
+        check("deletes")
+        with Index(folder) as index:
+            index.insert(np.arange(1000, 1400), vectors[2100:2500])
+        check("inserts")
+        for job in ("catchup", "merge", "gc", "compact"):
+            run_job(folder, job, **({"apply": True} if job == "gc" else {}))
+            check(job)
+    check_sound(folder)

@@ -22,6 +22,7 @@ from tests.support.lm_diskann.folders import check_sound, partly_merged
 TABLES = {
     "lmd_metadata", "lmd_delta_blocks", "lmd_slots", "lmd_free_nodes", "lmd_lookup", "lmd_tombstoned_nodes",
     "lmd_backlink_overflow", "lmd_entry_points", "lmd_codebooks", "lmd_sweep_list", "lmd_heal_list", "lmd_followed",
+    "lmd_graph_sample",
 }  # fmt: skip
 
 
