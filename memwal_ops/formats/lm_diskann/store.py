@@ -357,7 +357,7 @@ class Store:
         if len(self.sample()) > _SAMPLED // 2:
             return
         nodes, slots, epochs = self.columns(
-            f"SELECT node_id, slot, from_epoch FROM lmd_slots USING SAMPLE reservoir({_SAMPLED} ROWS) REPEATABLE (1)"
+            f"SELECT node_id, slot, from_epoch FROM lmd_slots ORDER BY hash(slot) LIMIT {_SAMPLED}"
         )
         if not len(slots):
             return
