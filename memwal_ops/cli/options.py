@@ -64,7 +64,7 @@ def storage_parameters() -> list[click.Parameter]:
 
 def branch_parameter(*, every: bool = False) -> click.Option:
     """Return the ``--branch NAME`` parameter; ``every``: it may be ``all``."""
-    return click.Option(["--branch"], metavar="NAME", help=BRANCH + (" 'all': main, and each branch." if every else ""))
+    return click.Option(["--branch"], metavar="NAME", help=BRANCH + (" 'all': each of them." if every else ""))
 
 
 def branch_option(command: Callable[..., Any]) -> Callable[..., Any]:

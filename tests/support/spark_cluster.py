@@ -35,12 +35,12 @@ SETTINGS = {
 DRIVER = textwrap.dedent("""
     import sys
     from memwal_ops.cli.main import main
-    from memwal_ops.formats.lance.engines.spark import resolved
+    from memwal_ops.formats.lance.engines.spark import engine
     from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
     from memwal_ops.formats.lance.engines.spark.running import TaskRunner
 
     SparkBuilder.least_bytes = 1
-    folder, run, writer = sys.argv[1], TaskRunner.run, resolved.group_writer
+    folder, run, writer = sys.argv[1], TaskRunner.run, engine.group_writer
 
     def gated(work):
         def wait(*arguments):
@@ -52,7 +52,7 @@ DRIVER = textwrap.dedent("""
         return wait
 
     TaskRunner.run = lambda self, table, stage, tasks, work: run(self, table, stage, tasks, gated(work))
-    resolved.group_writer = lambda work: gated(writer(work))
+    engine.group_writer = lambda work: gated(writer(work))
     main(sys.argv[2:])
 """)
 

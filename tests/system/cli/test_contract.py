@@ -35,12 +35,12 @@ ROOT = Path(__file__).parents[3]
 INSPECT = {
     "uri", "layout", "version", "rows", "fragments", "primary_key", "regions", "indexes", "snapshot", "backlog",
     "strays", "versions", "truncated", "branch", "branches", "last_writer",
-    "next_runs",
+    "next_runs", "most_data_files", "indexes_dropped", "dropped_column_bytes",
 }  # fmt: skip
 REGION = {
     "region_id", "spec_id", "status", "writer_epoch", "manifest_version", "current_generation", "replay_after_wal_id",
     "wal_id_last_seen", "unflushed_wal_entries", "merged_generation", "generation_counts", "generations",
-    "truncated", "error",
+    "truncated", "error", "foreign_root",
 }  # fmt: skip
 GENERATION = {"generation", "path", "rows", "bytes", "state"}
 INDEX = {

@@ -152,7 +152,7 @@ def test_merge_publishes_the_view_again_as_its_remedy_says(
 def test_a_folder_that_cannot_be_opened(made: str, damage: str, capfd: pytest.CaptureFixture[str]) -> None:
     CLOSED[damage](made)
     checked = run_here(capfd, "check", "--nagios", made)
-    assert (checked.code, checked.out.startswith("MEMWAL UNKNOWN - table_corrupt: ")) == (3, True)
+    assert (checked.code, checked.out.startswith("MEMWAL CRITICAL - table_corrupt: ")) == (2, True)
     for command in ("inspect", "verify", "report", "scan", "merge", "why"):
         more = {"report": ["--json"], "why": ["nodes/3"]}.get(command, [])
         ended = run_here(capfd, command, made, *more)

@@ -88,9 +88,10 @@ def table_on(manifest: VersionManifest | None = None, log: list[Any] | None = No
         "index": SimpleNamespace(merged_generations={REGION: 3}),
         "store": Store(log),
         "discard": lambda paths: log.append(("discard", *paths)),
+        "sound": set(),
         **fields,
     }
-    return SimpleNamespace(**values)
+    return SimpleNamespace(handle=SimpleNamespace(get=lambda: values["dataset"]), **values)
 
 
 # -- refused before any work
@@ -135,6 +136,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(module, "added_files", lambda table, built: frozenset())  # tests/integration/.../test_commit.py
     monkeypatch.setattr(module, "refuse_missing_files", lambda table, added: None)
+    monkeypatch.setattr(module, "refuse_wrong_deletions", lambda table, built, added: None)
     step("check_committable")
     step("_build_detached", DETACHED)
     step("_refuse_rebased")

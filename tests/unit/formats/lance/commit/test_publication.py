@@ -105,8 +105,9 @@ def table(store: MemoryStore | None = None, version: int = 4, **fields: Any) -> 
         "listed": VersionPage((), complete=False, versions={}, newest=None),
     }
     location = SimpleNamespace(uri="memory://t")
+    handle = SimpleNamespace(get=lambda: fields["dataset"])
     return SimpleNamespace(
-        store=store or MemoryStore(), version=version, naming=V2, location=location, **known | fields
+        store=store or MemoryStore(), version=version, naming=V2, location=location, handle=handle, **known | fields
     )
 
 
