@@ -54,7 +54,7 @@ def careful(place: Place) -> list[str]:
 def some_merge(place: Place, rng: random.Random) -> list[str]:
     """merge, in random slices."""
     few = rng.choice([[], [], ["--max-generations=1"], ["--max-generations=5"]])
-    return command(place, "merge", f"--max-bytes={rng.choice([1 << 18, MAX_BYTES])}", *few)
+    return command(place, "merge", f"--max-bytes={rng.choice([1 << 18, MAX_BYTES])}B", *few)
 
 
 def some_build(place: Place, rng: random.Random) -> list[str]:
@@ -82,7 +82,7 @@ def some_collection(place: Place, rng: random.Random) -> list[str]:
             return command(place, "gc", "--apply", *careful(place), *few)
         case _:
             return command(
-                place, "maintain", "--apply", f"--older-than={2 * grace}s", *careful(place), f"--max-bytes={MAX_BYTES}"
+                place, "maintain", "--apply", f"--older-than={2 * grace}s", *careful(place), f"--max-bytes={MAX_BYTES}B"
             )
 
 
