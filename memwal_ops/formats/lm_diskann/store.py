@@ -338,7 +338,7 @@ class Store:
     def begin_sample(self) -> None:
         """Record a sample of the graph, if there is none: an earlier release wrote the store."""
         with _errors(self.path):
-            self._refill_sample()
+            self._record_sample(self._redrawn(np.zeros((0, 3), U8), np.zeros(0, U8)))
 
     def _opened_graph(self, folder: str | None = None) -> int:
         folder = folder or self._folder
@@ -349,27 +349,34 @@ class Store:
         except OSError as error:
             raise io_error(error) from error
 
-    def _refill_sample(self) -> None:
-        """Record which transactions wrote some blocks of the graph, once most that were recorded have left it.
+    def _redrawn(self, written: NDArray[np.uint64], gone: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The sample of the graph after a commit; empty: the recorded one, of which most is left.
 
-        The file of another index of the same shape has blocks of other transactions in these slots.
+        The file of another index of the same shape has blocks of other transactions in these slots. It is drawn before
+        the commit begins: DuckDB crashed where tables that a transaction had changed were sampled, or sorted, in it.
+
+        Args:
+            written: uint64 [n, 3]: node, slot and epoch of the blocks that the commit adds to the map.
+            gone: the nodes whose present blocks leave it.
         """
-        if len(self.sample()) > _SAMPLED // 2:
-            return
-        nodes, slots, epochs = self.columns(
-            f"SELECT node_id, slot, from_epoch FROM lmd_slots ORDER BY hash(slot) LIMIT {_SAMPLED}"
-        )
-        if not len(slots):
-            return
+        if (~np.isin(self.sample()[:, 0], gone)).sum() > _SAMPLED // 2:
+            return np.zeros((0, 4), U8)
+        mapped = self.columns(f"SELECT node_id, slot, from_epoch FROM lmd_slots ORDER BY hash(slot) LIMIT {_SAMPLED}")
+        stay = np.stack(mapped, axis=1).astype(U8)
+        random = np.random.default_rng(self.state.epoch)
+        drawn = random.permutation(np.concatenate([stay[~np.isin(stay[:, 0], gone)], written]))[:_SAMPLED]
         graph = self._opened_graph()
         try:
-            heads = headers_in(graph, self._parameters.layout.block_size, slots)
+            heads = headers_in(graph, self._parameters.layout.block_size, drawn[:, 1])
         finally:
             os.close(graph)
-        own = (heads["node_id"] == nodes) & (heads["creation_epoch"] == epochs)
-        self._db.execute("DELETE FROM lmd_graph_sample")
-        rows = np.stack([nodes, slots, epochs, heads["origin_txn"]], axis=1)[own]
-        self._with(rows, "INSERT INTO lmd_graph_sample SELECT c0, c1, c2, c3 FROM given")
+        own = (heads["node_id"] == drawn[:, 0]) & (heads["creation_epoch"] == drawn[:, 2])
+        return np.column_stack([drawn[own], heads["origin_txn"][own]]).astype(U8)
+
+    def _record_sample(self, sample: NDArray[np.uint64]) -> None:
+        if len(sample):
+            self._db.execute("DELETE FROM lmd_graph_sample")
+            self._with(sample, "INSERT INTO lmd_graph_sample SELECT c0, c1, c2, c3 FROM given")
 
     def superseded_deltas(self) -> list[NDArray[Any]]:
         """Node and version of the delta blocks of which there is a newer version, in the delta table or the graph."""
@@ -411,10 +418,14 @@ class Store:
     def commit(self, changes: Changes) -> None:
         """Commit everything in one transaction; durable when this returns, not visible at all if it raises."""
         self.check_own()
+        moved, sample = (changes.moved_nodes, changes.moved_slots, changes.moved_epochs), np.zeros((0, 4), U8)
+        if len(changes.moved_nodes) or len(changes.reclaimed):
+            sample = self._redrawn(np.stack(moved, axis=1), np.concatenate([changes.moved_nodes, changes.reclaimed]))
         with _errors(self.path):
             self._db.execute("BEGIN TRANSACTION")
             try:
                 self._apply(changes)
+                self._record_sample(sample)
                 self._db.execute("COMMIT")
             except BaseException:
                 self._rollback()
@@ -433,8 +444,6 @@ class Store:
         self._deltas(changes)
         self._rows(changes, epoch)
         self._lists(changes, epoch)
-        if len(changes.moved_nodes) or len(changes.reclaimed):
-            self._refill_sample()
         if changes.entries is not None:
             left = "removed_epoch IS NULL AND node_id NOT IN (SELECT id FROM given)"
             self._with(changes.entries, f"UPDATE lmd_entry_points SET removed_epoch = {epoch} WHERE {left}")
