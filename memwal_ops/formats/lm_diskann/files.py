@@ -12,7 +12,6 @@ import numpy as np
 
 from memwal_ops.errors import StorageError
 from memwal_ops.formats.lm_diskann.errors import RESTORE, IndexCorruptError
-from memwal_ops.formats.lm_diskann.wire.blocks import HEADER
 from memwal_ops.storage.disk_full import DiskFullError
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def check_graph(folder: str, length: int, slots: int, block_size: int) -> None:
 
 def headers_in(graph: int, block_size: int, slots: NDArray[Any]) -> NDArray[Any]:
     """The headers of the blocks in some slots of an open graph; zeros beyond its end. Raises ``StorageError``."""
+    from memwal_ops.formats.lm_diskann.wire.blocks import HEADER  # noqa: PLC0415 - needs the extra, which `init` checks
+
     found = bytearray()
     with io_errors():
         for slot in slots.tolist():
