@@ -30,9 +30,9 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.backlog import read_fragments
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.options import MergeOptions
 from memwal_ops.formats.zeppelin.reader import live_rows
 from memwal_ops.formats.zeppelin.segments import SegmentReader
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from memwal_ops.formats.zeppelin.wire.fragment import Fragment
 from memwal_ops.formats.zeppelin.wire.segment import encode_attributes, encode_cluster
 

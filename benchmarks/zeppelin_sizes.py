@@ -31,10 +31,10 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.compaction import Compaction, Inputs
-from memwal_ops.formats.zeppelin.options import GcOptions, MergeOptions
-from memwal_ops.formats.zeppelin.publish import retried
+from memwal_ops.formats.zeppelin.namespace import retried
 from memwal_ops.formats.zeppelin.reader import Query, distances, live_rows, query_namespace
 from memwal_ops.formats.zeppelin.segments import Rows
+from memwal_ops.formats.zeppelin.specs import GcOptions, MergeOptions
 
 if TYPE_CHECKING:
     from collections import Counter

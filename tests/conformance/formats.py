@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions, MaintainOptions, SnapshotOptions
-from memwal_ops.formats.zeppelin.options import GcOptions as ZeppelinGcOptions
-from memwal_ops.formats.zeppelin.options import MaintainOptions as ZeppelinMaintainOptions
-from memwal_ops.formats.zeppelin.options import MergeOptions as ZeppelinMergeOptions
+from memwal_ops.formats.zeppelin.specs import GcOptions as ZeppelinGcOptions
+from memwal_ops.formats.zeppelin.specs import MaintainOptions as ZeppelinMaintainOptions
+from memwal_ops.formats.zeppelin.specs import MergeOptions as ZeppelinMergeOptions
 from memwal_ops.legacy import MemWalWriter
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store

@@ -18,7 +18,7 @@ from memwal_ops.formats.zeppelin.compaction import metric_of
 from memwal_ops.formats.zeppelin.reader import live_rows, nearest_rows, read_log
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI
-from memwal_ops.formats.zeppelin.wire.indexes import (
+from memwal_ops.formats.zeppelin.wire.segment import (
     bitmap_name,
     decode_bitmaps,
     decode_text_index,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.compaction import Inputs
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.options import VerifyOptions
+    from memwal_ops.formats.zeppelin.specs import VerifyOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
     Matrix = NDArray[np.float32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.zeppelin.specs import DEMO
-from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,14 +56,14 @@ class ZeppelinFormat:
         return load(location, swappable(store))
 
     def summarize(self, table: Namespace) -> TableSummary:
-        """See :func:`memwal_ops.formats.zeppelin.summary.summarize`."""
-        from memwal_ops.formats.zeppelin.summary import summarize  # noqa: PLC0415 - see the module
+        """See :func:`memwal_ops.formats.zeppelin.backlog.summarize`."""
+        from memwal_ops.formats.zeppelin.backlog import summarize  # noqa: PLC0415 - see the module
 
         return summarize(table)
 
     def missing_of(self, table: Namespace, revision: int) -> str | None:
-        """See :func:`memwal_ops.formats.zeppelin.summary.missing_of`."""
-        from memwal_ops.formats.zeppelin.summary import missing_of  # noqa: PLC0415 - see the module
+        """See :func:`memwal_ops.formats.zeppelin.backlog.missing_of`."""
+        from memwal_ops.formats.zeppelin.backlog import missing_of  # noqa: PLC0415 - see the module
 
         return missing_of(table, revision)
 

@@ -8,6 +8,7 @@ at token 1.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -27,8 +28,9 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.publish import FencedError, retried
-from memwal_ops.formats.zeppelin.wire.lease import LEASE, MAX_TOKEN, LeaseRecord, decode_lease, encode_lease
+from memwal_ops.formats.zeppelin.namespace import FencedError, retried
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
+from memwal_ops.formats.zeppelin.wire.manifest import timestamp
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -36,6 +38,56 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
+
+
+LEASE = "lease.json"
+MAX_TOKEN = 2**64 - 1
+_HOLDER = {WIKI: "holder", NATIVE: "holder_id"}
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """A stored lease: times are by its holder's clock."""
+
+    holder: str
+    token: int
+    acquired: datetime
+    expires: datetime
+
+
+def encode_lease(lease: LeaseRecord, dialect: str) -> bytes:
+    """The bytes of ``lease.json``."""
+    document = {
+        _HOLDER[dialect]: lease.holder,
+        "fencing_token": lease.token,
+        "acquired_at": timestamp(lease.acquired),
+        "expires_at": timestamp(lease.expires),
+    }
+    return json.dumps(document, indent=2).encode()
+
+
+def decode_lease(data: bytes) -> LeaseRecord:
+    """A lease of either dialect.
+
+    Raises:
+        InvalidFormatError: it is not a lease.
+    """
+    try:
+        found = json.loads(data)
+        holder = found[_HOLDER[WIKI]] if _HOLDER[WIKI] in found else found[_HOLDER[NATIVE]]
+        token = found["fencing_token"]
+        times = [_moment(found[name]) for name in ("acquired_at", "expires_at")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidFormatError(f"It is not a lease: {error!r:.120}.") from error
+    if not isinstance(holder, str) or type(token) is not int or not 0 <= token <= MAX_TOKEN:
+        raise InvalidFormatError(f"It is not a lease: holder {holder!r:.40}, token {token!r:.40}.")
+    return LeaseRecord(holder, token, times[0], times[1])
+
+
+def _moment(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
 
 DEFAULT_TTL = timedelta(minutes=5)
 _ATTEMPTS = 5

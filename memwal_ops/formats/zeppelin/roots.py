@@ -2,30 +2,113 @@
 
 A revision is retained if it is one of the newest, if a hold or a named snapshot keeps it, and for a
 grace period after the next one was published: a reader that started just before still reads its objects.
+
+An object that no manifest lists may be one that a compaction or a writer is about to list. So gc first records it in a
+ledger of orphans, with the time at which it found it, and deletes it in a later run, after a delay (S4-037); Zeppelin's
+own gc keeps the same ledger, ``_gc/candidates.json``.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError
-from memwal_ops.formats.zeppelin import history, remedies
+from memwal_ops.formats.zeppelin import remedies
+from memwal_ops.formats.zeppelin.namespace import read_revision, recorded_entries
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
+from memwal_ops.formats.zeppelin.wire.manifest import timestamp
+from memwal_ops.storage.records import check_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
-    from memwal_ops.formats.zeppelin.history import Entry
-    from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.namespace import Entry, Namespace
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
+
+
+_NATIVE, _WIKI = "_gc/candidates.json", "_mem_wal_ops/gc/candidates.json"
+_VERSION = 1
+
+
+@dataclass
+class Ledger:
+    """Per path since when it has been unlisted. ``seen`` collects the paths of this run.
+
+    Attributes:
+        path: its object.
+        since: the stored times.
+        revisions: per path the revision at which it was first found.
+        tag: entity tag of the object that was read; None: there is none yet.
+        seen: unlisted now.
+    """
+
+    path: str
+    since: Mapping[str, datetime] = field(default_factory=dict)
+    revisions: Mapping[str, int] = field(default_factory=dict)
+    tag: str | None = None
+    seen: set[str] = field(default_factory=set)
+
+
+def ledger_path(dialect: str) -> str:
+    """The path of the ledger."""
+    return _NATIVE if dialect == NATIVE else _WIKI
+
+
+def read_ledger(table: Namespace) -> Ledger:
+    """Read the ledger; an unreadable one counts as empty: everything is recorded again, and deleted later.
+
+    Raises:
+        UnsupportedFeatureError: a later release wrote it.
+    """
+    path = ledger_path(table.manifest.dialect)
+    try:
+        data, tag = table.store.get_with_tag(path)
+    except ObjectNotFoundError:
+        return Ledger(path)
+    since: dict[str, datetime] = {}
+    revisions: dict[str, int] = {}
+    try:
+        found: Any = json.loads(data)
+        if isinstance(found, dict):
+            check_format(found.get("version", _VERSION), _VERSION, path)
+        for one in found["candidates"] if isinstance(found, dict) else found:
+            name = str(one["key"]).partition("/")[2]
+            moment = datetime.fromisoformat(one["first_seen_unreachable_at"])
+            since[name] = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            revisions[name] = int(one.get("unreachable_since_manifest_version") or 0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Ledger(path, tag=tag)
+    return Ledger(path, since, revisions, tag)
+
+
+def write_ledger(table: Namespace, ledger: Ledger, now: datetime) -> None:
+    """Write the paths that this run found; if another run wrote the ledger meanwhile, its version is kept."""
+    entries = [
+        {
+            "key": f"{table.manifest.namespace}/{name}",
+            "first_seen_unreachable_at": timestamp(ledger.since.get(name, now)),
+            "unreachable_since_manifest_version": ledger.revisions.get(name, table.revision),
+        }
+        for name in sorted(ledger.seen)
+    ]
+    if {*ledger.since} == ledger.seen and (ledger.tag is not None or not entries):
+        return  # nothing new
+    data = json.dumps({"version": _VERSION, "candidates": entries}, indent=2).encode()
+    if ledger.tag is None:
+        table.store.put_if_absent(ledger.path, data)
+    else:
+        table.store.compare_and_swap(ledger.path, data, ledger.tag)
+
 
 SNAPSHOTS = "snapshots"
 NATIVE_KEPT, WIKI_KEPT = 128, 1
@@ -116,7 +199,7 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
     newest = kept if kept is not None else NATIVE_KEPT if native else WIKI_KEPT
     held = {number: f"hold {hold.number}" for hold in holds_in_force(table.store, now) for number in hold.versions}
     held |= _pins(table.store) if native else {}
-    found = history.entries(table.store, table.manifest.dialect)
+    found = recorded_entries(table.store, table.manifest.dialect)
     revisions = []
     for place, entry in enumerate(found):
         following = found[place + 1] if place + 1 < len(found) else None
@@ -139,7 +222,7 @@ def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) 
     unread = [one.entry.revision for one in revisions if one.entry.revision not in cache]
     for number in unread:
         with suppress(VersionGoneError):  # another collector has expired it meanwhile
-            cache.add(number, history.read(table, number))
+            cache.add(number, read_revision(table, number))
     for one in revisions:
         number = one.entry.revision
         if one.kept is not None:

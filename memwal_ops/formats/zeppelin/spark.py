@@ -21,9 +21,8 @@ from memwal_ops.core.guard import Unguarded
 from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.faults import reported
 from memwal_ops.core.spark.runner import Stage
-from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, Written, joined
-from memwal_ops.formats.zeppelin.spill import by_cluster, pack, unpack
-from memwal_ops.formats.zeppelin.training import nearest
+from memwal_ops.formats.zeppelin.compaction import by_cluster, pack, unpack
+from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, Written, joined, nearest
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.spark.runner import Count, TaskRunner
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
-    from memwal_ops.formats.zeppelin.wire.quantizers import Quantizer
+    from memwal_ops.formats.zeppelin.wire.segment import Quantizer
 
     Matrix = NDArray[np.float32]
     # The new cluster and the place in the order of all rows; packed rows.

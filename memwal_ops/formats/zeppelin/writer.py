@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
+from memwal_ops.formats.zeppelin.backlog import new_ulid
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
-from memwal_ops.formats.zeppelin.namespace import load, swappable
-from memwal_ops.formats.zeppelin.publish import probe, retried
-from memwal_ops.formats.zeppelin.segments import create
-from memwal_ops.formats.zeppelin.training import METRICS
-from memwal_ops.formats.zeppelin.ulid import new_ulid
+from memwal_ops.formats.zeppelin.namespace import load, probe, retried, swappable
+from memwal_ops.formats.zeppelin.segments import METRICS, create
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.fragment import (
     NATIVE,
     WIKI,
@@ -28,7 +27,6 @@ from memwal_ops.formats.zeppelin.wire.fragment import (
     matrix,
 )
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
-from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import is_empty, open_store

@@ -22,11 +22,10 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.errors import MemwalOpsError, StoreUnavailableError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin import writer
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.formats.zeppelin.ledger import ledger_path
-from memwal_ops.formats.zeppelin.options import GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.lease import LeaseRecord, encode_lease, read_lease
+from memwal_ops.formats.zeppelin.roots import ledger_path
+from memwal_ops.formats.zeppelin.specs import GcOptions, MergeOptions
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
-from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.campaigns.zeppelin.witness import Watched, Witness
 from tests.support.calm import calm

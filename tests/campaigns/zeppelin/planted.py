@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import BusyError
-from memwal_ops.formats.zeppelin import backlog, compaction, lease, publish
+from memwal_ops.formats.zeppelin import backlog, compaction, lease, namespace
 from memwal_ops.formats.zeppelin.jobs import gc, merge
 from memwal_ops.formats.zeppelin.namespace import Namespace
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI, decode_fragment
@@ -53,7 +53,7 @@ def forgets_tokens(patch: pytest.MonkeyPatch) -> None:
             segments = [] if built.segment is None else [built.segment]
             return table.manifest.changed(fragments=rest, segments=segments)
 
-        return publish.retried(inputs.table.newest(), change, compaction=True)
+        return namespace.retried(inputs.table.newest(), change, compaction=True)
 
     patch.setattr(merge._Run, "_commit", commit)
 
@@ -107,26 +107,26 @@ def claims_late(patch: pytest.MonkeyPatch) -> None:
 
         def change(table: Any) -> Any:
             if table.manifest.token > self.lease.token:
-                raise publish.FencedError("planted")
+                raise namespace.FencedError("planted")
             rest = [one for one in table.manifest.fragments if one.id not in read]
             segments = [] if built.segment is None else [built.segment]
             return changed(table.manifest, fragments=rest, segments=segments, token=self.lease.token)
 
-        return publish.retried(inputs.table.newest(), change, compaction=True)
+        return namespace.retried(inputs.table.newest(), change, compaction=True)
 
     patch.setattr(merge._Run, "_commit", commit)
 
 
 def publishes_behind_a_fence(patch: pytest.MonkeyPatch) -> None:
     """3: whether a server is deleting the namespace is asked when it is opened, and never again."""
-    published = publish.publish
+    published = namespace.publish
 
     def unasked(table: Any, *more: Any, **named: Any) -> Any:
         with patch.context() as inner:
             inner.setattr(Namespace, "check_writable", lambda self: None)
             return published(table, *more, **named)
 
-    patch.setattr(publish, "publish", unasked)
+    patch.setattr(namespace, "publish", unasked)
 
 
 def replays_by_ulid(patch: pytest.MonkeyPatch) -> None:

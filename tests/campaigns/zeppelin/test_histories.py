@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.options import MergeOptions
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from tests.campaigns.zeppelin.histories import run_history
 from tests.campaigns.zeppelin.planted import PLANTED, claims_late
 from tests.support.seeds import CAMPAIGN_SEED, env_number

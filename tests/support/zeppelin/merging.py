@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table
-from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.formats.zeppelin.options import MergeOptions
-from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
+from memwal_ops.formats.zeppelin.lease import LeaseRecord, encode_lease, read_lease
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 if TYPE_CHECKING:

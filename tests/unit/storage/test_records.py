@@ -11,7 +11,7 @@ from memwal_ops.core import holds, leases, quarantine
 from memwal_ops.errors import HistoryError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import RECORDS, check_readable
-from memwal_ops.formats.zeppelin.training import Training, read_training, training_bytes, training_path
+from memwal_ops.formats.zeppelin.segments import Training, read_training, training_bytes, training_path
 from memwal_ops.storage.api import Store
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store

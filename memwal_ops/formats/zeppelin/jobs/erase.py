@@ -22,17 +22,15 @@ from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import MemwalOpsError, VersionGoneError
-from memwal_ops.formats.zeppelin import history
 from memwal_ops.formats.zeppelin.backlog import contested, read_fragment
-from memwal_ops.formats.zeppelin.filters import compile_filter
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.options import EraseOptions, GcOptions, MergeOptions
-from memwal_ops.formats.zeppelin.publish import probe
-from memwal_ops.formats.zeppelin.reader import live_rows, read_log
+from memwal_ops.formats.zeppelin.namespace import probe, read_revision
+from memwal_ops.formats.zeppelin.reader import compile_filter, live_rows, read_log
 from memwal_ops.formats.zeppelin.roots import prefix_of
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
+from memwal_ops.formats.zeppelin.specs import EraseOptions, GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.manifest import FIELDS, FRAGMENT_FIELDS, SEGMENT_FIELDS
-from memwal_ops.formats.zeppelin.wire.names import MANIFEST, META
 from memwal_ops.formats.zeppelin.writer import Writer
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import counted
@@ -225,7 +223,7 @@ class NamespaceErasure(Erasure):
         for one in evidence.roots.revisions:
             if one.kept is not None:
                 with suppress(VersionGoneError):  # another collector has expired it meanwhile
-                    found |= self._of(history.read(self.table, one.entry.revision), is_live=False)
+                    found |= self._of(read_revision(self.table, one.entry.revision), is_live=False)
         gone = live.fragment_keys | {prefix.rstrip("/") for prefix in live.prefixes}
         return {path: why for path, why in found.items() if path not in gone}
 
@@ -329,7 +327,7 @@ class NamespaceErasure(Erasure):
             manifest = live
             if number is not None:
                 try:
-                    manifest = history.read(self.table, number)
+                    manifest = read_revision(self.table, number)
                 except VersionGoneError:
                     continue
             reads: list[tuple[str, Callable[[], Iterable[Rows]]]] = [

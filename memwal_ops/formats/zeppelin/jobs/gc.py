@@ -25,15 +25,14 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, age_gate, unrecognized
+from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.core.gc_report import GcReport, KindText
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import BusyError, TableReplacedError
-from memwal_ops.formats.zeppelin.completeness import damaged_parts
+from memwal_ops.formats.zeppelin.backlog import damaged_parts, ulid_time
 from memwal_ops.formats.zeppelin.lease import DEFAULT_TTL, claim, held_lease
-from memwal_ops.formats.zeppelin.ledger import read_ledger, write_ledger
-from memwal_ops.formats.zeppelin.publish import FencedError, probe, recorded, retried
-from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_roots
-from memwal_ops.formats.zeppelin.ulid import ulid_time
+from memwal_ops.formats.zeppelin.namespace import FencedError, probe, recorded, retried
+from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_ledger, read_roots, write_ledger
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.storage.clock import CLOCK_FOLDER, store_time
 from memwal_ops.storage.probe import PROBE_FOLDER
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.ledger import Ledger
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.options import GcOptions
-    from memwal_ops.formats.zeppelin.roots import Revision, Roots
+    from memwal_ops.formats.zeppelin.roots import Ledger, Revision, Roots
+    from memwal_ops.formats.zeppelin.specs import GcOptions, WhyOptions
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import ObjectMeta
+
 
 _FRAGMENT = {
     NATIVE: re.compile(r"wal/[0-9A-Za-z_-]{1,64}\.wal"),
@@ -66,8 +65,6 @@ _PROBE = re.compile(rf"({PROBE_FOLDER}|{CLOCK_FOLDER})/[^/]+")
 _LISTED = ("wal/", "segments/")
 # A probe takes seconds. If its objects were deleted meanwhile, it would report a store that loses writes.
 _PROBE_AGE = timedelta(hours=1)
-
-
 _RETIRED = Gate(met=True, text="a manifest listed it, and a compaction removed it")
 
 
@@ -407,3 +404,21 @@ def _settle_pending(table: Namespace) -> None:
 
 def _needed(by: str | None) -> Gate:
     return Gate(by is None, by or "neither the live manifest nor a retained revision needs it")
+
+
+class Why:
+    """The job why: every gate of a candidate. Reads only."""
+
+    @staticmethod
+    def plan(table: Namespace, options: WhyOptions, context: RunContext | None = None) -> Explanation:
+        """Explain ``options.target``: a fragment's key, an object of a segment, a revision's record.
+
+        Raises:
+            ObjectNotFoundError: it does not exist, or is not an object that gc collects.
+        """
+        del context
+        evidence = Evidence.of(table, options, datetime.now(UTC))
+        objects = Objects(table, evidence)
+        return explain(table, options.target, (objects, Revisions(table, evidence, objects)))
+
+    apply = plan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.polling import cached_for_poll, poll_cache
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats.zeppelin import backlog as log
-from memwal_ops.formats.zeppelin.completeness import damaged_parts, unchecked
+from memwal_ops.formats.zeppelin.backlog import damaged_parts, unchecked
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.backlog import Contested
-    from memwal_ops.formats.zeppelin.completeness import BlockedPart
+    from memwal_ops.formats.zeppelin.backlog import BlockedPart, Contested
+    from memwal_ops.formats.zeppelin.lease import LeaseRecord
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.options import InspectOptions
-    from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord
+    from memwal_ops.formats.zeppelin.specs import InspectOptions
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.backlog import contested, figures, read_fragments
+from memwal_ops.formats.zeppelin.backlog import BlockedPart, contested, damaged_parts, figures, read_fragments
 from memwal_ops.formats.zeppelin.compaction import (
     Built,
     Compaction,
@@ -28,11 +28,10 @@ from memwal_ops.formats.zeppelin.compaction import (
     read_inputs,
     staging_path,
 )
-from memwal_ops.formats.zeppelin.completeness import BlockedPart, damaged_parts
 from memwal_ops.formats.zeppelin.lease import claim, held_lease
-from memwal_ops.formats.zeppelin.publish import FencedError, probe, retried
+from memwal_ops.formats.zeppelin.namespace import FencedError, probe, retried
+from memwal_ops.formats.zeppelin.wire import META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
-from memwal_ops.formats.zeppelin.wire.names import META
 from memwal_ops.formats.zeppelin.writer import put_fragment
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locked_folder import swaps_wait
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.backlog import Contested
     from memwal_ops.formats.zeppelin.lease import HeldLease
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.options import MergeOptions
+    from memwal_ops.formats.zeppelin.specs import MergeOptions
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 
 # A pass whose inputs were replaced starts again. That is rare: a process that replaces them ignores the fencing token.

@@ -1,29 +1,266 @@
 """Find the rows that a migration has to write, write them, and compare all rows: on this machine.
 
+An attribute has no type: its values may differ in type from row to row. Integers and floats together become float64 if
+no integer loses digits; other mixtures become JSON text, and the report names them.
+
+Rows are compared by 64-bit hashes of ids and of whole rows. Two ids with one hash, which happens once in 10**5 tables
+of ten million rows, make a comparison fail, not succeed.
+
 Memory: the log, one cluster, and 32 bytes for each row where rows are compared.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.zeppelin.attribute_columns import ID, Columns, Kinds
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.reader import live_rows, read_log
-from memwal_ops.formats.zeppelin.row_digests import Digests, digests, id_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import Rows
+
+
+ID, VECTOR = "id", "vector"
+ATTRIBUTE = "memwal_ops.attribute"
+_JSON = "memwal_ops.json"
+_EXACT = 2**53
+_INT64 = range(-(2**63), 2**63)
+_TYPES: Mapping[frozenset[str], pa.DataType] = {
+    frozenset({"bool"}): pa.bool_(),
+    frozenset({"int"}): pa.int64(),
+    frozenset({"int", "long"}): pa.int64(),
+    frozenset({"long"}): pa.int64(),
+    frozenset({"float"}): pa.float64(),
+    frozenset({"int", "float"}): pa.float64(),
+    frozenset({"str"}): pa.string(),
+}
+
+
+def kind_of(value: object) -> str:
+    """``bool``, ``int``, ``long`` (no float64 has its digits), ``huge`` (no int64), ``float``, ``str`` or ``list``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return type(value).__name__
+    if value not in _INT64:
+        return "huge"
+    return "int" if abs(value) <= _EXACT else "long"
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of values of each attribute: of the values themselves, and of the elements of its lists."""
+
+    values: Mapping[str, set[str]]
+    elements: Mapping[str, set[str]]
+
+    @classmethod
+    def empty(cls) -> Kinds:
+        """The kinds of no rows."""
+        return cls(defaultdict(set), defaultdict(set))
+
+    def add(self, rows: Rows) -> None:
+        """Add the attributes of some rows."""
+        for attributes in rows.attributes:
+            for name, value in (attributes or {}).items():
+                if value is None:
+                    continue  # as an attribute that the row lacks
+                self.values[name].add(kind_of(value))
+                if isinstance(value, list):
+                    self.elements[name].update(kind_of(one) for one in value if one is not None)
+
+    def to_json(self) -> dict[str, dict[str, list[str]]]:
+        """The kinds as lists."""
+        return {
+            what: {name: sorted(kinds) for name, kinds in found.items()}
+            for what, found in (("values", self.values), ("elements", self.elements))
+        }
+
+    def add_json(self, document: Mapping[str, Mapping[str, list[str]]]) -> None:
+        """Add the kinds from a result of :meth:`to_json`."""
+        for what, found in (("values", self.values), ("elements", self.elements)):
+            for name, kinds in document[what].items():
+                found[name].update(kinds)
+
+    def type_of(self, name: str) -> pa.DataType | None:
+        """The type that holds every value; None: only JSON text does."""
+        kinds = frozenset(self.values[name])
+        if kinds != {"list"}:
+            return _TYPES.get(kinds)
+        elements = frozenset(self.elements[name])
+        inner = pa.string() if not elements else _TYPES.get(elements)
+        return None if inner is None else pa.list_(inner)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a migrated namespace: ``id``, ``vector``, and one for each attribute.
+
+    Attributes:
+        schema: of the table; an attribute's field names its attribute in its metadata.
+    """
+
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, kinds: Kinds, dimensions: int) -> Columns:
+        """Columns for these attributes, by name."""
+        fields = [pa.field(ID, pa.string(), nullable=False), pa.field(VECTOR, pa.list_(pa.float32(), dimensions))]
+        return cls(pa.schema(fields)).with_added(kinds)
+
+    def with_added(self, kinds: Kinds) -> Columns:
+        """The same columns, and new ones for attributes that have none.
+
+        Raises:
+            InvalidUsageError: an attribute has values that its column cannot store.
+        """
+        by_attribute = self.by_attribute
+        fields = [*self.schema]
+        for name in sorted(kinds.values):
+            if name not in by_attribute:
+                fields.append(_field(name, kinds.type_of(name), {one.name for one in fields}))
+            elif not _fits(by_attribute[name], kinds, name):
+                raise InvalidUsageError(
+                    f"The attribute {name!r} has new values that its column {by_attribute[name].name} of type "
+                    f"{by_attribute[name].type} cannot store.",
+                    remedy="Migrate to a new target: its column types are chosen from all values.",
+                )
+        return Columns(pa.schema(fields))
+
+    @property
+    def by_attribute(self) -> dict[str, pa.Field]:
+        """The field of each attribute."""
+        return {
+            one.metadata[ATTRIBUTE.encode()].decode(): one
+            for one in self.schema
+            if one.metadata and ATTRIBUTE.encode() in one.metadata
+        }
+
+    def convert(self, rows: Rows) -> pa.RecordBatch:
+        """Rows as a batch; an attribute that a row lacks is null."""
+        arrays: dict[str, pa.Array] = {
+            ID: pa.array(rows.ids, pa.string()),
+            VECTOR: pa.FixedSizeListArray.from_arrays(
+                pa.array(np.ascontiguousarray(rows.vectors, np.float32).ravel()), self.dimensions
+            ),
+        }
+        for name, field in self.by_attribute.items():
+            values = [None if one is None else one.get(name) for one in rows.attributes]
+            if is_json(field):
+                texts = (None if one is None else json.dumps(one, ensure_ascii=False) for one in values)
+                arrays[field.name] = pa.array(texts, pa.string())
+            else:
+                arrays[field.name] = pa.array(values, field.type)
+        return pa.record_batch([arrays[one.name] for one in self.schema], schema=self.schema)
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of the vectors."""
+        return int(self.schema.field(VECTOR).type.list_size)
+
+
+def is_json(field: pa.Field) -> bool:
+    """Whether a column has each value as JSON text."""
+    metadata: Mapping[bytes, bytes] = field.metadata or {}
+    return _JSON.encode() in metadata
+
+
+def _field(attribute: str, found: pa.DataType | None, taken: set[str]) -> pa.Field:
+    # Lance interprets a dot as the path into a struct.
+    wanted = attribute.replace(".", "_") or "attribute"
+    folded = {one.casefold() for one in taken}
+    name, number = wanted, 1
+    while name.casefold() in folded:
+        name, number = f"{wanted}_{number}", number + 1
+    metadata = {ATTRIBUTE: attribute} | ({_JSON: "true"} if found is None else {})
+    return pa.field(name, pa.string() if found is None else found, metadata=metadata)
+
+
+def _fits(field: pa.Field, kinds: Kinds, name: str) -> bool:
+    """Whether a column can store these values without loss."""
+    if is_json(field):
+        return True
+    found = kinds.type_of(name)
+    if pa.types.is_list(field.type):
+        if kinds.values[name] != {"list"}:
+            return False
+        whole = field.type == pa.list_(pa.float64()) and kinds.elements[name] <= {"int", "float"}
+        return whole or not kinds.elements[name] or (found is not None and found.equals(field.type))
+    whole = field.type == pa.float64() and kinds.values[name] <= {"int", "float"}
+    return whole or (found is not None and bool(found.equals(field.type)))
+
+
+def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Per row a 64-bit hash of its id, and one of all its values; equal rows of two tables have equal hashes."""
+    width = batch.schema.field(VECTOR).type.list_size
+    vectors = np.ascontiguousarray(batch.column(VECTOR).flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
+    names = sorted({*batch.schema.names} - {ID, VECTOR})
+    others: Iterable[dict[str, Any]] = batch.select(names).to_pylist() if names else ({} for _ in vectors)
+    texts = (json.dumps({k: v for k, v in one.items() if v is not None}, sort_keys=True) for one in others)
+    ids = batch.column(ID).to_pylist()
+    rows = (
+        xxhash.xxh3_64_intdigest(f"{name}\0{text}\0".encode("utf-8", "surrogatepass") + vector.tobytes())
+        for name, text, vector in zip(ids, texts, vectors, strict=True)
+    )
+    return id_hashes(ids), np.fromiter(rows, np.uint64, len(ids))
+
+
+def id_hashes(ids: Iterable[str]) -> NDArray[np.uint64]:
+    """Per id its 64-bit hash."""
+    return np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The hashes of a table's ids, ascending, and those of their rows: 16 bytes a row."""
+
+    ids: NDArray[np.uint64]
+    rows: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, batches: Iterator[pa.RecordBatch], context: RunContext) -> Digests:
+        """The hashes of rows in any order."""
+        parts = []
+        for batch in batches:
+            parts.append(digests(batch))
+            context.advance("comparing", "rows", batch.num_rows)
+        if not parts:
+            return cls(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        ids, rows = (np.concatenate(both) for both in zip(*parts, strict=True))
+        order = np.argsort(ids)
+        return cls(ids[order], rows[order])
+
+    def places(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Per id its position, and whether it exists."""
+        at = np.minimum(np.searchsorted(self.ids, ids), max(0, len(self.ids) - 1))
+        return at, (self.ids[at] == ids) if len(self.ids) else np.zeros(len(ids), np.bool_)
+
+    def has(self, ids: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Per row whether an equal row exists."""
+        at, known = self.places(ids)
+        return known & (self.rows[at] == rows) if len(self.ids) else known
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same rows."""
+        if not isinstance(other, Digests):
+            return NotImplemented
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.rows, other.rows)
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 _BATCH_ROWS = 8192
 

@@ -21,11 +21,18 @@ import pyarrow as pa
 
 from memwal_ops.core.guard import Unguarded
 from memwal_ops.errors import FragmentCorruptError
-from memwal_ops.formats.zeppelin.attribute_columns import ID, Columns, Kinds
 from memwal_ops.formats.zeppelin.backlog import read_fragment
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
-from memwal_ops.formats.zeppelin.jobs.migrate_rows import Comparison, Found, StreamedUpserts, batches
-from memwal_ops.formats.zeppelin.row_digests import digests
+from memwal_ops.formats.zeppelin.jobs.migrate_rows import (
+    ID,
+    Columns,
+    Comparison,
+    Found,
+    Kinds,
+    StreamedUpserts,
+    batches,
+    digests,
+)
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 from memwal_ops.storage.objects import open_store

@@ -1,19 +1,382 @@
-"""Check all objects of a namespace for consistency. Reads only."""
+"""Check a namespace: fragments, segments, history, lease, tokens and orphans. Reads only.
+
+Its repair releases expired leases of supervisors; for other findings it lists the choices, as a namespace's own objects
+belong to its server.
+
+Memory: one cluster, and eight bytes for each row of a segment.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import xxhash
+
+from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.verification import AnswersPlan, Findings, VerifyReport, finding_of, missing_object
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
-from memwal_ops.formats.zeppelin.answers import check_answers, plan_answers
-from memwal_ops.formats.zeppelin.jobs.verification import Checked, check_namespace
+from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.repair import RepairJob
+from memwal_ops.core.repair_report import Choice
+from memwal_ops.core.verification import (
+    AnswersPlan,
+    Finding,
+    Findings,
+    Severity,
+    VerifyReport,
+    finding_of,
+    missing_object,
+)
+from memwal_ops.errors import (
+    InvalidFormatError,
+    InvalidUsageError,
+    MemwalOpsError,
+    SegmentCorruptError,
+    TableCorruptError,
+    runbook,
+)
+from memwal_ops.formats.zeppelin import remedies
+from memwal_ops.formats.zeppelin.answers import check_answers, expected_rows, listed_rows, plan_answers
+from memwal_ops.formats.zeppelin.backlog import REWRITE, Contested, Listed, missing_of, other_dimensions, read_fragments
+from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
+from memwal_ops.formats.zeppelin.jobs.gc import Evidence, Kind, Objects
+from memwal_ops.formats.zeppelin.lease import read_lease
+from memwal_ops.formats.zeppelin.namespace import check_live, read_revision, recorded_entries
+from memwal_ops.formats.zeppelin.segments import SegmentReader, imbalance
+from memwal_ops.formats.zeppelin.specs import GcOptions, VerifyOptions
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment, finite
+from memwal_ops.formats.zeppelin.wire.segment import attributes_name, bitmap_name, text_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from memwal_ops.core.answers import IndexAnswers
+    from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.options import VerifyOptions
+    from memwal_ops.formats.zeppelin.segments import Rows
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
+
+
+# Of a cluster; these are read with it.
+_INDEX = re.compile(r"(bitmap|fts_index)_[0-9]+\.bin")
+_SAMPLED = 32
+_NEAR = 1e-3
+_FAR = timedelta(days=1)
+
+
+@dataclass
+class Checked:
+    """Counts of the objects that were read."""
+
+    fragments: int = 0
+    rows: int = 0
+    clusters: int = 0
+    objects: dict[str, int] = field(default_factory=dict)
+
+
+def check_namespace(
+    table: Namespace, options: VerifyOptions, context: RunContext, checked: Checked
+) -> Iterator[Finding]:
+    """Yield every finding; ``checked`` is updated.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    yield from _settings(table)
+    yield from _lease(table)
+    yield from _log(table, context, checked)
+    for segment in table.manifest.segments:
+        try:
+            yield from _Segment(table, segment, options, context, checked).check()
+        except MemwalOpsError as error:
+            yield finding_of(error, "segment", segment.prefix, "Queries and compactions that need it fail.")
+    yield from _history(table)
+    yield from check_own_files(table)
+    if table.manifest.unwritable is None:
+        yield from _unneeded(table, checked)
+
+
+def _settings(table: Namespace) -> Iterator[Finding]:
+    why = table.manifest.unwritable
+    if why is not None:
+        yield Finding(
+            Severity.INFO, "writable", "manifest.json", f"It cannot be written by this release: {why}.",
+            "merge and gc refuse the namespace.", "Let its Zeppelin server maintain it, or migrate it.",
+        )  # fmt: skip
+    if table.manifest.dialect == NATIVE:
+        if table.meta.metric is None:
+            yield Finding(
+                Severity.ERROR, "settings", META, "It is missing, or has no distance_metric.",
+                "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META, runbook(9) or "",
+            )  # fmt: skip
+        live = table.manifest.fragment_keys
+        for key in table.manifest.pending:
+            if key in live or any(key.startswith(prefix) for prefix in table.manifest.prefixes):
+                yield Finding(
+                    Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
+                    "A gc that deletes it loses rows; memwal-ops keeps it.", "Remove the key from pending_deletes.",
+                )  # fmt: skip
+
+
+def _lease(table: Namespace) -> Iterator[Finding]:
+    try:
+        stored = read_lease(table)
+    except TableCorruptError as error:
+        yield finding_of(error, "compactor_lease", "lease.json", "No compaction can start.")
+        return
+    if stored is None:
+        return
+    lease, now = stored[0], datetime.now(UTC)
+    if lease.token < table.manifest.token:
+        yield Finding(
+            Severity.WARNING, "tokens", "lease.json",
+            f"Its token is {lease.token}; the manifest has {table.manifest.token} already.",
+            "The lease was deleted or restored: a compactor that continues from its token is refused.",
+            "None for memwal-ops: it continues above both. Never delete lease.json.",
+        )  # fmt: skip
+    if lease.expires - now > _FAR:
+        yield Finding(
+            Severity.WARNING, "compactor_lease", "lease.json",
+            f"{lease.holder} holds it until {lease.expires.isoformat()}.",
+            "No compaction can start before that; the clock of its holder, or the local one, is wrong.",
+            "Correct the clock; write the lease again with the same token and a time in the past.",
+            runbook(57) or "",
+        )  # fmt: skip
+
+
+def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Finding]:
+    try:
+        dimensions = dimensions_of(table)
+    except SegmentCorruptError:
+        dimensions = None  # reported with its segment
+    refs, hidden = table.manifest.fragments, table.manifest.hidden.difference(table.manifest.pending_keys)
+    contested: set[str] = set()
+    for ref, found in read_fragments(table, refs, dimensions):
+        context.advance("reading fragments", "fragments", total=len(refs))
+        checked.fragments += 1
+        if not isinstance(found, Fragment):
+            yield finding_of(found, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
+            continue
+        checked.rows += len(found.ids)
+        contested = contested.difference(found.deletes) | hidden.intersection(found.ids)
+        both = {*found.ids} & {*found.deletes}
+        if both:
+            yield Finding(
+                Severity.WARNING, "fragment", ref.key, f"{min(both)!r} is both written and deleted in it.",
+                "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
+            )  # fmt: skip
+        if dimensions is not None and found.dimensions not in {None, dimensions}:
+            error = other_dimensions(ref, found, dimensions)
+            yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
+        dimensions = dimensions or found.dimensions
+    if contested:
+        yield Finding(
+            Severity.WARNING, "pending_ids", "manifest.json",
+            f"{Contested(tuple(sorted(contested)))}.",
+            "No query returns them; merge keeps their rows in the log, as it is not defined which came later.",
+            "Delete them by an append, or write them again.",
+        )  # fmt: skip
+    if table.manifest.pending_keys:
+        yield Finding(
+            Severity.INFO, "pending_ids", "manifest.json",
+            f"{len(table.manifest.pending_keys)} entries of pending_deletes look like object keys, for example "
+            f"{table.manifest.pending_keys[0]!r}.",
+            "None for memwal-ops, which keeps the entries, and the objects as long as a manifest lists them.",
+            "Remove them if no other program uses them.",
+        )  # fmt: skip
+    ids = [one.id for one in refs]
+    if table.manifest.dialect == WIKI and ids != sorted(ids):
+        late = next(b for a, b in pairwise(ids) if b < a)
+        yield Finding(
+            Severity.INFO, "order", f"wal/{late}.fragment.json",
+            "Its ULID is below that of the fragment listed before it.",
+            "None for memwal-ops, which uses the order of the list. A reader that sorts by ULID returns other rows.",
+            "Correct the writers' clocks.",
+        )  # fmt: skip
+
+
+class _Segment:
+    def __init__(
+        self, table: Namespace, segment: SegmentRef, options: VerifyOptions, context: RunContext, checked: Checked
+    ) -> None:
+        self.table, self.segment, self.options = table, segment, options
+        self.context, self.checked = context, checked
+        self.reader = SegmentReader(table.store, segment)
+        self.metric = metric_of(table, options.metric)[0]
+
+    def check(self) -> Iterator[Finding]:
+        """Centroids, then cluster by cluster."""
+        centroids = self.reader.centroids()
+        dimensions = self.table.meta.dimensions
+        if dimensions is not None and centroids.shape[1] != dimensions:
+            yield self._error(f"Its centroids have {centroids.shape[1]} dimensions; meta.json has {dimensions}.")
+        points = self._points(centroids)
+        sizes: list[int] = []
+        hashes: list[Any] = []
+        random = np.random.default_rng(0)
+        for number in range(self.segment.clusters):
+            self.context.advance("reading clusters", "clusters", total=self.segment.clusters)
+            try:
+                rows = self.reader.cluster(number)
+            except SegmentCorruptError as error:
+                yield finding_of(error, "cluster", self.segment.prefix_of(number), "No query returns its rows.")
+                continue
+            self.checked.clusters += 1
+            self.checked.rows += len(rows.ids)
+            sizes.append(len(rows.ids))
+            hashes.append(np.array([xxhash.xxh64_intdigest(name.encode()) for name in rows.ids], np.uint64))
+            if len(rows.ids) and rows.vectors.shape[1] != centroids.shape[1]:
+                yield self._error(f"Cluster {number} has {rows.vectors.shape[1]} dimensions.")
+                continue
+            if finite(rows.attributes) != rows.attributes:
+                yield Finding(
+                    Severity.WARNING, "attributes", self.segment.prefix_of(number) + attributes_name(number),
+                    "It has NaN or Infinity, which are not JSON.",
+                    "Readers that are strict about JSON cannot read the cluster's attributes.",
+                    "memwal-ops merge URI --retrain writes null in their place.",
+                )  # fmt: skip
+            yield from self._rows(number, rows, points, random)
+            yield from self._indexes(number, rows)
+        yield from self._others()
+        yield from self._whole(sizes, np.concatenate(hashes) if hashes else np.zeros(0, np.uint64))
+
+    def _points(self, vectors: Any) -> Any:
+        """Vectors as they are compared with centroids, by other code than the compaction's: in double precision."""
+        points = vectors.astype(np.float64)
+        if self.metric != "cosine":
+            return points
+        lengths = np.linalg.norm(points, axis=1, keepdims=True)
+        return points / np.where(lengths, lengths, 1)
+
+    def _rows(self, number: int, rows: Rows, to: Any, random: np.random.Generator) -> Iterator[Finding]:
+        if not np.isfinite(rows.vectors).all():
+            yield self._error(f"Cluster {number} has a vector with a value that is not a finite number.")
+            return
+        chosen = np.arange(len(rows.ids))
+        if not self.options.deep and len(chosen) > _SAMPLED:
+            chosen = random.choice(len(chosen), _SAMPLED, replace=False)
+        far = (to**2).sum(axis=1) / 2 - self._points(rows.vectors[chosen]) @ to.T
+        slack = _NEAR * (1 + np.abs(far).max(initial=0))
+        wrong = int((far[:, number] > far.min(axis=1, initial=np.inf) + slack).sum())
+        if wrong:
+            yield Finding(
+                Severity.WARNING, "assignment", f"{self.segment.prefix_of(number)}cluster_{number}.bin",
+                f"{wrong} of {len(chosen)} rows are nearer to another centroid, for the metric {self.metric}.",
+                "Queries that probe few clusters miss them.", "memwal-ops merge URI --retrain",
+            )  # fmt: skip
+
+    def _indexes(self, number: int, rows: Rows) -> Iterator[Finding]:
+        compares = self.options.deep and self.table.manifest.dialect == WIKI
+        for kind, name, fields in (
+            ("bitmap", bitmap_name(number), self.segment.bitmap_fields),
+            ("text", text_name(number), self.segment.fts_fields),
+        ):
+            if not fields:
+                continue
+            path, wrong = self.segment.prefix_of(number) + name, None
+            try:
+                listed = listed_rows(kind, self.reader.read(path))
+                if compares and any(
+                    listed.get(field, {}) != expected_rows(kind, rows.attributes, field) for field in fields
+                ):
+                    wrong = "It does not match its cluster's attributes."
+            except (SegmentCorruptError, InvalidFormatError) as error:
+                wrong = str(error)
+            if wrong is not None:
+                yield _index(path, wrong)
+
+    def _others(self) -> Iterator[Finding]:
+        """Read what no cluster's check has read: codes, and objects of the segment as a whole."""
+        for one in self.reader.needed(None):
+            if one.has_rows or _INDEX.match(one.path.rpartition("/")[2]):
+                continue
+            try:
+                size = len(self.reader.read(one.path))
+                wrong = None if one.size in {None, size} else f"It has {size} bytes; {one.size} are recorded."
+            except SegmentCorruptError as error:
+                wrong = str(error)
+            if wrong is not None:
+                yield _index(one.path, wrong)
+
+    def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
+        segment = self.segment
+        twice = len(hashes) - len(np.unique(hashes))
+        if twice:
+            yield self._error(f"{twice} ids are in it more than once.")
+        if len(sizes) == segment.clusters and sum(sizes) != segment.vectors:
+            yield self._error(f"It has {sum(sizes)} rows; the manifest has {segment.vectors}.")
+        if sizes and imbalance(sizes) > self.options.retrain_imbalance_threshold:
+            yield Finding(
+                Severity.INFO, "imbalance", segment.prefix,
+                f"Its largest cluster has {max(sizes)} rows, its smallest {min(sizes)}.",
+                "Queries that probe the largest read more than others.", "memwal-ops merge URI --retrain",
+            )  # fmt: skip
+
+    def _error(self, evidence: str) -> Finding:
+        remedy = SegmentCorruptError.remedy
+        return Finding(
+            Severity.ERROR, "segment", self.segment.prefix, evidence, "Queries return wrong rows, or miss some.",
+            remedy,
+            runbook(62) or "",
+        )  # fmt: skip
+
+
+def _index(path: str, wrong: str) -> Finding:
+    return Finding(
+        Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.", REWRITE,
+        runbook(62) or "",
+    )  # fmt: skip
+
+
+def _history(table: Namespace) -> Iterator[Finding]:
+    listed = Listed(table.store)
+    try:
+        check_live(table)
+    except TableCorruptError as error:
+        yield finding_of(error, "history", MANIFEST, "One of the two is damaged, or not of this namespace.")
+    for entry in recorded_entries(table.store, table.manifest.dialect):
+        try:
+            read_revision(table, entry.revision)
+            missing = missing_of(table, entry.revision, listed)
+        except MemwalOpsError as error:
+            yield finding_of(
+                error, "history", entry.path, "gc deletes nothing: the objects that its readers need are unknown."
+            )
+            continue
+        if missing is not None and entry.revision != table.revision:
+            yield Finding(
+                Severity.WARNING, "history", entry.path, f"It lists {missing}, which is missing or cut.",
+                "Readers of that revision fail.", "None, if no reader uses it; gc will delete the record.",
+            )  # fmt: skip
+
+
+def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
+    try:
+        evidence = Evidence.of(table, GcOptions(), datetime.now(UTC))
+    except TableCorruptError as error:
+        yield finding_of(error, "history", "the history", "gc deletes nothing.")
+        return
+    counts = checked.objects
+    for stage in Objects(table, evidence).stages():
+        for one in stage.candidates:
+            counts[str(one.kind)] = counts.get(str(one.kind), 0) + 1
+            if one.verdict is Verdict.UNKNOWN:
+                yield Finding(
+                    Severity.INFO, "unrecognized", one.path, one.why, "None: gc keeps it.",
+                    "Delete it by hand if it is yours.",
+                )  # fmt: skip
+    for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT):
+        if counts.get(kind):
+            yield Finding(
+                Severity.INFO, "orphans", "wal/" if kind is Kind.ORPHAN_FRAGMENT else "segments/",
+                f"{counts[kind]} that no manifest lists: left by killed runs, or about to be listed.",
+                "Storage that nothing reads.", "memwal-ops gc URI --apply deletes them in two runs.",
+            )  # fmt: skip
 
 
 def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
@@ -49,3 +412,36 @@ def verified(table: Namespace, options: VerifyOptions, context: RunContext | Non
     except MemwalOpsError as error:
         findings.add(finding_of(error, "not_checked", "answers of indexes", "This part was not checked completely."))
     return VerifyReport(table.revision, findings, checked, answers=answers, seed=seed)
+
+
+# -- repair
+
+
+_CHOICES: Mapping[str, tuple[Choice, ...]] = {
+    "pending_deletes": (
+        Choice("Stop the server, and remove the key from pending_deletes.", "The manifest is edited by hand."),
+        Choice("Leave it as it is.", "memwal-ops keeps the object; another program's gc deletes it, and rows with it."),
+    ),
+    "pending_ids": (
+        Choice(
+            "Append a delete of the ids: zeppelin.open_writer(URI).append(deletes=[...]).",
+            "The next merge removes their rows, and the entries.",
+        ),
+        Choice("Append the rows again.", "Queries return them, and the entries are removed."),
+        Choice("Leave them as they are.", "No query returns them; their rows stay in the log."),
+    ),
+    "compactor_lease": (
+        Choice("Correct the clock that is wrong, and wait until the lease ends.", "No compaction until then."),
+        Choice(
+            "Make sure that its holder has ended, and write the lease with the same token and a time in the past.",
+            "A holder that still runs cannot publish, because of the fencing token, and loses its work.",
+        ),
+    ),
+}
+
+
+def _verified(table: Namespace, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+    return verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+
+
+REPAIR = RepairJob(_verified, choices=_CHOICES)

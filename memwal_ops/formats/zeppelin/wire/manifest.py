@@ -18,7 +18,7 @@ import msgpack
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
-from memwal_ops.formats.zeppelin.wire.quantizers import CALIBRATION, CODEBOOK
+from memwal_ops.formats.zeppelin.wire.segment import CALIBRATION, CODEBOOK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

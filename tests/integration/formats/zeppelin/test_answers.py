@@ -10,8 +10,8 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.zeppelin import reader, segments
-from memwal_ops.formats.zeppelin.wire import indexes
-from memwal_ops.formats.zeppelin.wire.indexes import decode_bitmaps, encode_bitmaps
+from memwal_ops.formats.zeppelin.wire import segment
+from memwal_ops.formats.zeppelin.wire.segment import decode_bitmaps, encode_bitmaps
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 
@@ -79,7 +79,7 @@ def test_wrong_indexes_are_found(
 
     right = getattr(segments, encoder)
     monkeypatch.setattr(segments, encoder, late)
-    monkeypatch.setattr(indexes, encoder, late)
+    monkeypatch.setattr(segment, encoder, late)
     run_job(made.uri, "merge", clusters=1, retrain=True)
     report = run_job(made.uri, "verify", deep=True)
     assert report.exit_code == 9, report.describe()

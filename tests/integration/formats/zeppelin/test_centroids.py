@@ -10,7 +10,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
-from memwal_ops.formats.zeppelin import training
+from memwal_ops.formats.zeppelin import segments
 from tests.support.zeppelin import independent
 from tests.support.zeppelin.merging import opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest
@@ -68,7 +68,7 @@ def test_imbalance_trains_again(tmp_path: Path) -> None:
     assert third.passes[0].retrained, "170 / 50"
     write(0, 1, "e")
     fourth: Any = run_job(uri, "merge", clusters=2, retrain_imbalance_threshold=3.0)
-    assert not fourth.passes[0].retrained or training.imbalance([1, 1]) == 1, "as imbalanced as the data: once"
+    assert not fourth.passes[0].retrained or segments.imbalance([1, 1]) == 1, "as imbalanced as the data: once"
     assert len(zeppelin.query(uri, vector=[0, 0], k=999)) == 221
 
 
@@ -84,7 +84,7 @@ def test_growth_trains_again(made: NamespaceUnderTest) -> None:
 
 def test_a_record_of_training_that_cannot_be_read_is_no_record(made: NamespaceUnderTest) -> None:
     run_job(made.uri, "merge")
-    path = Path(made.uri, training.training_path(opened(made).manifest.segments[0].id))
+    path = Path(made.uri, segments.training_path(opened(made).manifest.segments[0].id))
     assert path.exists()
     path.write_bytes(b"[" * 200_000)
     made.write()

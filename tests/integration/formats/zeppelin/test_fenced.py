@@ -15,7 +15,7 @@ from memwal_ops import run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.options import GcOptions
+from memwal_ops.formats.zeppelin.specs import GcOptions
 from memwal_ops.formats.zeppelin.writer import Writer
 from tests.support.overtaken import Overtaken
 from tests.support.stores import Beside

@@ -13,10 +13,9 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import BusyError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.lease import claim, held_lease, read_lease
-from memwal_ops.formats.zeppelin.options import MergeOptions
-from memwal_ops.formats.zeppelin.publish import FencedError, retried
-from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
+from memwal_ops.formats.zeppelin.lease import LeaseRecord, claim, encode_lease, held_lease, read_lease
+from memwal_ops.formats.zeppelin.namespace import FencedError, retried
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from tests.support.overtaken import Overtaken
 from tests.support.run_cli import contents
 from tests.support.waiting import until

@@ -11,9 +11,9 @@ import numpy as np
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
-from memwal_ops.formats.zeppelin.options import GcOptions
 from memwal_ops.formats.zeppelin.roots import Cache
-from memwal_ops.formats.zeppelin.training import nearest
+from memwal_ops.formats.zeppelin.segments import nearest
+from memwal_ops.formats.zeppelin.specs import GcOptions
 from memwal_ops.storage.local import LocalObjectStore
 
 if TYPE_CHECKING:

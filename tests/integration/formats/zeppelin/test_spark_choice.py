@@ -13,9 +13,9 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.spark import environment
-from memwal_ops.formats.zeppelin.options import MergeOptions
 from memwal_ops.formats.zeppelin.segments import SegmentReader, SegmentWriter, Written
 from memwal_ops.formats.zeppelin.spark import SparkClusters
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from tests.support.zeppelin.merging import opened
 
 if TYPE_CHECKING:

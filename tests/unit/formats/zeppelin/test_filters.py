@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.zeppelin.filters import compile_filter
+from memwal_ops.formats.zeppelin.reader import compile_filter
 
 ROWS: dict[str, dict[str, Any] | None] = {
     "a": {"price": 3, "op": "x", "tags": ["p", "q"]},

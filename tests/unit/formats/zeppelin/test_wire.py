@@ -15,21 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
-from memwal_ops.formats.zeppelin.backlog import written_at
-from memwal_ops.formats.zeppelin.ulid import new_ulid, ulid_time
-from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment, decode_fragment, encode_fragment
-from memwal_ops.formats.zeppelin.wire.indexes import decode_bitmaps, encode_bitmaps, encode_text_index
-from memwal_ops.formats.zeppelin.wire.json_text import double_text, single_text, vector_texts
-from memwal_ops.formats.zeppelin.wire.lease import decode_lease
+from memwal_ops.formats.zeppelin.backlog import new_ulid, ulid_time, written_at
+from memwal_ops.formats.zeppelin.lease import decode_lease
+from memwal_ops.formats.zeppelin.wire.fragment import (
+    NATIVE,
+    WIKI,
+    Fragment,
+    decode_fragment,
+    double_text,
+    encode_fragment,
+    single_text,
+    vector_texts,
+)
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, decode_manifest, encode_manifest, new_manifest
-from memwal_ops.formats.zeppelin.wire.quantizers import ScalarQuantizer
 from memwal_ops.formats.zeppelin.wire.segment import (
+    ScalarQuantizer,
+    decode_bitmaps,
     decode_centroids,
     decode_cluster,
     decode_grouped,
     encode_attributes,
+    encode_bitmaps,
     encode_centroids,
     encode_cluster,
+    encode_text_index,
 )
 from tests.support.zeppelin import independent
 

@@ -25,7 +25,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.options import MergeOptions
+from memwal_ops.formats.zeppelin.specs import MergeOptions
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.integration.formats.zeppelin.test_queries import Script
 from tests.support.overtaken import Overtaken

@@ -23,7 +23,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.lance.row_sink import LanceSink
 from memwal_ops.formats.zeppelin.jobs import migrate
-from memwal_ops.formats.zeppelin.options import MigrateOptions
+from memwal_ops.formats.zeppelin.specs import MigrateOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 WRITES = ("create", "add_columns", "upsert", "delete", "set_record")

@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError, runbook
 from memwal_ops.formats import zeppelin
-from memwal_ops.formats.zeppelin.wire.lease import LeaseRecord, encode_lease
+from memwal_ops.formats.zeppelin.lease import LeaseRecord, encode_lease
 from tests.support.run_cli import contents, run_here
 from tests.support.zeppelin.merging import opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest

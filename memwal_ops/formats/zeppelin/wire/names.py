@@ -1,4 +1,0 @@
-"""The names of a namespace's objects that are read first."""
-
-MANIFEST = "manifest.json"
-META = "meta.json"
