@@ -16,10 +16,9 @@ import numpy as np
 
 from benchmarks.markdown import head, row
 from benchmarks.vectors import clustered, recall_of, truth
-from memwal_ops.formats.lm_diskann.entry_points import entry_points
-from memwal_ops.formats.lm_diskann.kernels.building import _walk, finish, link_all
-from memwal_ops.formats.lm_diskann.kernels.distances import nearest, squared
-from memwal_ops.formats.lm_diskann.kernels.pruning import of_built, of_new, prune, with_room
+from memwal_ops.formats.lm_diskann.kernels.distances import nearest, of_built, of_new, prune, squared, with_room
+from memwal_ops.formats.lm_diskann.kernels.inserting import _walk, finish, link_all
+from memwal_ops.formats.lm_diskann.vectors import entry_points
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,7 @@ from benchmarks.markdown import head, row
 from benchmarks.memory import peak_mib
 from benchmarks.vectors import DIMENSION, clustered
 from memwal_ops import run_job
-from memwal_ops.formats.lm_diskann import creation
+from memwal_ops.formats.lm_diskann import table
 from memwal_ops.formats.lm_diskann.source import Source
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ def changes(uri: str, count: int) -> Iterator[tuple[str, int, Callable[[], Any]]
 
 def catch_up(folder: str) -> None:
     """In a process of its own: one catch-up, and what it took."""
-    from memwal_ops.formats.lm_diskann.jobs import catchup  # noqa: F401, PLC0415 - not to be measured
-
     began, busy = time.perf_counter(), time.process_time()
     report = run_job(folder, "catchup").to_json()
     took = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - busy}
@@ -74,7 +72,7 @@ def main() -> None:
             for name, changed, change in changes(uri, count):
                 change()
                 if name == "first":
-                    creation.create(folder, dimension=DIMENSION, follows=Source(uri, "vec", None))
+                    table.create(folder, dimension=DIMENSION, follows=Source(uri, "vec", None))
                 command = [sys.executable, "-m", "benchmarks.lm_diskann_follow", "--catch-up", folder]
                 said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
                 rate = f"**{changed / said['cpu']:,.0f}**" if changed else ""

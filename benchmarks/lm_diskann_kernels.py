@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.markdown import head, row
 from benchmarks.vectors import clustered
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann.entry_points import entry_points
 from memwal_ops.formats.lm_diskann.kernels.distances import estimated, fill_table, squared
+from memwal_ops.formats.lm_diskann.vectors import entry_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable

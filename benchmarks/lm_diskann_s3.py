@@ -20,7 +20,7 @@ from benchmarks.server import BUCKET, counting_server
 from benchmarks.vectors import K, clustered, recall_of, truth
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann.kernels.distances import estimated, fill_table
-from memwal_ops.formats.lm_diskann.kernels.memory import LINKS, ROW, VECTOR
+from memwal_ops.formats.lm_diskann.kernels.reading import LINKS, ROW, VECTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -418,11 +418,11 @@ _SOON = timedelta(milliseconds=200)
 
 
 def _index_options() -> Mapping[str, Options]:
-    from memwal_ops.formats.lm_diskann.options import CatchupOptions as IndexCatchupOptions
-    from memwal_ops.formats.lm_diskann.options import CompactOptions as IndexCompactOptions
-    from memwal_ops.formats.lm_diskann.options import GcOptions as IndexGcOptions
-    from memwal_ops.formats.lm_diskann.options import MaintainOptions as IndexMaintainOptions
-    from memwal_ops.formats.lm_diskann.options import MergeOptions as IndexMergeOptions
+    from memwal_ops.formats.lm_diskann.specs import CatchupOptions as IndexCatchupOptions
+    from memwal_ops.formats.lm_diskann.specs import CompactOptions as IndexCompactOptions
+    from memwal_ops.formats.lm_diskann.specs import GcOptions as IndexGcOptions
+    from memwal_ops.formats.lm_diskann.specs import MaintainOptions as IndexMaintainOptions
+    from memwal_ops.formats.lm_diskann.specs import MergeOptions as IndexMergeOptions
 
     merge, catchup, gc = (one(wait=_SOON) for one in (IndexMergeOptions, IndexCatchupOptions, IndexGcOptions))
     compact = IndexCompactOptions(wait=_SOON)

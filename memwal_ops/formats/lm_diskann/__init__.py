@@ -45,9 +45,9 @@ def create(
     from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is checked first
 
     need_extra()
-    from memwal_ops.formats.lm_diskann import creation, library  # noqa: PLC0415
+    from memwal_ops.formats.lm_diskann import library, table  # noqa: PLC0415 - the extra is checked first
 
-    creation.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
+    table.create(folder, dimension=dimension, metric=metric, R=R, alpha=alpha, L=L, quantizer=quantizer)
     return library.Index(folder)
 
 
@@ -74,9 +74,9 @@ def snapshot(
     from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
 
     need_extra()
-    from memwal_ops.formats.lm_diskann import copying  # noqa: PLC0415
+    from memwal_ops.formats.lm_diskann.jobs import snapshot  # noqa: PLC0415 - see above
 
-    return copying.snapshot(folder, destination, storage_options=storage_options)
+    return snapshot.snapshot(folder, destination, storage_options=storage_options)
 
 
 def open(  # noqa: A001 - lm_diskann.open, as gzip.open

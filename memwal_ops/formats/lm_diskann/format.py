@@ -8,7 +8,6 @@ from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
-from memwal_ops.formats.lm_diskann.wire.names import COPY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 MARKER = "metadata.lmd"
+COPY = "snapshot.lmd"
+"""The manifest of a copy on an object store."""
 _OTHERS = frozenset({"graph.lmd", "diskann_store.duckdb"})
 
 

@@ -12,16 +12,19 @@ import numpy as np
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError, VersionGoneError
 from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.files import Step, unguarded
-from memwal_ops.formats.lm_diskann.filtering import Filter
-from memwal_ops.formats.lm_diskann.folders import local_path, read_parameters
-from memwal_ops.formats.lm_diskann.inserting import insert
-from memwal_ops.formats.lm_diskann.kernels.filtering import search_allowed
-from memwal_ops.formats.lm_diskann.kernels.memory import STALE, scratch
-from memwal_ops.formats.lm_diskann.kernels.searching import scan, search
-from memwal_ops.formats.lm_diskann.locks import Reader, WriterLock
-from memwal_ops.formats.lm_diskann.slots import needed_from
-from memwal_ops.formats.lm_diskann.source import read_source, usable
+from memwal_ops.formats.lm_diskann.files import (
+    Reader,
+    Step,
+    WriterLock,
+    local_path,
+    needed_from,
+    read_parameters,
+    unguarded,
+)
+from memwal_ops.formats.lm_diskann.graph import insert
+from memwal_ops.formats.lm_diskann.kernels.reading import STALE, scratch
+from memwal_ops.formats.lm_diskann.kernels.searching import scan, search, search_allowed
+from memwal_ops.formats.lm_diskann.source import Filter, read_source, usable
 from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.transaction import Transaction
 from memwal_ops.formats.lm_diskann.vectors import ascending, integers, real, row_ids_of, stored, whole, writable

@@ -10,33 +10,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import MemwalOpsError, StorageError
-from memwal_ops.formats.lm_diskann.changes import I8, U4, U8
+from memwal_ops.formats.lm_diskann import wire
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import (
     CURRENT,
     VIEW,
     Step,
+    WriterLock,
     base_path,
     io_errors,
     log_path,
+    needed_from,
     replace_file,
     sync,
     sync_folder,
     write_all,
 )
-from memwal_ops.formats.lm_diskann.locks import WriterLock
-from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
-from memwal_ops.formats.lm_diskann.wire import frames
+from memwal_ops.formats.lm_diskann.wire import I8, U4, U8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.changes import Changes, State
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.formats.lm_diskann.wire import Changes, Parameters, State
 
 _NONE = 0xFFFFFFFF
 
@@ -179,7 +178,7 @@ def append(view: View, changes: Changes, step: Step) -> None:
         sections["codebook"] = changes.codebook[1]
     if len(changes.delta_nodes):
         sections |= {"dnodes": changes.delta_nodes.astype(U8), "blocks": changes.blocks}
-    data = frames.encode(frames.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
+    data = wire.encode_frame(wire.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
 
     def write() -> None:
         with io_errors():
@@ -198,7 +197,7 @@ def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: S
 
     In place, as nothing else has to change: one write within a sector. If it fails, readers only notice less.
     """
-    data = frames.encode(frames.CURRENT, number, epoch, parameters.uuid, {})
+    data = wire.encode_frame(wire.CURRENT, number, epoch, parameters.uuid, {})
 
     def write() -> None:
         with suppress(OSError, StorageError):
@@ -243,8 +242,8 @@ def _publish(folder: str, parameters: Parameters, store: Store, since: int, step
     with io_errors():
         os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
     number = 1 + max([*_numbers(folder), _current(folder, parameters)])
-    data = frames.encode(
-        frames.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters, since)
+    data = wire.encode_frame(
+        wire.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters, since)
     )
 
     def write() -> None:
@@ -254,7 +253,7 @@ def _publish(folder: str, parameters: Parameters, store: Store, since: int, step
         replace_file(folder, base_path(number), [data])
 
     step("write the base of a view", write)
-    current = frames.encode(frames.CURRENT, number, store.state.epoch, parameters.uuid, {})
+    current = wire.encode_frame(wire.CURRENT, number, store.state.epoch, parameters.uuid, {})
     step("publish the view", lambda: replace_file(folder, CURRENT, [current]))
     return number
 
@@ -292,11 +291,11 @@ def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> No
 def first_view(folder: str, parameters: Parameters, state: State) -> None:
     """Publish the view of a new index."""
     os.mkdir(os.path.join(folder, VIEW))
-    data = frames.encode(frames.BASE, 1, state.epoch, parameters.uuid, {"state": _state(state)})
+    data = wire.encode_frame(wire.BASE, 1, state.epoch, parameters.uuid, {"state": _state(state)})
     with open(os.path.join(folder, log_path(1)), "wb") as file:
         os.fsync(file.fileno())
     replace_file(folder, base_path(1), [data])
-    replace_file(folder, CURRENT, [frames.encode(frames.CURRENT, 1, state.epoch, parameters.uuid, {})])
+    replace_file(folder, CURRENT, [wire.encode_frame(wire.CURRENT, 1, state.epoch, parameters.uuid, {})])
     sync_folder(folder)
 
 

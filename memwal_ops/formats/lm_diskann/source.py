@@ -1,4 +1,4 @@
-"""Read the Lance table that an index follows: its rows, and the changes since a version.
+"""Read the Lance table that an index follows: its rows, those that match a filter, and the changes since a version.
 
 Uses only pylance. The table's history determines whether the index can follow it: a restore creates a version with a
 higher number and older rows, and may assign the same row ids to other rows, which version numbers do not show.
@@ -16,13 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.followers import record_follower
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    StorageError,
-    TableNotFoundError,
-    TableReplacedError,
-)
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from numpy.typing import NDArray
+
 
 FOLLOW = "follow.json"
 _ROWS = 16_384
@@ -326,3 +321,39 @@ def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
             remedy="Remove these rows, or follow the table by another column.",
         )
     return found
+
+
+class Filter:
+    """The rows that match filters. Keeps the result for the last one.
+
+    Args:
+        folder: of an index that follows a table.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._last: tuple[tuple[str, int], NDArray[np.int64]] | None = None
+
+    def rows(self, where: str, followed: int) -> NDArray[np.int64]:
+        """The row ids that match, ascending, in the version of the table that the index has.
+
+        Raises:
+            InvalidUsageError: the index follows no table, or has no version of it yet; or the filter is not valid.
+            StorageError: the table, or that version of it, cannot be read.
+        """
+        if self._last is not None and self._last[0] == (where, followed):
+            return self._last[1]
+        source = read_source(self._folder, followed)
+        if source is None:
+            raise InvalidUsageError(
+                f"{self._folder} follows no table on which a filter could be evaluated.",
+                remedy="Give the row ids that are allowed, as allow.",
+            )
+        if not followed:
+            raise InvalidUsageError(
+                f"{self._folder} has no complete version of the table {source.uri} yet.",
+                remedy="Run memwal-ops catchup on it.",
+            )
+        found = np.sort(matching(at_version(source.open(), followed), source, where))
+        self._last = ((where, followed), found)
+        return found

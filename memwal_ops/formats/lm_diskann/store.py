@@ -20,11 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError
-from memwal_ops.formats.lm_diskann.changes import U8, State
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, headers_in, io_error
-from memwal_ops.formats.lm_diskann.store_file import check_store_file
-from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED, headers
+from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, check_store_file, headers_in, io_error
+from memwal_ops.formats.lm_diskann.wire import TOMBSTONED, U8, State, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.changes import Changes
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.formats.lm_diskann.wire import Changes, Parameters
 
 NAME = "diskann_store.duckdb"
 LOG = f"{NAME}.wal"

@@ -1,8 +1,10 @@
-"""Open an index folder as an immutable ``Table``, pinned to one epoch of the published view, without the store."""
+"""Create an index folder, or open one as an immutable ``Table``: an epoch of the published view, without the store."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,25 +12,38 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.protocols import Blocked
 from memwal_ops.core.registry import formats, job_specs
-from memwal_ops.errors import MemwalOpsError, TableCorruptError, TableNotFoundError
-from memwal_ops.formats.lm_diskann.files import GRAPH, check_graph
-from memwal_ops.formats.lm_diskann.folders import read_parameters
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableCorruptError, TableNotFoundError
+from memwal_ops.formats.lm_diskann import publishing, wire
+from memwal_ops.formats.lm_diskann.files import (
+    GRAPH,
+    METADATA,
+    READERS,
+    WRITER,
+    WriterLock,
+    check_graph,
+    check_store_file,
+    io_error,
+    local_path,
+    read_parameters,
+    replace_file,
+    sync_folder,
+)
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
-from memwal_ops.formats.lm_diskann.locks import WriterLock
 from memwal_ops.formats.lm_diskann.source import read_source, unusable_error
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
-from memwal_ops.formats.lm_diskann.store_file import check_store_file
+from memwal_ops.formats.lm_diskann.vectors import real, whole
 from memwal_ops.formats.lm_diskann.view import View
+from memwal_ops.formats.lm_diskann.wire import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.formats.lm_diskann.changes import State
     from memwal_ops.formats.lm_diskann.files import Step
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.formats.lm_diskann.source import Source
+    from memwal_ops.formats.lm_diskann.wire import Parameters
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -203,3 +218,52 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
         return Table(
             location, store, parameters, state, len(nodes), len({*nodes.tolist()}), len(dead), 0, error, (*faults,)
         )
+
+
+def create(
+    folder: str | os.PathLike[str],
+    *,
+    dimension: int,
+    metric: str = "l2",
+    R: int = 70,  # noqa: N803 - named as in the paper, like L
+    alpha: float = 1.2,
+    L: int = 100,  # noqa: N803
+    quantizer: str = "pq",
+    follows: Source | None = None,
+) -> None:
+    """Create an empty index folder, and its parents. With ``follows``, ``catchup`` inserts the rows of a table.
+
+    Raises:
+        InvalidUsageError: a parameter is of another type, or out of bounds; or the folder is not empty.
+        StorageError: the disk is full, or failed.
+        UnsupportedFeatureError: the folder is remote.
+    """
+    path = local_path(folder)
+    parameters = wire.Parameters(
+        whole("dimension", dimension), metric, whole("R", R), real("alpha", alpha), whole("L", L), quantizer,
+        uuid.uuid4(),
+    )  # fmt: skip
+    # Created under a temporary name: a killed run never leaves a partial index under the final name.
+    fresh = f"{path}.{parameters.uuid.hex}.new"
+    try:
+        os.makedirs(os.path.join(fresh, READERS))
+        for name in (GRAPH, WRITER):
+            with open(os.path.join(fresh, name), "xb") as file:
+                os.fsync(file.fileno())
+        Database.create(os.path.join(fresh, NAME), parameters.uuid)
+        publishing.first_view(fresh, parameters, State(1))
+        if follows is not None:
+            follows.write(fresh)
+        replace_file(fresh, METADATA, [wire.encode_metadata(parameters)])
+        sync_folder(fresh)
+        os.rename(fresh, path)
+    except BaseException as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        if os.path.lexists(path):
+            raise InvalidUsageError(
+                f"{path} exists already, and is not an empty folder.", remedy="Choose another name for the folder."
+            ) from error
+        raise io_error(error) from error
+    sync_folder(os.path.dirname(path) or "/")

@@ -2,28 +2,29 @@
 
 Memory is a few numbers per node, regardless of the links: for each node, a checksum over the links to it is compared
 with the same checksum over its backlinks.
+
+The block of a node has its row id and whether it was deleted, under a checksum. So the lookup can be computed from the
+blocks, if none is missing. That is proven by the number of rows in ``lmd_metadata``, and by the tombstones.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memwal_ops.core.verification import Finding, Findings, Severity
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
-from memwal_ops.formats.lm_diskann import remapping
-from memwal_ops.formats.lm_diskann.changes import U8
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, RESTORE
 from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.kernels.checksum import intact
+from memwal_ops.formats.lm_diskann.kernels.reading import intact
 from memwal_ops.formats.lm_diskann.publishing import check_commits, check_node_ids
 from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
-from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED, headers
+from memwal_ops.formats.lm_diskann.wire import I8, OVERFLOW, TOMBSTONED, U8, Changes, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.formats.lm_diskann.wire import Parameters
+
 
 _CHUNK = 1024
 _SEEN, _DEAD, _OVERFLOWED, _HEALED = 1, 2, 4, 8
@@ -39,6 +41,10 @@ _ALWAYS = np.iinfo(np.uint64).max
 
 
 # Checks by the part that they concern.
+CHECKS = frozenset({
+    "row_differs", "row_missing", "row_without_block", "tombstone_differs", "tombstone_missing", "count_differs",
+})  # fmt: skip
+"""Those whose findings may be caused by the lookup alone."""
 OF_VIEW = frozenset({"view_damaged", "view_behind", "view_differs"})
 FOLLOW_DAMAGED = "follow_damaged"
 _OF_STORE = {
@@ -67,7 +73,7 @@ _CONSEQUENCES = {
     FOLLOW_DAMAGED: "The index does not follow its table any more.",
 }
 _REMEDIES = {
-    **dict.fromkeys(remapping.CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
+    **dict.fromkeys(CHECKS, "memwal-ops repair URI --apply maps the rows again, if all blocks are there."),
     "unreachable": "memwal-ops repair URI --deep --apply links it again.",
     "slot_lost": "None is needed.",
     OLD_VERSION_DAMAGED: "Use a later epoch. memwal-ops repair URI --apply gives these up, if no reader and no hold "
@@ -300,18 +306,11 @@ class Check:
             mine = np.repeat(nodes, most).reshape(ids.shape)
             known = ids < len(self.marks)
             whole = used & known & np.where(known, self.marks[np.where(known, ids, 0)] & _SEEN, 0).astype(bool)
-            if forward:
-                lost = used & ~whole & alive[:, None]
-                self.found.add("link_to_nothing", (
-                    f"node {a} links to node {b}, which has no block"
-                    for a, b in zip(mine[lost], ids[lost], strict=True)
-                ))  # fmt: skip
-            else:
-                lost = used & ~whole & alive[:, None]
-                self.found.add("backlink_to_nothing", (
-                    f"node {a} has a backlink of node {b}, which has no block"
-                    for a, b in zip(mine[lost], ids[lost], strict=True)
-                ))  # fmt: skip
+            lost = used & ~whole & alive[:, None]
+            self.found.add("link_to_nothing" if forward else "backlink_to_nothing", (
+                f"node {a} {'links to' if forward else 'has a backlink of'} node {b}, which has no block"
+                for a, b in zip(mine[lost], ids[lost], strict=True)
+            ))  # fmt: skip
             # Deleted nodes that are not healed count as well: searches pass through them.
             passed = whole & ((self.marks[nodes] & _HEALED) == 0)[:, None] & (alive[:, None] | forward)
             passed[passed] = (self.marks[ids[passed]] & _HEALED) != 0
@@ -363,7 +362,7 @@ class Check:
         differ = np.flatnonzero((self.incoming != self.backlinks) & self._alive(np.arange(len(self.marks))))
         self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
 
-    def read_blocks(self) -> remapping.Blocks:
+    def read_blocks(self) -> Blocks:
         """Read and check all blocks, and collect their rows."""
         for blocks in self._blocks():
             self.found.blocks += len(blocks)
@@ -371,11 +370,9 @@ class Check:
             self._note(blocks)
         return self._rows_of_blocks()
 
-    def _rows_of_blocks(self) -> remapping.Blocks:
-        damaged = bool(
-            self.found.findings.counts.keys() - remapping.CHECKS - OF_VIEW - _OF_LINKS - {OLD_VERSION_DAMAGED}
-        )
-        return remapping.Blocks((self.marks & _SEEN) != 0, (self.marks & _DEAD) != 0, self.rows, damaged)
+    def _rows_of_blocks(self) -> Blocks:
+        damaged = bool(self.found.findings.counts.keys() - CHECKS - OF_VIEW - _OF_LINKS - {OLD_VERSION_DAMAGED})
+        return Blocks((self.marks & _SEEN) != 0, (self.marks & _DEAD) != 0, self.rows, damaged)
 
     def _lookup(self) -> None:
         rows, nodes, removed = self.store.columns(
@@ -406,7 +403,7 @@ class Check:
         if live != self.store.state.live:
             found.append(("count_differs", f"there are {live} rows; lmd_metadata has {self.store.state.live}"))
         if found:
-            about = remapping.refusal(self.store, self._rows_of_blocks()) or ""
+            about = refusal(self.store, self._rows_of_blocks()) or ""
             for check, detail in found:
                 self.found.add(check, [detail], about)
 
@@ -450,5 +447,63 @@ class Check:
             yield "the view has other entry points than the store"
         rows, nodes = self.store.columns("SELECT row_id, node_id FROM lmd_lookup")
         # If the store's are wrong, the view has the right ones.
-        if not self.found.findings.counts.keys() & remapping.CHECKS and not view.has_rows(rows, nodes):
+        if not self.found.findings.counts.keys() & CHECKS and not view.has_rows(rows, nodes):
             yield "the view lacks rows of the store"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The contents of the blocks, by node id.
+
+    Attributes:
+        seen: which nodes have a block.
+        dead: which of them are deleted.
+        rows: their row ids.
+        damaged: whether there are blocks that cannot be read.
+    """
+
+    seen: NDArray[np.bool_]
+    dead: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    damaged: bool
+
+
+def refusal(store: Store, blocks: Blocks) -> str | None:
+    """Why the lookup cannot be computed from the blocks; None: it can."""
+    if blocks.damaged:
+        return "Blocks are damaged, and their rows would be lost."
+    live = np.flatnonzero(blocks.seen & ~blocks.dead)
+    if len(live) != store.state.live:
+        return f"There are blocks of {len(live)} rows, and lmd_metadata has {store.state.live}: some may be lost."
+    if len(np.unique(blocks.rows[live])) != len(live):
+        return "Two nodes have the same row, and either may be the newer one."
+    [tombstones] = store.columns("SELECT DISTINCT node_id FROM lmd_tombstoned_nodes ORDER BY node_id")
+    if not np.array_equal(tombstones.astype(np.int64), np.flatnonzero(blocks.seen & blocks.dead)):
+        return "Blocks and tombstones differ about which rows were deleted."
+    return None
+
+
+def changes(store: Store, blocks: Blocks) -> Changes | None:
+    """The commit that makes the lookup agree with the blocks; None: it does already."""
+    if not len(blocks.seen):
+        return None
+    rows, nodes, removed = store.columns("SELECT row_id, node_id, removed_epoch FROM lmd_lookup")
+    [tombstones, deleted] = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes")
+    epochs = np.full(len(blocks.seen), np.iinfo(U8).max, U8)
+    epochs[tombstones.astype(np.int64)] = deleted
+    at = np.minimum(nodes, len(blocks.seen) - 1).astype(np.int64)
+    right: NDArray[Any] = (nodes < len(blocks.seen)) & blocks.seen[at] & (blocks.rows[at] == rows)
+    right &= removed == epochs[at]
+    _, first, count = np.unique(nodes, return_index=True, return_counts=True)
+    alone = np.zeros(len(nodes), bool)
+    alone[first] = count == 1
+    good = np.zeros(len(blocks.seen), bool)
+    good[at[right & alone]] = True
+    # A node that was added and deleted by one transaction has a tombstone, and never was in the lookup.
+    missing = np.flatnonzero(blocks.seen & ~blocks.dead & ~good)
+    wrong = np.unique(np.concatenate([nodes[~(right & alone)].astype(np.int64), missing]))
+    if not len(wrong):
+        return None
+    added = wrong[np.isin(wrong, np.flatnonzero(blocks.seen))]
+    state = replace(store.state, epoch=store.state.epoch + 1)
+    return Changes(state, unmapped=wrong.astype(U8), row_ids=blocks.rows[added].astype(I8), row_nodes=added.astype(U8))

@@ -18,8 +18,7 @@ import numpy as np
 import xxhash
 
 from memwal_ops.errors import TableNotFoundError
-from memwal_ops.formats.lm_diskann import codebook
-from memwal_ops.formats.lm_diskann.changes import I8, U4, U8, State
+from memwal_ops.formats.lm_diskann import vectors, wire
 from memwal_ops.formats.lm_diskann.errors import PUBLISH_AGAIN, RESTORE, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import (
     CURRENT,
@@ -30,8 +29,7 @@ from memwal_ops.formats.lm_diskann.files import (
     io_error,
     log_path,
 )
-from memwal_ops.formats.lm_diskann.kernels.filtering import mark
-from memwal_ops.formats.lm_diskann.kernels.memory import (
+from memwal_ops.formats.lm_diskann.kernels.reading import (
     BASE,
     FILE_SHIFT,
     LOG,
@@ -39,20 +37,23 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     WAYS,
     Source,
     Starts,
+    add_versions,
+    codebook_of,
+    gather,
+    place_of,
     pool,
     power,
 )
-from memwal_ops.formats.lm_diskann.kernels.memory import GRAPH as GRAPH_FILE
-from memwal_ops.formats.lm_diskann.kernels.reading import add_versions, codebook_of, gather, place_of
+from memwal_ops.formats.lm_diskann.kernels.reading import GRAPH as GRAPH_FILE
+from memwal_ops.formats.lm_diskann.kernels.searching import mark
 from memwal_ops.formats.lm_diskann.vectors import writable
-from memwal_ops.formats.lm_diskann.wire import frames
+from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.kernels.memory import Codebook
-    from memwal_ops.formats.lm_diskann.wire.frames import Frame
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from memwal_ops.formats.lm_diskann.kernels.reading import Codebook
+    from memwal_ops.formats.lm_diskann.wire import Frame, Parameters
 
 NEVER = 2**64 - 1
 _ATTEMPTS = 100
@@ -80,8 +81,8 @@ def read_current(folder: str, parameters: Parameters) -> Frame:
             ) from error
         except OSError as error:
             raise io_error(error) from error
-        frame = frames.decode(np.frombuffer(data, np.uint8))
-        if frame is not None and frame.kind == frames.CURRENT and frame.uuid == parameters.uuid:
+        frame = wire.decode_frame(np.frombuffer(data, np.uint8))
+        if frame is not None and frame.kind == wire.CURRENT and frame.uuid == parameters.uuid:
             return frame
         time.sleep(_TORN_PAUSE)  # a writer may be raising its epoch, in place
     raise _unreadable(folder, CURRENT)
@@ -184,10 +185,10 @@ class View:
             raise _unreadable(self.folder, base_path(self.number))
         # A private mapping: it is never written to, but compiled code needs one array type, the writable one.
         mapped = mmap.mmap(base, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        frame = frames.decode(np.frombuffer(mapped, np.uint8))
+        frame = wire.decode_frame(np.frombuffer(mapped, np.uint8))
         if (
             frame is None
-            or frame.kind != frames.BASE
+            or frame.kind != wire.BASE
             or frame.uuid != self.parameters.uuid
             or frame.number != self.number
         ):
@@ -209,7 +210,7 @@ class View:
         self._counts: list[list[int]] = frame.array("counts", U8).reshape(-1, 4).tolist() or [self._counted(0, NEVER)]
         self._allowed: tuple[tuple[int, int, bytes], NDArray[np.bool_]] | None = None
         self._starts: tuple[NDArray[np.int64], Starts] | None = None
-        self.book = codebook.empty(self.parameters)
+        self.book = vectors.empty(self.parameters)
         self._take_codebook(frame, self.state.codebook_id)
         self.delta_blocks, self.delta_nodes = 0, set[int]()
         slots = frame.array("slots", U4)
@@ -283,7 +284,7 @@ class View:
             TableCorruptError: the view is damaged.
         """
         epoch, now, log = self.epoch, self._content(), self._log_now()
-        if log is not None and log - self.end < frames.HEADER_BYTES and now and now == self._refreshed:
+        if log is not None and log - self.end < wire.HEADER_BYTES and now and now == self._refreshed:
             return False  # each search asks: a quarter of the time of reading it all
         current = read_current(self.folder, self.parameters)
         if current.number != self.number or log is None:
@@ -331,16 +332,16 @@ class View:
         assert self._files is not None  # noqa: S101 - opened before
         log = self._files[LOG]
         size = os.fstat(log).st_size
-        while size - self.end >= frames.HEADER_BYTES:
+        while size - self.end >= wire.HEADER_BYTES:
             magic, length = os.pread(log, 8, self.end), int.from_bytes(os.pread(log, 8, self.end + 8), "little")
-            if any(magic) and magic != frames.MAGIC:
+            if any(magic) and magic != wire.MAGIC:
                 raise _unreadable(self.folder, log_path(self.number))
-            if not frames.HEADER_BYTES <= length <= size - self.end:
+            if not wire.HEADER_BYTES <= length <= size - self.end:
                 return
             data = np.frombuffer(os.pread(log, length, self.end), np.uint8)
-            frame = frames.decode(data)
+            frame = wire.decode_frame(data)
             if frame is None or (frame.kind, frame.number, frame.uuid) != (
-                frames.COMMIT,
+                wire.COMMIT,
                 self.number,
                 self.parameters.uuid,
             ):
@@ -416,7 +417,7 @@ class View:
 
     def _take_codebook(self, frame: Frame, number: int) -> None:
         if "codebook" in frame.sections and len(frame.sections["codebook"]):
-            self.book = codebook.decode(frame.sections["codebook"].copy(), self.parameters)
+            self.book = vectors.decode(frame.sections["codebook"].copy(), self.parameters)
             self._books = {**dict([*self._books.items()][-_BOOKS:]), number: self.book}
 
     def book_at(self, starts: Starts, epoch: int) -> Codebook | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import compacting
+from memwal_ops.formats.lm_diskann.jobs import compact
 from memwal_ops.formats.lm_diskann.library import DELTA, Index
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import Killed, check_sound
@@ -140,7 +140,7 @@ def live(folder: str, content: Content, seed: int, patch: pytest.MonkeyPatch, op
 
     A registered reader stays on the epoch at which it began, and must read it until the next one comes.
     """
-    patch.setattr(compacting, "MIN_FREE_SHARE", 0)
+    patch.setattr(compact, "MIN_FREE_SHARE", 0)
     # Every fourth one writes nearly all commits straight into the graph, so that no merge is needed.
     direct = 1 << 16 if seed % 4 == 3 else DELTA
     life = Life(folder, np.random.default_rng(seed), Disk(folder, patch), content, direct)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.formats.lm_diskann import compacting, merging, publishing, transaction
+from memwal_ops.formats.lm_diskann import merging, publishing, transaction
+from memwal_ops.formats.lm_diskann.jobs import compact
 from memwal_ops.formats.lm_diskann.store import Store
 from tests.campaigns.lm_diskann.lives import Life
 
@@ -68,8 +69,8 @@ def view_never_republished(patch: pytest.MonkeyPatch) -> None:
 
 def blocks_moved_out_of_order(patch: pytest.MonkeyPatch) -> None:
     """compact writes each block into the slot of another one."""
-    read = compacting._read
-    patch.setattr(compacting, "_read", lambda *of: read(*of)[::-1].copy())
+    read = compact._read
+    patch.setattr(compact, "_read", lambda *of: read(*of)[::-1].copy())
 
 
 PLANTED = {

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import creation
 from memwal_ops.formats.lm_diskann.source import Source
+from memwal_ops.formats.lm_diskann.table import create
 from tests.campaigns.lm_diskann.test_sweep_crash import run
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound
@@ -32,7 +32,7 @@ def test_ended_at_each_step_and_the_table_goes_on(
 ) -> None:
     uri = str(tmp_path / "rows.lance")
     lance.write_dataset(data(np.arange(1100), vectors[:1100]), uri, enable_stable_row_ids=True, max_rows_per_file=400)
-    creation.create(folder, dimension=16, R=8, L=30, follows=Source(uri, "vec", key))
+    create(folder, dimension=16, R=8, L=30, follows=Source(uri, "vec", key))
     assert run(folder, "catchup")[0] is not None
     lance.dataset(uri).delete("id < 90")
     lance.write_dataset(data(np.arange(5000, 5100), vectors[2000:2100]), uri, mode="append")

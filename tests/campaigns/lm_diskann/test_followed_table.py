@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.formats.lm_diskann import creation
 from memwal_ops.formats.lm_diskann.source import Source
+from memwal_ops.formats.lm_diskann.table import create
 from memwal_ops.memwal import create_mem_wal
 from tests.campaigns.lm_diskann.followed_table import DIMENSION, ROWS, SCHEMA, rows, version_of
 from tests.campaigns.lm_diskann.test_searches import SECONDS, ended, start
@@ -63,7 +63,7 @@ def test_answers_are_those_of_the_followed_version(
     random, uri = np.random.default_rng(1 + CAMPAIGN_SEED), str(tmp_path / "rows.lance")
     lance.write_dataset(rows(np.arange(ROWS), random), uri, schema=SCHEMA)
     create_mem_wal(uri)
-    creation.create(folder, dimension=DIMENSION, R=32, L=100, follows=Source(uri, "vec", "id"))
+    create(folder, dimension=DIMENSION, R=32, L=100, follows=Source(uri, "vec", "id"))
     assert run_job(folder, "catchup").exit_code == 0
     regions = [str(uuid4())[:-1] + parity for parity in "01"]
     config, log = configuration(uri, folder, tmp_path / "memwal.yaml"), tmp_path / "searches"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops import run_job
-from memwal_ops.formats.lm_diskann.creation import create
 from memwal_ops.formats.lm_diskann.library import Index
+from memwal_ops.formats.lm_diskann.table import create
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:

@@ -1,25 +1,170 @@
-"""Move blocks from the end of the graph into its free slots, so that gc can truncate the file."""
+"""Compact the graph: move blocks from its end into free slots, so that gc can truncate the file.
+
+A moved block is the same version of its node in another slot. The order is that of a merge: blocks are written into
+slots that no reader uses, and synced; one commit of the store updates the map and retires the old slots; then the view
+is published. Views from before that commit refer to the old slot, so it is reused or truncated only once no reader is
+at an earlier epoch. If the run is killed before the commit, nothing has changed; after it, the next run publishes the
+view.
+
+Blocks of healed nodes (deleted, and no link leads to them any more) are moved behind all others, if there is a free
+slot: gc reclaims them next.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from memwal_ops.core.documents import document
 from memwal_ops.core.report import Need
-from memwal_ops.formats.lm_diskann import compacting, merging
+from memwal_ops.formats.lm_diskann import merging, publishing
+from memwal_ops.formats.lm_diskann.files import GRAPH, needed_from
 from memwal_ops.formats.lm_diskann.publishing import locked_store
-from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.wire import U8, Changes
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from numpy.typing import NDArray
+
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.options import CompactOptions
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
+    from memwal_ops.formats.lm_diskann.specs import CompactOptions
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
+
+
+MIN_FREE_SHARE = 0.05
+"""The share of slots that must be free. With fewer, nothing is moved: the next merges use them."""
+_REMEDY = "Run memwal-ops verify, and repair the folder or restore it; this block was not moved."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of one commit: number of blocks, their bytes, and the epoch."""
+
+    blocks: int
+    bytes: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks that can be moved, by ascending slot, and the free slots.
+
+    Attributes:
+        nodes, slots, epochs: the newest versions of nodes, where those are in the graph.
+        healed: which of them gc will reclaim.
+        free: slots that no reader needs, ascending.
+    """
+
+    nodes: NDArray[np.uint64]
+    slots: NDArray[np.int64]
+    epochs: NDArray[np.uint64]
+    healed: NDArray[np.bool_]
+    free: NDArray[np.int64]
+
+    @property
+    def misplaced(self) -> int:
+        """The number of blocks that would be moved if no slot were blocked by readers."""
+        kept = int((~self.healed).sum())
+        return int(((self.slots < kept) == self.healed).sum())
+
+    def moves(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Blocks (positions) that can be moved now, the last ones first, and their new slots.
+
+        Blocks of live nodes move to the lowest free slots, the last block first; those of healed nodes in the first
+        slots move behind them. The next commit can use their old slots: repeat until no moves are returned.
+        """
+        stay = np.flatnonzero(~self.healed)[::-1]
+        most = min(len(stay), len(self.free))
+        down = int((self.free[:most] < self.slots[stay[:most]]).sum())
+        later_slots = self.free[down:][self.free[down:] >= len(stay)]
+        front = np.flatnonzero(self.healed & (self.slots < len(stay)))
+        most = min(len(front), len(later_slots))
+        return np.concatenate([stay[:down], front[:most]]), np.concatenate([self.free[:down], later_slots[:most]])
+
+
+def movable(store: Store, horizon: int) -> Blocks:
+    """The blocks that can be moved, if slots that were freed at ``horizon`` or before may be used."""
+    nodes, slots, epochs = store.in_graph(store.state.epoch)
+    store.check_below(store.state.slot_count, "lmd_slots", slots)
+    [healed] = store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
+    return Blocks(nodes, slots.astype(np.int64), epochs, np.isin(nodes, healed), store.free_slots(horizon))
+
+
+def spare(store: Store) -> int:
+    """The number of slots that a new graph of the same nodes, without the healed ones, would not need."""
+    [kept] = store.columns(f"SELECT count(*) FROM ({_KEPT})")
+    return store.state.slot_count - int(kept[0])
+
+
+def reclaimable(store: Store, folder: str, size: int) -> int:
+    """The bytes at the end of the graph that gc can truncate now, after it reclaimed the healed nodes."""
+    needed = needed_from(folder, store.state.epoch)
+    [last] = store.columns(
+        f"SELECT coalesce(max(slot) + 1, 0)::UBIGINT FROM ({_KEPT} UNION ALL SELECT slot FROM lmd_free_nodes "
+        f"WHERE freed_epoch > {needed})"
+    )
+    return max(0, os.path.getsize(os.path.join(folder, GRAPH)) - int(last[0]) * size)
+
+
+_KEPT = "SELECT slot FROM lmd_slots WHERE node_id NOT IN (SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed')"
+
+
+def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
+    """Move blocks until there is nothing to move; each batch is committed and published when it is yielded.
+
+    Args:
+        index: writable, without an open transaction.
+        max_bytes: no commit begins after that many bytes were moved; None: all.
+        step: performs durable steps.
+
+    Raises:
+        TableCorruptError: a block that would be moved is damaged; earlier commits are kept.
+    """
+    store, size = index.writable(), index.parameters.layout.block_size
+    if spare(store) < MIN_FREE_SHARE * store.state.slot_count:
+        return
+    left = float("inf") if max_bytes is None else max_bytes
+    while left > 0:
+        found = movable(store, merging.raise_horizon(index, step))
+        which, to = (one[: max(1, int(min(left, merging.BATCH)) // size)] for one in found.moves())
+        if not len(which):
+            return
+        nodes, epochs = found.nodes[which], found.epochs[which]
+        data = _read(index.folder, size, found.slots[which], nodes, epochs)
+        publishing.settle(index.view, step)
+        merging.write_blocks(index.folder, size, to, data, step)
+        epoch = store.state.epoch + 1
+        # The old slot belongs to no epoch any more: readers of earlier epochs use the new slot as well.
+        over = np.full(len(which), epoch, U8)
+        changes = Changes(
+            replace(store.state, epoch=epoch), moved_nodes=nodes, moved_epochs=epochs, moved_slots=to.astype(U8),
+            retired=np.stack([found.slots[which].astype(U8), nodes, over, over], axis=1), taken=to.astype(U8),
+        )  # fmt: skip
+        merging.commit(index, changes, step)
+        left -= len(which) * size
+        yield Batch(len(which), len(which) * size, epoch)
+
+
+def _read(
+    folder: str, size: int, slots: NDArray[np.int64], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64]
+) -> NDArray[np.uint8]:
+    """The blocks in these slots, [n, size], all intact."""
+    data = np.zeros((len(slots), size), np.uint8)
+    with open(os.path.join(folder, GRAPH), "rb") as graph:
+        for at in np.argsort(slots).tolist():
+            os.preadv(graph.fileno(), [data[at]], int(slots[at]) * size)
+    merging.check_blocks(data, nodes, epochs, f"{GRAPH} in {folder}", _REMEDY)
+    return data
+
 
 _BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 
@@ -79,8 +224,8 @@ class Report:
 def backlog(table: Table) -> Mapping[str, float]:
     """The backlog metric, from the published view."""
     state = table.state
-    spare = state.slot_count - state.live - table.tombstones + state.healed
-    return {"free_percent": 100 * max(0, spare) / max(1, state.slot_count)}
+    spared = state.slot_count - state.live - table.tombstones + state.healed
+    return {"free_percent": 100 * max(0, spared) / max(1, state.slot_count)}
 
 
 def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
@@ -94,7 +239,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
     folder, parameters = table.location.uri, table.parameters
     with locked_store(folder, parameters, options.wait.total_seconds()) as store:
         # A run first stops retaining the epochs that no reader and no hold needs.
-        found = compacting.blocks(store, needed_from(folder, store.state.epoch))
+        found = movable(store, needed_from(folder, store.state.epoch))
         why = _why(store, found)
         count = 0 if why is not None else found.misplaced
         size = parameters.layout.block_size
@@ -115,28 +260,28 @@ def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
     blocks = moved = 0
     with table.open(options.wait.total_seconds()) as index:
         store = index.writable()
-        for batch in compacting.compact(index, options.max_bytes, table.durable):
+        for batch in compact(index, options.max_bytes, table.durable):
             blocks, moved = blocks + batch.blocks, moved + batch.bytes
             context.revisions.append(batch.epoch)
             context.figures["bytes_compacted"] += batch.bytes
             context.advance("moving", "blocks", batch.blocks)
             context.checkpoint()
-        why = None if blocks else _why(store, compacting.blocks(store, store.state.retained_from))
+        why = None if blocks else _why(store, movable(store, store.state.retained_from))
         if blocks:
             merging.finish(index, table.durable)
             if options.max_bytes is not None and moved >= options.max_bytes:
                 why = _BUDGET_USED
-        freed = compacting.reclaimable(store, index.folder, index.parameters.layout.block_size)
+        freed = reclaimable(store, index.folder, index.parameters.layout.block_size)
         decision = Decision.COMPACTED if blocks else Decision.UNCHANGED
         return Report(decision, blocks, moved, freed, store.state.epoch, why)
 
 
-def _why(store: Store, found: compacting.Blocks) -> str | None:
+def _why(store: Store, found: Blocks) -> str | None:
     """The reason why nothing is moved; None: something is."""
-    spare, count = compacting.spare(store), store.state.slot_count
-    if spare < compacting.MIN_FREE_SHARE * count:
+    spared, count = spare(store), store.state.slot_count
+    if spared < MIN_FREE_SHARE * count:
         return (
-            f"{max(0, spare):,} of {count:,} slots can be spared, less than {compacting.MIN_FREE_SHARE:.0%}: "
+            f"{max(0, spared):,} of {count:,} slots can be spared, less than {MIN_FREE_SHARE:.0%}: "
             "the next merges use them."
         )
     if len(found.moves()[0]):

@@ -1,32 +1,49 @@
 """Erase rows of an index folder: what a deleted row leaves in blocks, slots, the store and views, and its proof.
 
-A folder keeps no times: all that was deleted is erased, whenever that was.
+A folder keeps no times: all that was deleted is erased, whenever that was. A free slot keeps its block until it is
+reused. A block from which a link was removed keeps the compressed vector of that neighbour behind those that count.
+DuckDB keeps deleted rows in free parts of its file.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
 from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError
-from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.formats.lm_diskann import merging, publishing, scrubbing
+from memwal_ops.errors import ObjectNotFoundError, StorageError
+from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA, log_path
-from memwal_ops.formats.lm_diskann.following import versions_behind
-from memwal_ops.formats.lm_diskann.jobs import catchup, gc, merge
-from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, lowest_reader
-from memwal_ops.formats.lm_diskann.options import CatchupOptions, EraseOptions, GcOptions, MergeOptions
-from memwal_ops.formats.lm_diskann.slots import needed_from
+from memwal_ops.formats.lm_diskann.files import (
+    CURRENT,
+    GRAPH,
+    METADATA,
+    READERS,
+    WRITER,
+    Slots,
+    io_errors,
+    log_path,
+    lowest_reader,
+    needed_from,
+    sync_folder,
+)
+from memwal_ops.formats.lm_diskann.jobs import catchup, gc
+from memwal_ops.formats.lm_diskann.jobs.catchup import versions_behind
+from memwal_ops.formats.lm_diskann.kernels.reading import seal
 from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
-from memwal_ops.formats.lm_diskann.store import LOG, NAME
+from memwal_ops.formats.lm_diskann.specs import CatchupOptions, EraseOptions, GcOptions, MergeOptions
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store
 from memwal_ops.formats.lm_diskann.view import read_current
+from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import counted
@@ -34,11 +51,162 @@ from memwal_ops.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.table import Table
+    from memwal_ops.formats.lm_diskann.wire import Layout
     from memwal_ops.storage.api import ObjectMeta
+
+
+STAGED = f"{NAME}.new"
+_BATCH = 16 << 20
+_REMEDY = "Run memwal-ops verify, and repair the folder or restore it."
+
+
+@dataclass(frozen=True)
+class Unclean:
+    """Nodes whose blocks have bytes in unused parts, their slots and epochs; and free slots that are not zero."""
+
+    nodes: NDArray[np.uint64]
+    slots: NDArray[np.int64]
+    epochs: NDArray[np.uint64]
+    free: NDArray[np.int64]
+
+
+def unclean(folder: str, store: Store, layout: Layout, horizon: int) -> Unclean:
+    """Read all blocks, and all slots that were freed at ``horizon`` or before."""
+    nodes, slots, epochs = store.in_graph(store.state.epoch)
+    slots = slots.astype(np.int64)
+    marks = [has_more(data, layout) for data in _read(folder, layout.block_size, slots)]
+    chosen = np.concatenate([np.zeros(0, bool), *marks])
+    free = store.free_slots(horizon)
+    dirty = [data.any(axis=1) for data in _read(folder, layout.block_size, free)]
+    return Unclean(
+        nodes[chosen], slots[chosen], epochs[chosen], free[np.concatenate([np.zeros(0, bool), *dirty])]
+    )  # fmt: skip
+
+
+def _read(folder: str, size: int, slots: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of slots, some at a time: [n, size]; zeros beyond the end of the file."""
+    step = max(1, _BATCH // size)
+    with open(os.path.join(folder, GRAPH), "rb") as graph:
+        for first in range(0, len(slots), step):
+            part = slots[first : first + step]
+            data = np.zeros((len(part), size), np.uint8)
+            for at, slot in enumerate(part.tolist()):
+                with io_errors():
+                    os.preadv(graph.fileno(), [data[at]], slot * size)
+            yield data
+
+
+def has_more(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.bool_]:
+    """Whether a block has bytes in its unused parts: bool [n]."""
+    found: NDArray[np.bool_] = (blocks != cleaned(blocks, layout)).any(axis=1)
+    return found
+
+
+def cleaned(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
+    """Copies of blocks with what the format has where no link counts; their checksums are those of before."""
+    found, heads = blocks.copy(), headers(blocks)
+    links, backlinks = heads["num_forward_links"][:, None], heads["num_inline_backlinks"][:, None]
+    for at, count, width, used, unused in (
+        (layout.at_ids, layout.links, 4, links, 0xFF),
+        (layout.at_codes, layout.links, layout.code_bytes, links, 0),
+        (layout.at_backlinks, layout.backlinks, 4, backlinks, 0xFF),
+    ):
+        part = found[:, at : at + count * width].reshape(len(found), count, width)
+        part[np.arange(count)[None, :] >= used] = unused
+        found[:, at : at + count * width] = part.reshape(len(found), -1)
+    return found
+
+
+def scrub(index: Index, step: Step) -> tuple[int, int]:
+    """Rewrite blocks with bytes in unused parts, then zero the free slots; return how many of each.
+
+    A rewritten block is the same version of its node in another slot, as in a compaction.
+    """
+    store, layout = index.writable(), index.parameters.layout
+    merging.raise_horizon(index, step)
+    found = unclean(index.folder, store, layout, _horizon(index))
+    size = layout.block_size
+    most = max(1, _BATCH // size)
+    for first in range(0, len(found.nodes), most):
+        _move(index, _part(found, first, first + most), step)
+    if len(found.nodes):
+        merging.raise_horizon(index, step)
+        found = replace(unclean(index.folder, store, layout, _horizon(index)), nodes=found.nodes)
+    publishing.settle(index.view, step)
+    for first in range(0, len(found.free), most):
+        part = found.free[first : first + most]
+        merging.write_blocks(index.folder, size, part, np.zeros((len(part), size), np.uint8), step)
+    return len(found.nodes), len(found.free)
+
+
+def _part(found: Unclean, first: int, last: int) -> Unclean:
+    """Some of the blocks."""
+    part = slice(first, last)
+    return Unclean(found.nodes[part], found.slots[part], found.epochs[part], found.free[:0])
+
+
+def _horizon(index: Index) -> int:
+    state = index.writable().state
+    return min(state.retained_from, needed_from(index.folder, state.epoch))
+
+
+def _move(index: Index, found: Unclean, step: Step) -> None:
+    store, layout = index.writable(), index.parameters.layout
+    (data,) = _read(index.folder, layout.block_size, found.slots)
+    merging.check_blocks(data, found.nodes, found.epochs, f"{GRAPH} in {index.folder}", _REMEDY)
+    data = cleaned(data, layout)
+    seal(data.view(np.uint64), 0, len(data))
+    slots = Slots(store, _horizon(index))
+    to = slots.take(len(data))
+    publishing.settle(index.view, step)
+    merging.write_blocks(index.folder, layout.block_size, to, data, step)
+    epoch = store.state.epoch + 1
+    over = np.full(len(data), epoch, U8)
+    changes = Changes(
+        replace(store.state, epoch=epoch, slot_count=slots.count), moved_nodes=found.nodes, moved_epochs=found.epochs,
+        moved_slots=to.astype(U8), taken=slots.taken,
+        retired=np.stack([found.slots.astype(U8), found.nodes, over, over], axis=1),
+    )  # fmt: skip
+    merging.commit(index, changes, step)
+
+
+def write_store_anew(folder: str, store: Store, step: Step) -> None:
+    """Replace the file of the store by one that has its living rows alone. Closes ``store``; the caller has the lock.
+
+    Raises:
+        StorageError: its log could not be folded into it, as the disk is full; nothing was changed.
+    """
+    path = os.path.join(folder, NAME)
+    staged = os.path.join(folder, STAGED)
+    store.close()
+    if os.path.exists(os.path.join(folder, LOG)):
+        raise StorageError(f"{path} has a log that could not be folded into it.", remedy="Free space on its disk.")
+
+    def write() -> None:
+        _remove(staged)
+        Store.copied(path, staged)
+
+    def publish() -> None:
+        with io_errors():
+            os.replace(staged, path)
+        sync_folder(folder)
+
+    step("write the store anew", write)
+    step("publish the new store", publish)
+
+
+def _remove(staged: str) -> None:
+    for name in (staged, f"{staged}.wal"):
+        with io_errors(), suppress(FileNotFoundError):
+            os.unlink(name)
+
 
 _OWN = "_mem_wal_ops/"
 _RECORD = f"{_OWN}erase/newest.json"
@@ -130,7 +298,7 @@ class FolderErasure(Erasure):
 
     def _in_graph(self, store: Store) -> Iterator[Holder]:
         folder, layout = self.table.location.uri, self.table.parameters.layout
-        found = scrubbing.unclean(folder, store, layout, store.state.epoch)
+        found = unclean(folder, store, layout, store.state.epoch)
         if len(found.free):
             yield Holder("slot", GRAPH, f"{counted(len(found.free), 'free slot')} with a block of before")
         if len(found.nodes):
@@ -173,7 +341,7 @@ class FolderErasure(Erasure):
             return None, Holder("view", path, "a view that was replaced, or not finished")
         if path.startswith("view/"):
             return "it was made of that store", None
-        if path.startswith((LOG, scrubbing.STAGED)):
+        if path.startswith((LOG, STAGED)):
             return None, Holder("leftover", path, "left by a killed run")
         return None, Holder("unrecognized", path, "not a file of the index: move or delete it", blocks=True)
 
@@ -193,7 +361,7 @@ class FolderErasure(Erasure):
         healed = catchup.apply(self.table, CatchupOptions(), self.context)
         self.count("nodes_healed", healed.healed)
         self.context.step("merge")
-        merged = merge.apply(self.table.newest(), MergeOptions(), self.context)
+        merged = merging.apply(self.table.newest(), MergeOptions(), self.context)
         self.count("blocks_merged", merged.blocks)
         self.faults += [Holder("delta block", str(one.node), one.why, blocks=True) for one in merged.blocked]
         self._collect()
@@ -221,14 +389,14 @@ class FolderErasure(Erasure):
         self.context.step("scrub")
         folder, parameters, step = self.table.location.uri, self.table.parameters, self.table.durable
         with self.table.open(_WAIT) as index:
-            blocks, slots = scrubbing.scrub(index, step)
+            blocks, slots = scrub(index, step)
             merging.finish(index, step)
         self.count("blocks_rewritten", blocks)
         self.count("slots_zeroed", slots)
         with publishing.locked_store(folder, parameters, _WAIT, read_only=False) as store:
             document = self._state_of(store)
             if document is not None:
-                scrubbing.write_store_anew(folder, store, step)
+                write_store_anew(folder, store, step)
                 self.table.store.put(_RECORD, encode_record(document))
                 self.count("stores_rewritten", 1)
 

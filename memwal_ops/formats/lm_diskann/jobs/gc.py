@@ -2,7 +2,7 @@
 
 | what | proof |
 |---|---|
-| deleted node | no epoch below that of its healing is retained; no reachable node links to it; it is no entry point and has no unmerged version. Removed by one commit: its slot goes to the free list |
+| deleted node | no epoch below that of its healing is retained; no reachable node links to it; it is no entry point and has no unmerged version. Removed by one commit: its slot goes to the free list, and is reused once no reader is at an epoch below that commit |
 | end of the graph | its slots were freed at an epoch that is not retained any more, or a killed run wrote there without a commit |
 | file of a view | `CURRENT` names another view, and only rises; a reader with the file open keeps it, and one that does not find it reads `CURRENT` again; nothing is published meanwhile: the run has the writer lock |
 | file of a reader | its kernel lock is released, which happens when its process ends |
@@ -12,8 +12,11 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,18 +24,29 @@ import numpy as np
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, Verdict, unrecognized
+from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.core.gc_report import GcDecision, GcReport, KindText
 from memwal_ops.errors import TableReplacedError
-from memwal_ops.formats.lm_diskann import merging, reclaiming
-from memwal_ops.formats.lm_diskann.files import CURRENT, GRAPH, METADATA
-from memwal_ops.formats.lm_diskann.folders import read_parameters
-from memwal_ops.formats.lm_diskann.locks import READERS, WRITER, dead_readers
+from memwal_ops.formats.lm_diskann import merging, publishing
+from memwal_ops.formats.lm_diskann.files import (
+    CURRENT,
+    GRAPH,
+    METADATA,
+    READERS,
+    WRITER,
+    dead_readers,
+    needed_from,
+    read_parameters,
+    sync,
+)
+from memwal_ops.formats.lm_diskann.graph import around
+from memwal_ops.formats.lm_diskann.kernels.healing import linked
 from memwal_ops.formats.lm_diskann.publishing import locked_store, stale_files
-from memwal_ops.formats.lm_diskann.slots import needed_from
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.store import Store as Database
 from memwal_ops.formats.lm_diskann.view import View, read_current
+from memwal_ops.formats.lm_diskann.wire import U8, Changes
 from memwal_ops.storage.api import DeleteReport
 
 if TYPE_CHECKING:
@@ -42,9 +56,119 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
-    from memwal_ops.formats.lm_diskann.options import GcOptions
+    from memwal_ops.formats.lm_diskann.specs import GcOptions, WhyOptions
+    from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """A deleted node, with the properties that determine whether it is deletable.
+
+    Attributes:
+        node: its id.
+        healed: the epoch from which on no path leads to it; None: it is not healed yet.
+        unmerged: whether the delta table has a version of it.
+        linked: whether a node that searches can reach links to it.
+        entry: whether a retained epoch begins its searches there.
+    """
+
+    node: int
+    healed: int | None
+    unmerged: bool
+    linked: bool
+    entry: bool
+
+
+def tombstones(store: Store, after: int, most: int) -> NDArray[np.int64]:
+    """The next deleted nodes above ``after``, ascending."""
+    [found] = store.columns(
+        f"SELECT DISTINCT node_id FROM lmd_sweep_list WHERE node_id BETWEEN {after + 1} AND "
+        f"{store.state.next_node_id - 1} ORDER BY node_id LIMIT {most}"
+    )
+    return found.astype(np.int64)
+
+
+def read_tombstones(view: View, store: Store, nodes: NDArray[np.int64]) -> list[Tombstone]:
+    """Deleted nodes (ascending), from the store and the blocks of nodes that linked to them."""
+    ids = nodes.astype(U8)
+    wanted = "node_id IN (SELECT id FROM wanted)"
+    swept, epochs = store.columns(
+        f"SELECT node_id, max(since_epoch) FROM lmd_sweep_list WHERE reason = 'healed' AND {wanted} GROUP BY 1",
+        wanted=ids,
+    )
+    healed = dict(zip(swept.tolist(), epochs.tolist(), strict=True))
+    [unmerged] = store.columns(f"SELECT DISTINCT node_id FROM lmd_delta_blocks WHERE {wanted}", wanted=ids)
+    [entries] = store.columns(
+        f"SELECT DISTINCT node_id FROM lmd_entry_points WHERE {wanted} AND (removed_epoch IS NULL OR removed_epoch > "
+        "(SELECT retained_from FROM lmd_metadata))", wanted=ids,
+    )  # fmt: skip
+    referrers = around(view, store, nodes, view.epoch).referrers.astype(U8)
+    [unreachable] = store.columns(
+        "SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed' AND node_id IN (SELECT id FROM wanted)",
+        wanted=referrers,
+    )
+    marks = np.zeros(len(nodes), np.uint8)
+    reachable = np.setdiff1d(referrers, unreachable).astype(np.int64)
+    if linked(view.source, view.parameters.layout, reachable, nodes, view.epoch, marks) < 0:
+        raise view.fail()
+    first, kept = {*unmerged.tolist()}, {*entries.tolist()}
+    return [
+        Tombstone(node, healed.get(node), node in first, bool(mark), node in kept)
+        for node, mark in zip(nodes.tolist(), marks.tolist(), strict=True)
+    ]
+
+
+def reclaim(index: Index, nodes: NDArray[np.int64], step: Step) -> None:
+    """Remove deleted nodes that were proven to be needed by nothing: one commit, and its frame."""
+    store = index.writable()
+    ids = nodes.astype(U8)
+    epoch = store.state.epoch + 1
+    retired = store.columns(
+        f"SELECT slot, node_id, from_epoch, {epoch}::UBIGINT FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)",
+        wanted=ids,
+    )
+    state = replace(store.state, epoch=epoch, healed=store.state.healed - len(nodes))
+    merging.commit(index, Changes(state, retired=np.stack(retired, axis=1).astype(U8), reclaimed=ids), step)
+
+
+def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
+    """The number of slots to which the graph can be truncated, and the bytes beyond them."""
+    descending = store.free_slots(horizon)[::-1]
+    count = store.state.slot_count
+    is_tail = descending == count - 1 - np.arange(len(descending))
+    kept = count - (len(descending) if is_tail.all() else int(np.argmin(is_tail)))
+    return kept, max(0, os.path.getsize(os.path.join(folder, GRAPH)) - kept * size)
+
+
+def trim(index: Index, horizon: int, step: Step) -> int:
+    """Truncate free slots, and blocks of killed runs, at the end of the graph. Returns the bytes.
+
+    The slots are removed from the store first: if the run is killed in between, the file is longer than the store
+    needs, as after a killed merge.
+    """
+    store, size = index.writable(), index.parameters.layout.block_size
+    kept, beyond = tail(store, index.folder, size, horizon)
+    if kept < store.state.slot_count:
+        state = replace(store.state, epoch=store.state.epoch + 1, slot_count=kept)
+        merging.commit(index, Changes(state, taken=np.arange(kept, store.state.slot_count).astype(U8)), step)
+    if beyond:
+        # Otherwise, after a crash of the machine, an older view could refer to truncated blocks.
+        publishing.settle(index.view, step)
+        step("trim the graph", partial(_truncate, os.path.join(index.folder, GRAPH), kept * size))
+    return beyond
+
+
+def _truncate(path: str, length: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.ftruncate(file, length)
+        sync(file)
+    finally:
+        os.close(file)
+
 
 _KNOWN = {FOLLOW, METADATA, GRAPH, NAME, LOG, WRITER, CURRENT}
 _FOREIGN = re.compile(r"(_mem_wal_ops|diskann_store\.duckdb\.tmp)/.*")
@@ -126,18 +250,18 @@ class Nodes(_InStore):
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """One commit."""
         index = self._writable(guard)
-        reclaiming.reclaim(index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
+        reclaim(index, np.array(sorted(map(_node, paths)), np.int64), self.table.durable)
         return DeleteReport(0, {})  # not an object
 
     def _all(self) -> Iterator[Candidate]:
         after = -1
-        while len(nodes := reclaiming.tombstones(self._database, after, collector.BATCH_OBJECTS)):
+        while len(nodes := tombstones(self._database, after, collector.BATCH_OBJECTS)):
             after = int(nodes[-1])
             yield from self._candidates(nodes)
 
     def _candidates(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
         needed = needed_from(self.table.location.uri, self._database.state.epoch)
-        for one in reclaiming.read_tombstones(self._view, self._database, nodes):
+        for one in read_tombstones(self._view, self._database, nodes):
             yield Candidate(Kind.NODE, f"nodes/{one.node}", 0, 1, tuple(_gates(one, needed)))
 
 
@@ -145,7 +269,7 @@ def _node(path: str) -> int:
     return int(path.partition("/")[2])
 
 
-def _gates(one: reclaiming.Tombstone, needed: int) -> Iterator[Gate]:
+def _gates(one: Tombstone, needed: int) -> Iterator[Gate]:
     if one.healed is None:
         yield Gate(met=False, text="searches pass through it until catchup has healed its neighbours")
         return
@@ -175,7 +299,7 @@ class Tail(_InStore):
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Measure it again."""
         del batch
-        kept, beyond = reclaiming.tail(
+        kept, beyond = tail(
             self._database, self.table.location.uri, self.table.parameters.layout.block_size, self._horizon()
         )
         if beyond:
@@ -185,7 +309,7 @@ class Tail(_InStore):
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """Commit, then truncate the file."""
         del paths  # there is one
-        reclaiming.trim(self._writable(guard), self._horizon(), self.table.durable)
+        trim(self._writable(guard), self._horizon(), self.table.durable)
         return DeleteReport(0, {})  # not an object
 
     def _horizon(self) -> int:
@@ -278,3 +402,21 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
             Nodes(table, store, index.view, index, anchors), Tail(table, store, index, anchors), Files(table, anchors)
         ]  # fmt: skip
         return collector.collect(collectors, IndexGcReport(applied=True), options, context)
+
+
+class Why:
+    """The job why: every gate of a candidate. Reads only."""
+
+    @staticmethod
+    def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
+        """Explain ``options.target``: ``nodes/ID``, the end of the graph, or a file of a view or reader.
+
+        Raises:
+            IndexBusyError: another writer or job has the index.
+            ObjectNotFoundError: there is no such candidate.
+        """
+        del context
+        with opened(table, options) as collectors:
+            return explain(table, options.target, collectors)
+
+    apply = plan

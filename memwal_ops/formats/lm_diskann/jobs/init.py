@@ -1,4 +1,4 @@
-"""Create an index folder, or report that it exists."""
+"""Create an index folder, or report that it exists; and the demo, which changes and merges one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.demo import indented, prove
+from memwal_ops.core.run import run_job
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
+from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann.errors import need_extra
 from memwal_ops.formats.lm_diskann.source import Source, read_source
+from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lm_diskann.options import InitOptions
-    from memwal_ops.formats.lm_diskann.wire.parameters import Parameters
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.demo import DemoRun
+    from memwal_ops.formats.lm_diskann.specs import InitOptions
+    from memwal_ops.formats.lm_diskann.wire import Parameters
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
+
 
 _RESULTS = {"created": "was created", "unchanged": "exists already", "dry_run": "would be created"}
 
@@ -49,9 +60,9 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """
     del store
     need_extra()
-    from memwal_ops.formats.lm_diskann import creation, folders  # noqa: PLC0415 - the extra is checked first
+    from memwal_ops.formats.lm_diskann import files, table  # noqa: PLC0415 - the extra is checked first
 
-    path = folders.local_path(location.uri)
+    path = files.local_path(location.uri)
     follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
     wanted: dict[str, Any] = {
         "dimension": options.dimension if follows is None else follows.dimension(follows.open()),
@@ -62,10 +73,10 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         "quantizer": options.quantizer,
     }
     try:
-        found = _document(folders.read_parameters(path))
+        found = _document(files.read_parameters(path))
     except (TableNotFoundError, NotALanceTableError):
         if not dry_run:
-            creation.create(path, **wanted, follows=follows)
+            table.create(path, **wanted, follows=follows)
         return InitReport("dry_run" if dry_run else "created", path, wanted | _followed(follows))
     differ = [name for name, value in wanted.items() if found[name] != value]
     if differ:
@@ -97,3 +108,88 @@ def _document(found: Parameters) -> dict[str, Any]:
         "L": found.search_list,
         "quantizer": found.quantizer,
     }
+
+
+# -- the demo
+
+_DIMENSION = 32
+_VECTORS, _DELETED, _QUERIES = 3_000, 250, 100
+_K = 10
+
+
+def demo(run: DemoRun) -> Iterator[str]:
+    """Build an index folder, change it, and merge it, unless ``run.merge`` is false.
+
+    Yields: the output, step by step.
+
+    Raises:
+        ExtraMissingError: the extra is not installed.
+        InvalidUsageError: the folder has such an index already, or cannot be created.
+        InvariantViolatedError: a row was lost.
+    """
+    need_extra()
+    import numpy as np  # noqa: PLC0415 - the extra is checked first
+
+    folder = run.new_table("vectors.lmd")
+    random = np.random.default_rng(7)
+    centres = random.normal(size=(40, _DIMENSION)) * 2
+    vectors = (centres[random.integers(0, 40, _VECTORS)] + random.normal(size=(_VECTORS, _DIMENSION))).astype("f4")
+    deleted = random.choice(_VECTORS, _DELETED, replace=False)
+    with lm_diskann.create(folder, dimension=_DIMENSION, R=32, L=80) as index:
+        index.insert(np.arange(_VECTORS), vectors)
+        index.delete(deleted)
+    live = np.setdiff1d(np.arange(_VECTORS), deleted)
+    queries = vectors[live[:: len(live) // _QUERIES][:_QUERIES]] + np.float32(0.01)
+    distances = ((queries[:, None, :] - vectors[live][None, :, :]) ** 2).sum(axis=2)
+    exact = live[np.argsort(distances, axis=1, kind="stable")[:, :_K]]
+
+    yield f"""1. AN INDEX   {folder}
+
+   {_VECTORS:,} vectors of {_DIMENSION} numbers were inserted, and {_DELETED:,} of them deleted again. All of that is durable and can be
+   searched, but it lies in delta blocks beside the graph file, which every search looks up first.
+
+2. THE BACKLOG   memwal-ops inspect {folder}
+"""  # noqa: E501 - as it is printed
+    yield indented(run_job(folder, "inspect").describe())
+    before = _recall(folder, queries, exact, deleted)
+    if not run.merge:
+        yield f"""
+3. YOUR TURN   Nothing is merged yet. The index stays until you remove it:   rm -r {run.to_remove(folder)}
+
+   {run.command} merge {folder} --dry-run   what a merge would do
+   {run.command} merge {folder}             merge it"""
+        return
+    yield f"\n3. THE MERGE   memwal-ops merge {folder}\n"
+    report = run_job(folder, "merge")
+    yield indented(report.describe())
+    prove(report.decision == "merged", f"The merge decided {report.decision!r}.")
+    after = _recall(folder, queries, exact, deleted)
+    prove(after == before, f"The merge changed the results: recall {before} before, {after} after.")
+    again = run_job(folder, "merge")
+    prove(again.decision == "nothing_to_merge", f"A second merge decided {again.decision!r}.")
+    checked = run_job(folder, "verify")
+    prove(checked.exit_code == 0, f"verify found: {checked.describe()}")
+    yield f"""
+4. THE PROOF
+
+   ok  {counted(len(queries), "query", "queries")} found {after:.1%} of the {_K} nearest vectors that an exact scan finds, before and after the merge
+   ok  none of them returned a deleted vector
+   ok  the merge became visible at once, as one epoch; a crash at any moment leaves the old or the new one
+   ok  a second merge found nothing to do, and verify found nothing wrong
+
+5. YOUR TURN   The index stays until you remove it:   rm -r {run.to_remove(folder)}
+
+   {run.command} inspect {folder}
+   {run.command} verify {folder}
+   memwal_ops.formats.lm_diskann.open("{folder}").search(queries, k=10)      in Python"""  # noqa: E501 - see above
+
+
+def _recall(folder: str, queries: NDArray[np.float32], exact: NDArray[np.int64], deleted: NDArray[np.int64]) -> float:
+    """The share of the exact results that a search finds; no result may be a deleted vector."""
+    import numpy as np  # noqa: PLC0415 - see above
+
+    with lm_diskann.open(folder, read_only=True) as index:
+        found, _ = index.search(queries, k=_K)
+    prove(not np.isin(found, deleted).any(), "A deleted vector was found.")
+    pairs = zip(found, exact, strict=True)
+    return float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in pairs]))

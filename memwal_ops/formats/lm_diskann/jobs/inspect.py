@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lm_diskann.files import GRAPH
-from memwal_ops.formats.lm_diskann.following import versions_behind
-from memwal_ops.formats.lm_diskann.jobs.catchup import drift, unhealed
+from memwal_ops.formats.lm_diskann.files import GRAPH, lowest_reader
+from memwal_ops.formats.lm_diskann.jobs.catchup import drift, unhealed, versions_behind
 from memwal_ops.formats.lm_diskann.jobs.compact import backlog as compact_backlog
 from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
-from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
-from memwal_ops.formats.lm_diskann.locks import lowest_reader
+from memwal_ops.formats.lm_diskann.merging import backlog as merge_backlog
 from memwal_ops.formats.lm_diskann.source import Unusable, read_source
 from memwal_ops.text import counted, paragraph
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.options import InspectOptions
+    from memwal_ops.formats.lm_diskann.specs import InspectOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
 

@@ -1,12 +1,22 @@
-"""Check an index folder: every block against checksums, map, rows and links; the view against the store. Reads only."""
+"""Check an index folder: every block against checksums, map, rows and links; the view against the store. Reads only.
+
+Its repair publishes the view, maps rows, links nodes, gives up epochs; else it lists the choices. The view is made from
+the store alone, and replaced atomically under the next number, so the old view need not be kept. It is not made from a
+store that has findings itself: then the old view may be the better copy.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.answers import IndexAnswers
+import numpy as np
+
+from memwal_ops.core.answers import IndexAnswers, Interval, share_by_query, wilson
+from memwal_ops.core.context import RunContext
 from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import (
     AnswersPlan,
     Finding,
@@ -17,20 +27,119 @@ from memwal_ops.core.verification import (
     with_findings,
 )
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lm_diskann import deep
+from memwal_ops.formats.lm_diskann import graph, merging, publishing, verification
+from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
+from memwal_ops.formats.lm_diskann.files import WriterLock, needed_from
+from memwal_ops.formats.lm_diskann.graph import around
+from memwal_ops.formats.lm_diskann.jobs.catchup import ROUNDING, ZERO, K, is_stale
+from memwal_ops.formats.lm_diskann.kernels.healing import ROOT, reach
+from memwal_ops.formats.lm_diskann.kernels.searching import scan
 from memwal_ops.formats.lm_diskann.library import Index
-from memwal_ops.formats.lm_diskann.locks import WriterLock
-from memwal_ops.formats.lm_diskann.quality import is_stale
+from memwal_ops.formats.lm_diskann.specs import VerifyOptions
 from memwal_ops.formats.lm_diskann.store import Store
-from memwal_ops.formats.lm_diskann.verification import Verified, verify
+from memwal_ops.formats.lm_diskann.verification import (
+    FOLLOW_DAMAGED,
+    OF_VIEW,
+    OLD_VERSION_DAMAGED,
+    Check,
+    Verified,
+    verify,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.options import VerifyOptions
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.repair import Keep
+    from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
     from memwal_ops.formats.lm_diskann.table import Table
+    from memwal_ops.formats.lm_diskann.view import View
+
+
+SAMPLE = 100
+
+
+def unreachable(view: View, store: Store) -> NDArray[np.int64]:
+    """Live nodes to which no path from an entry point leads; none if there is no graph.
+
+    Raises:
+        TableCorruptError: a block cannot be read.
+    """
+    entries = view.entries(view.epoch)
+    if not len(entries) or not view.state.codebook_id:
+        return np.zeros(0, np.int64)
+    count = view.state.next_node_id
+    parents, queue = np.empty(count, np.int64), np.empty(count, np.int64)
+    if reach(view.source, view.parameters.layout, entries, view.epoch, parents, queue) < 0:
+        raise view.fail()
+    [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
+    found: NDArray[np.int64] = live[parents[live.astype(np.int64)] < ROOT].astype(np.int64)
+    return found
+
+
+def lost_slots(store: Store) -> Iterator[str]:
+    """Slots that are neither mapped nor free: they would never be used again."""
+    state = store.state
+    taken = np.zeros(state.slot_count, bool)
+    for table in ("lmd_slots", "lmd_free_nodes"):
+        [slots] = store.columns(f"SELECT slot FROM {table} WHERE slot < {state.slot_count}")
+        taken[slots.astype(np.int64)] = True
+    return (f"slot {slot} is neither mapped nor free" for slot in np.flatnonzero(~taken))
+
+
+def late_epochs(store: Store) -> Iterator[str]:
+    """Versions that are newer than the index."""
+    epoch = store.state.epoch
+    nodes, epochs = store.columns(
+        f"SELECT node_id, from_epoch FROM lmd_slots WHERE from_epoch > {epoch} UNION ALL "
+        f"SELECT node_id, commit_epoch FROM lmd_delta_blocks WHERE commit_epoch > {epoch} ORDER BY 1"
+    )
+    return (
+        f"node {node} has a version of epoch {one}; the index is at {epoch}"
+        for node, one in zip(nodes.tolist(), epochs.tolist(), strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What searches for a sample of rows find: of the nearest rows, and of each row itself; and how many were asked."""
+
+    share: Interval
+    itself: Interval
+    queries: int
+    rows: int
+
+
+def recall(index: Index, store: Store, samples: int = SAMPLE, seed: int = 0) -> Recall | None:
+    """The share of the nearest rows that searches find, for a sample of rows; None: the index is empty.
+
+    A row that is found counts if it is not farther than the k-th nearest: of equally far ones, each is right.
+    """
+    view = index.view
+    [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
+    if not len(live):
+        return None
+    chosen = np.sort(np.random.default_rng(seed).choice(live.astype(np.int64), min(samples, len(live)), replace=False))
+    queries = around(view, store, chosen, view.epoch).vectors
+    k = min(K, len(live))
+    nearest, far = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+    everything = np.arange(view.state.next_node_id, dtype=np.int64)
+    done = scan(
+        view.source, index.parameters.layout, everything, queries, view.epoch, view.dead, view.dead_epochs,
+        nearest, far,
+    )  # fmt: skip
+    if done < 0:
+        raise view.fail()
+    _, found = index.search(queries, k=k, as_of=view.epoch)
+    limits = index.given(far)
+    hits = (found <= limits[:, -1:] * ROUNDING).sum(axis=1)
+    share = share_by_query(hits.tolist(), [k] * len(queries), seed)
+    itself = wilson(int((found[:, 0] <= limits[:, 0] * ROUNDING + ZERO).sum()), len(queries))
+    assert share is not None  # noqa: S101 - there are queries
+    assert itself is not None  # noqa: S101 - see above
+    return Recall(share, itself, len(queries), len(live))
 
 
 GRAPH = "graph"
@@ -114,15 +223,15 @@ def _planned(table: Table, options: VerifyOptions) -> AnswersPlan:
     return AnswersPlan(table.revision, [one if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
-def _is_low(measured: deep.Recall, least: float) -> bool:
+def _is_low(measured: Recall, least: float) -> bool:
     return measured.share.high < least or measured.itself.high < _FINDS_ITSELF
 
 
-def _low(measured: deep.Recall, least: float, *, stale: bool) -> Iterator[Finding]:
+def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Finding]:
     """The finding about recall below the objective: a warning if rows find themselves and the codebook fits them."""
     if not _is_low(measured, least):
         return
-    why = f"Searches find {measured.share.value:.1%} of the nearest {deep.K} rows of {measured.queries:,} rows"
+    why = f"Searches find {measured.share.value:.1%} of the nearest {K} rows of {measured.queries:,} rows"
     lost = measured.itself.high < _FINDS_ITSELF
     if lost:
         why += f", and {measured.itself.value:.0%} of these rows themselves"
@@ -149,11 +258,11 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     try:
         with Index(table.location.uri, read_only=True) as index:
             if options.deep:
-                found.add("epoch_beyond_end", deep.late_epochs(store))
-                found.add("slot_lost", deep.lost_slots(store))
-                unreachable = deep.unreachable(index.view, store)
-                found.add("unreachable", (f"no path leads to node {one}" for one in unreachable))
-            measured = deep.recall(index, store, options.samples, seed)
+                found.add("epoch_beyond_end", late_epochs(store))
+                found.add("slot_lost", lost_slots(store))
+                lost = unreachable(index.view, store)
+                found.add("unreachable", (f"no path leads to node {node}" for node in lost))
+            measured = recall(index, store, options.samples, seed)
             stale = measured is not None and _is_low(measured, options.min_recall) and is_stale(index, store)
     finally:
         store.close()
@@ -163,7 +272,7 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     found.findings.extend(wrong)
     answers = IndexAnswers(
         **_BASE,
-        settings=f"k {deep.K}",
+        settings=f"k {K}",
         queries=measured.queries,
         recall=measured.share,
         found_itself=measured.itself,
@@ -171,3 +280,96 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
         bytes_at_most=size,
     )
     return [with_findings(answers, wrong)]
+
+
+_DAMAGED_STORE = "store"
+_REBUILD = "Run memwal-ops catchup URI --rebuild: it builds the graph anew."
+_NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
+
+
+def _verified_for_repair(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+    """The findings; those about the view record whether the store has any."""
+    found = verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
+        found.findings.kept = [
+            replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
+        ]
+    return found
+
+
+def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
+    if finding.check == "unreachable":
+        return Fix("graph:", "link unreachable nodes again", _link)
+    if finding.check == OLD_VERSION_DAMAGED:
+        needed = needed_from(table.location.uri, table.revision)
+        if needed <= table.state.retained_from:
+            raise UnsafeError(_NEEDED.format(needed))
+        return Fix("epochs:", f"give up the epochs below {needed}", _give_up)
+    if finding.check in verification.CHECKS:
+        if finding.about:
+            raise UnsafeError(finding.about)
+        return Fix("rows:", "map the rows again by the row ids in their blocks", _remap)
+    if finding.check not in OF_VIEW:
+        return None
+    if finding.about == _DAMAGED_STORE:
+        raise UnsafeError("The store has findings itself: a view made from it could lose rows that this one has.")
+    return Fix("view:", "publish the view again from the store", _publish)
+
+
+def _publish(table: Table, keep: Keep) -> FixAttempt:
+    del keep  # the view is made from the store, which has all of it
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        if not index.republished:  # opening it publishes a view that is behind, or cannot be read
+            publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
+    return FixAttempt.DONE
+
+
+def _remap(table: Table, keep: Keep) -> FixAttempt:
+    del keep  # the replaced entries contradict the blocks, which are kept
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        store, folder = index.writable(), table.location.uri
+        blocks = Check(folder, table.parameters, store, Verified(Findings(1)), RunContext()).read_blocks()
+        if (why := verification.refusal(store, blocks)) is not None:
+            raise UnsafeError(why)
+        changes = verification.changes(store, blocks)
+        if changes is None:
+            return FixAttempt.GONE
+        table.durable("commit to the store", lambda: store.commit(changes))
+        publishing.publish(folder, table.parameters, store, table.durable)
+    return FixAttempt.DONE
+
+
+def _give_up(table: Table, keep: Keep) -> FixAttempt:
+    del keep  # only epochs that no reader and no hold needs are given up
+    with table.open(VerifyOptions().wait.total_seconds()) as index:
+        store, folder = index.writable(), table.location.uri
+        needed = needed_from(folder, store.state.epoch)
+        if needed > store.state.retained_from:
+            merging.give_up(index, needed, table.durable)
+            merging.finish(index, table.durable)  # a view without the versions that are given up
+        found = Verified(Findings(1))
+        Check(folder, table.parameters, store, found, RunContext()).read_blocks()
+        if OLD_VERSION_DAMAGED in found.findings.counts:
+            raise UnsafeError(_NEEDED.format(needed))
+    return FixAttempt.DONE
+
+
+def _link(table: Table, keep: Keep) -> FixAttempt:
+    del keep  # links are added
+    with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
+        nodes = unreachable(index.view, index.writable())
+        if not len(nodes):
+            return FixAttempt.GONE
+        with index.staged() as staged:
+            graph.relink(staged, nodes)
+            # With few links per node, linking one may take the last path from another one.
+            left = graph.link_unreached(staged)
+            staged.rewired = nodes
+    if left:
+        raise IndexCorruptError(
+            f"{left:,} rows remain without a path: no node has a link left for them.", remedy=_REBUILD
+        )
+    return FixAttempt.DONE
+
+
+REPAIR = RepairJob(_verified_for_repair, _fix_of)

@@ -1,4 +1,9 @@
-"""Compute squared L2 distances: exact, and estimated from codes."""
+"""Compute squared L2 distances, exact and estimated from codes; and select neighbours by them.
+
+LM-Prune: keep the nearest candidate, drop those much nearer to it than to the node, repeat until R are kept.
+Candidates equal to the node are also kept, up to half of the list: by the rule alone, one of them would exclude all
+others, and duplicate vectors would form chains that break when one of them is deleted.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,8 @@ def nearest(vectors, count, query, chosen):
     """The indexes of the vectors nearest to ``query`` among the first ``count``, into ``chosen``; returns their number."""
     far = np.empty(chosen.shape[0], np.float32)
     held = 0
-    for one in range(count):
-        distance = squared(vectors[one], query)
+    for index in range(count):
+        distance = squared(vectors[index], query)
         if held == chosen.shape[0]:
             if distance >= far[held - 1]:
                 continue
@@ -34,7 +39,7 @@ def nearest(vectors, count, query, chosen):
         while at > 0 and far[at - 1] > distance:
             far[at], chosen[at] = far[at - 1], chosen[at - 1]
             at -= 1
-        far[at], chosen[at] = distance, one
+        far[at], chosen[at] = distance, index
         held += 1
     return held
 
@@ -91,15 +96,15 @@ def estimate(table, rest, codes, words, chosen, count, distances):
     """
     size = table.shape[0]
     if size % 8 == 0:
-        for one in range(count):
-            at, total = chosen[one] * (size // 8), rest
+        for index in range(count):
+            at, total = chosen[index] * (size // 8), rest
             for word in range(size // 8):
                 total += _of_eight(table, 8 * word, words[at + word])
-            distances[one] = total
+            distances[index] = total
     else:
-        for one in range(count):
-            at = chosen[one] * size
-            distances[one] = estimated(table, rest, codes[at : at + size])
+        for index in range(count):
+            at = chosen[index] * size
+            distances[index] = estimated(table, rest, codes[at : at + size])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -161,3 +166,101 @@ def decode(book, code, vector):
         start, value = book.starts[byte], code[byte]
         for at in range(book.widths[byte]):
             vector[start + at] += book.parts[byte, value, at]
+
+
+@numba.njit(cache=True, nogil=True)
+def with_room(links):
+    """The number of links to which a full list is pruned: the next few need no pruning."""
+    return links - max(1, links // 8)
+
+
+@numba.njit(cache=True, nogil=True)
+def of_new(links):
+    """The number of links that an insert gives a node, at most: each is a backlink in another block to be written.
+
+    Links from later nodes fill the list. Recall is that of full lists, unless lists are short.
+    """
+    return max(links // 2, min(links, 32))
+
+
+@numba.njit(cache=True, nogil=True)
+def of_built(links):
+    """The number of links that a build leaves: the first links to a node do not prune its list; as in ``of_new``."""
+    return max(with_room(links), min(links, 48))
+
+
+@numba.njit(cache=True, nogil=True)
+def prune(vectors, distances, count, alpha, most, chosen):
+    """Select neighbours.
+
+    Args:
+        vectors: float32 [count or more, d], of the candidates.
+        distances: float32, their squared distances to the node.
+        count: number of candidates.
+        alpha: squared: a candidate is dropped if ``alpha * d(kept, it) < d(node, it)``.
+        most: the maximum number to select.
+        chosen: receives their indices, nearest first.
+
+    Returns:
+        The number selected.
+    """
+    order = np.argsort(distances[:count])
+    gone = np.zeros(count, np.uint8)
+    kept = 0
+    equal = max(1, most // 2)
+    for at in range(count):
+        index = order[at]
+        if gone[index]:
+            continue
+        if distances[index] == 0:
+            if equal == 0:
+                continue
+            equal -= 1
+        chosen[kept] = index
+        kept += 1
+        if kept == most:
+            break
+        for later in range(at + 1, count):
+            other = order[later]
+            if not gone[other] and alpha * squared(vectors[index], vectors[other]) < distances[other]:
+                gone[other] = 1
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)
+def extend(vectors, distances, count, held, alpha, most, chosen):
+    """Like :func:`prune`, for a list whose ``held`` first candidates stay: compares others only until it is full.
+
+    So a node that is rewired keeps its links, and not all candidates are compared with each other.
+
+    Returns:
+        The number selected, without those that stay.
+    """
+    order = np.argsort(distances[:count])
+    equal = max(1, most // 2)
+    for index in range(held):
+        chosen[index] = index
+        equal -= distances[index] == 0
+    kept = held
+    for at in range(count):
+        if kept == most:
+            break
+        new = order[at]
+        if new < held:
+            continue
+        if distances[new] == 0:
+            if equal <= 0:
+                continue
+            equal -= 1
+        excluded = False
+        for other in range(kept):
+            near = chosen[other]
+            if distances[near] <= distances[new] and alpha * squared(vectors[near], vectors[new]) < distances[new]:
+                excluded = True
+                break
+        if not excluded:
+            chosen[kept] = new
+            kept += 1
+    for index in range(held, kept):
+        chosen[index - held] = chosen[index]
+    return kept - held

@@ -1,4 +1,4 @@
-"""Heal the graph: reconnect the neighbours of deleted nodes, and rewire single nodes.
+"""Heal the graph: reconnect the neighbours of deleted nodes, rewire single nodes, and link those that no path leads to.
 
 A node that linked to a deleted one gets a link to the nearest of its neighbours instead (as in-place deletes of
 IP-DiskANN), without pruning: that kept the same candidates, and took two thirds of the time. Its own links to live
@@ -12,14 +12,16 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, fill_table, squared
+from memwal_ops.formats.lm_diskann.kernels.distances import decode, encode, extend, fill_table, squared, with_room
 from memwal_ops.formats.lm_diskann.kernels.inserting import (
     add_backlink,
     code_of,
+    drop_backlink,
     link_back,
+    remove_backlink,
     set_link,
 )
-from memwal_ops.formats.lm_diskann.kernels.memory import (
+from memwal_ops.formats.lm_diskann.kernels.reading import (
     BACKLINKS,
     FLAGS,
     INVISIBLE,
@@ -27,11 +29,161 @@ from memwal_ops.formats.lm_diskann.kernels.memory import (
     NODE,
     NONE,
     VECTOR,
+    hashed,
+    load,
+    touch,
 )
-from memwal_ops.formats.lm_diskann.kernels.pruning import extend, with_room
-from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, touch
 from memwal_ops.formats.lm_diskann.kernels.searching import beam, contains, nearest_starts
-from memwal_ops.formats.lm_diskann.wire.blocks import OVERFLOW, TOMBSTONED
+from memwal_ops.formats.lm_diskann.wire import OVERFLOW, TOMBSTONED
+
+_UNREACHED, ROOT = -2, -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _follow(src, lay, epoch, parents, queue, head, tail):
+    """Follow the links of the nodes ``queue[head:tail]``. Returns the new tail, or an error as ``load``."""
+    while head < tail:
+        node = queue[head]
+        row = load(src, lay.block_size, node, epoch)
+        head += 1
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        for at in range(src.pool.u16[row, LINKS]):
+            other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
+            if other < parents.shape[0] and parents[other] == _UNREACHED:
+                parents[other] = node
+                queue[tail] = other
+                tail += 1
+    return tail
+
+
+@numba.njit(cache=True, nogil=True)
+def reach(src, lay, entries, epoch, parents, queue):
+    """Set the parent of each node to which a path leads, in a tree of such paths; below ``ROOT``: no path leads to it.
+
+    ``parents`` and ``queue`` are int64 [nodes]. Returns the number of reached nodes, the first of ``queue``, or an error as ``load``.
+    """
+    parents[:] = _UNREACHED
+    tail = 0
+    for index in range(entries.shape[0]):
+        if parents[entries[index]] == _UNREACHED:
+            parents[entries[index]] = ROOT
+            queue[tail] = entries[index]
+            tail += 1
+    return _follow(src, lay, epoch, parents, queue, 0, tail)
+
+
+@numba.njit(cache=True, nogil=True)
+def _has_place(src, lay, row, node, parents):
+    """Whether a live block has an unused link, or one that is not of the tree."""
+    if src.pool.u8[row, FLAGS] & TOMBSTONED:
+        return False
+    held = np.int64(src.pool.u16[row, LINKS])
+    for at in range(held):
+        if parents[src.pool.u32[row, lay.at_ids // 4 + at]] != node:
+            return True
+    return held < lay.links
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(src, lay, row, parents, epoch, origin, events, counts):
+    """The place of a link in a block that has one: unused, or that of a link that is removed. Or an error as ``load``."""
+    me, held = src.pool.i64[row, NODE], np.int64(src.pool.u16[row, LINKS])
+    if held < lay.links:
+        src.pool.u16[row, LINKS] = held + 1
+        return held
+    last = held
+    for at in range(held - 1, -1, -1):
+        target = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
+        if parents[target] == me:
+            continue
+        last = at
+        other = touch(src, lay.block_size, target, epoch, origin)
+        if other < 0:
+            return other
+        if drop_backlink(src, lay, other, me, events, counts):
+            return at
+    other = touch(src, lay.block_size, np.int64(src.pool.u32[row, lay.at_ids // 4 + last]), epoch, origin)
+    remove_backlink(src, lay, other, me, events, counts)  # it has another link, that of the tree
+    return last
+
+
+@numba.njit(cache=True, nogil=True)
+def _link_from(src, lay, referrer, node, own, parents, epoch, origin, events, counts):
+    """Link a reached node to another one. Returns 1; 0: it is not live, or has no place; or an error as ``load``."""
+    row = load(src, lay.block_size, referrer, epoch)
+    if row == INVISIBLE:
+        return 0
+    if row < 0:
+        return row
+    if not _has_place(src, lay, row, referrer, parents):
+        return 0
+    row = touch(src, lay.block_size, referrer, epoch, origin)
+    place = _place(src, lay, row, parents, epoch, origin, events, counts)
+    if place < 0:
+        return place
+    set_link(src, lay, row, place, node, own)
+    other = touch(src, lay.block_size, node, epoch, origin)
+    if other < 0:
+        return other
+    add_backlink(src, lay, other, referrer, events, counts)
+    parents[node] = referrer
+    return 1
+
+
+@numba.njit(cache=True, nogil=True)
+def attach(src, lay, room, book, nodes, parents, queue, epoch, origin, limit, starts, first, events, counts):
+    """Link unreached live nodes from the nearest reached ones, from index ``first`` on.
+
+    No link of the tree is removed, so no node is lost. Each node of the tree but its roots takes one link, so that some node always has
+    a place, if not one near.
+
+    Args, result: ``parents`` and ``queue`` as of :func:`reach`; ``counts[2]`` is the number of reached nodes; the others as for
+    ``rewire``.
+    """
+    table, own = np.empty((lay.code_bytes, 256), np.float32), np.empty(lay.code_bytes, np.uint8)
+    vector = np.empty(lay.dimension, np.float32)
+    for index in range(first, nodes.shape[0]):
+        counts[1] = index
+        node = nodes[index]
+        if parents[node] != _UNREACHED:
+            continue
+        if src.tags.shape[0] + src.counts[1] + lay.links + 3 > src.pool.u64.shape[0]:
+            return 0
+        if counts[0] + lay.backlinks + 4 > events.shape[0]:
+            return 0
+        row = load(src, lay.block_size, node, epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row
+        vector[:] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+        encode(book, vector, own)
+        rest = fill_table(book, vector, table)
+        visited = beam(src, lay, room, table, rest, vector, limit, 1, epoch, starts, nearest_starts(starts))
+        if visited < 0:
+            return visited
+        near = np.argsort(room.v_distance[:visited])
+        result, at = 0, 0
+        while result == 0 and at < visited + counts[2]:
+            other = room.v_node[near[at]] if at < visited else queue[counts[2] - 1 - (at - visited)]
+            at += 1
+            if parents[other] == _UNREACHED:
+                continue
+            result = _link_from(src, lay, other, node, own, parents, epoch, origin, events, counts)
+            if result < 0:
+                return result
+        if result:
+            queue[counts[2]] = node
+            tail = _follow(src, lay, epoch, parents, queue, counts[2], counts[2] + 1)
+            if tail < 0:
+                return tail
+            counts[2] = tail
+    counts[1] = nodes.shape[0]
+    return 0
+
 
 _MAX_DEAD = 16
 _DECODED = 32
@@ -49,18 +201,18 @@ def neighbours(src, lay, nodes, epoch, targets, referrers, overflowed, vectors):
         overflowed: uint8 [n]: whether the overflow table has the referrers.
         vectors: float32 [n, d].
     """
-    for one in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[one], epoch)
+    for index in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[index], epoch)
         if row == INVISIBLE:
             continue
         if row < 0:
             return row
         for at in range(src.pool.u16[row, LINKS]):
-            targets[one, at] = src.pool.u32[row, lay.at_ids // 4 + at]
+            targets[index, at] = src.pool.u32[row, lay.at_ids // 4 + at]
         for at in range(src.pool.u16[row, BACKLINKS]):
-            referrers[one, at] = src.pool.u32[row, lay.at_backlinks // 4 + at]
-        overflowed[one] = src.pool.u8[row, FLAGS] & OVERFLOW
-        vectors[one, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
+            referrers[index, at] = src.pool.u32[row, lay.at_backlinks // 4 + at]
+        overflowed[index] = src.pool.u8[row, FLAGS] & OVERFLOW
+        vectors[index, :] = src.pool.f32[row, VECTOR : VECTOR + lay.dimension]
     return 0
 
 
@@ -71,11 +223,11 @@ def _members(ascending):
     while size < 4 * ascending.shape[0]:
         size *= 2
     table = np.zeros(size, np.int64)
-    for one in range(ascending.shape[0]):
-        at = hashed(ascending[one], size)
+    for index in range(ascending.shape[0]):
+        at = hashed(ascending[index], size)
         while table[at] != 0:
             at = (at + 1) & (size - 1)
-        table[at] = one + 1
+        table[at] = index + 1
     return table
 
 
@@ -97,10 +249,10 @@ def forget(src, lay, nodes, gone, epoch, origin, first):
     Returns the index of the first node for which the overlay has no space; or an error as ``load``.
     """
     start, table = lay.at_backlinks // 4, _members(gone)
-    for one in range(first, nodes.shape[0]):
+    for index in range(first, nodes.shape[0]):
         if src.tags.shape[0] + src.counts[1] >= src.pool.u64.shape[0]:
-            return one
-        row = load(src, lay.block_size, nodes[one], epoch)
+            return index
+        row = load(src, lay.block_size, nodes[index], epoch)
         if row == INVISIBLE:
             continue
         if row < 0:
@@ -112,7 +264,7 @@ def forget(src, lay, nodes, gone, epoch, origin, first):
             left += 1
         if left == held:
             continue
-        row = touch(src, lay.block_size, nodes[one], epoch, origin)
+        row = touch(src, lay.block_size, nodes[index], epoch, origin)
         for at in range(left + 1, held):
             other = src.pool.u32[row, start + at]
             if _index(table, gone, np.int64(other)) < 0:
@@ -127,9 +279,9 @@ def forget(src, lay, nodes, gone, epoch, origin, first):
 @numba.njit(cache=True, nogil=True)
 def _write_links(src, lay, row, ids, codes, count, stays):
     at = 0
-    for one in range(count):
-        if stays[one]:
-            set_link(src, lay, row, at, ids[one], codes[one])
+    for index in range(count):
+        if stays[index]:
+            set_link(src, lay, row, at, ids[index], codes[index])
             at += 1
     src.pool.u16[row, LINKS] = at
     for empty in range(at, lay.links):
@@ -147,9 +299,9 @@ def _choose(src, lay, row, ids, codes, vectors, distances, count, held, most, al
     stays = np.zeros(count, np.uint8)
     stays[:held] = 1
     for at in range(extend(vectors, distances, count, held, alpha, most, chosen)):
-        one = chosen[at]
-        stays[one] = 1
-        other = touch(src, lay.block_size, ids[one], epoch, origin)
+        index = chosen[at]
+        stays[index] = 1
+        other = touch(src, lay.block_size, ids[index], epoch, origin)
         if other < 0:
             return other
         add_backlink(src, lay, other, me, events, counts)
@@ -194,9 +346,9 @@ def _drop_links(src, lay, row, table, gone, lost):
     left = 0
     for at in range(held):
         other = src.pool.u32[row, start + at]
-        found = _index(table, gone, np.int64(other))
-        if found >= 0:
-            lost[at - left] = found
+        place = _index(table, gone, np.int64(other))
+        if place >= 0:
+            lost[at - left] = place
             continue
         if left < at:
             code = lay.at_codes + at * lay.code_bytes
@@ -218,10 +370,10 @@ def _links_to_any(src, lay, row, table, gone):
 
 @numba.njit(cache=True, nogil=True)
 def _links_to(src, lay, row, node):
-    found = False
+    links = False
     for at in range(src.pool.u16[row, LINKS]):
-        found |= src.pool.u32[row, lay.at_ids // 4 + at] == node
-    return found
+        links |= src.pool.u32[row, lay.at_ids // 4 + at] == node
+    return links
 
 
 @numba.njit(cache=True, nogil=True)
@@ -230,9 +382,9 @@ def _link_nearest(src, lay, row, ids, codes, distances, count, most, epoch, orig
     me, held = src.pool.i64[row, NODE], np.int64(src.pool.u16[row, LINKS])
     while held < most:
         best, least = -1, np.float32(np.inf)
-        for one in range(count):
-            if distances[one] < least:
-                best, least = one, distances[one]
+        for index in range(count):
+            if distances[index] < least:
+                best, least = index, distances[index]
         if best < 0:
             break
         distances[best] = np.inf
@@ -270,13 +422,13 @@ def reconnect(src, lay, book, nodes, gone, dead, epoch, origin, first, events, c
     room = _MAX_DEAD * lay.links
     near, near_codes = np.empty(room, np.int64), np.empty((room, lay.code_bytes), np.uint8)
     distances, own = np.empty(room, np.float32), np.empty(lay.dimension, np.float32)
-    for one in range(first, nodes.shape[0]):
-        counts[1] = one
+    for index in range(first, nodes.shape[0]):
+        counts[1] = index
         if src.tags.shape[0] + src.counts[1] + 2 * lay.links + 2 > src.pool.u64.shape[0]:
             return 0
         if counts[0] + (lay.backlinks + 3) * lay.links > events.shape[0]:
             return 0
-        node = nodes[one]
+        node = nodes[index]
         if _index(table, gone, node) >= 0:
             continue
         row = load(src, lay.block_size, node, epoch)
@@ -296,29 +448,29 @@ def reconnect(src, lay, book, nodes, gone, dead, epoch, origin, first, events, c
         for at in range(min(missing, _MAX_DEAD)):
             place = lost[at] % _DECODED
             if kept[place] != lost[at]:
-                found = _live_links(
+                result = _live_links(
                     src, lay, book, gone[lost[at]], dead, epoch, ids[place], codes[place], vectors[place]
                 )  # fmt: skip
-                if found < 0:
-                    return found
-                kept[place], sizes[place] = lost[at], found
+                if result < 0:
+                    return result
+                kept[place], sizes[place] = lost[at], result
             for link in range(sizes[place]):
                 near[count], near_codes[count, :] = ids[place, link], codes[place, link]
                 distances[count] = squared(vectors[place, link], own)
                 count += 1
         most = max(np.int64(src.pool.u16[row, LINKS]) + missing, with_room(lay.links))
-        found = _link_nearest(src, lay, row, near, near_codes, distances, count, most, epoch, origin, events, counts)
-        if found < 0:
-            return found
+        result = _link_nearest(src, lay, row, near, near_codes, distances, count, most, epoch, origin, events, counts)
+        if result < 0:
+            return result
     counts[1] = nodes.shape[0]
     return 0
 
 
 @numba.njit(cache=True, nogil=True)
-def linked(src, lay, nodes, wanted, epoch, found):
-    """Mark those of ``wanted`` (ascending) to which any of ``nodes`` links in ``found``. Returns 0, or as ``load``."""
-    for one in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[one], epoch)
+def linked(src, lay, nodes, wanted, epoch, marks):
+    """Mark those of ``wanted`` (ascending) to which any of ``nodes`` links in ``marks``. Returns 0, or as ``load``."""
+    for index in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[index], epoch)
         if row == INVISIBLE:
             continue
         if row < 0:
@@ -327,15 +479,15 @@ def linked(src, lay, nodes, wanted, epoch, found):
             other = np.int64(src.pool.u32[row, lay.at_ids // 4 + at])
             place = np.searchsorted(wanted, other)
             if place < wanted.shape[0] and wanted[place] == other:
-                found[place] = 1
+                marks[place] = 1
     return 0
 
 
 @numba.njit(cache=True, nogil=True)
-def lonely(src, lay, nodes, epoch, found):
-    """Mark live nodes to which no link leads, or none from an older node, in ``found``. Returns 0, or as ``load``."""
-    for one in range(nodes.shape[0]):
-        row = load(src, lay.block_size, nodes[one], epoch)
+def lonely(src, lay, nodes, epoch, marks):
+    """Mark live nodes to which no link leads, or none from an older node, in ``marks``. Returns 0, or as ``load``."""
+    for index in range(nodes.shape[0]):
+        row = load(src, lay.block_size, nodes[index], epoch)
         if row == INVISIBLE:
             continue
         if row < 0:
@@ -344,8 +496,8 @@ def lonely(src, lay, nodes, epoch, found):
             continue
         older = False
         for at in range(src.pool.u16[row, BACKLINKS]):
-            older = older or np.int64(src.pool.u32[row, lay.at_backlinks // 4 + at]) < nodes[one]
-        found[one] = not older
+            older = older or np.int64(src.pool.u32[row, lay.at_backlinks // 4 + at]) < nodes[index]
+        marks[index] = not older
     return 0
 
 
@@ -361,22 +513,22 @@ def _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, ep
                 must = order[at]
                 break
     for at in range(visited):
-        one = order[at]
-        if room.v_node[one] == node or room.v_dead[one] or (left <= 0 and one != must):
+        index = order[at]
+        if room.v_node[index] == node or room.v_dead[index] or (left <= 0 and index != must):
             continue
         left -= 1
-        other = load(src, lay.block_size, room.v_node[one], epoch)
+        other = load(src, lay.block_size, room.v_node[index], epoch)
         if other < 0:
             return other
         if _links_to(src, lay, other, node):
             continue
-        other = touch(src, lay.block_size, room.v_node[one], epoch, origin)
-        code_of(book, room, one, near)
-        done = link_back(src, lay, book, other, near, row, own, alpha, one == must, epoch, origin, events, counts)
+        other = touch(src, lay.block_size, room.v_node[index], epoch, origin)
+        code_of(book, room, index, near)
+        done = link_back(src, lay, book, other, near, row, own, alpha, index == must, epoch, origin, events, counts)
         if done < 0:
             return done
         if done:
-            add_backlink(src, lay, row, room.v_node[one], events, counts)
+            add_backlink(src, lay, row, room.v_node[index], events, counts)
     return 0
 
 
@@ -392,13 +544,13 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
     vectors, distances = np.empty((most, lay.dimension), np.float32), np.empty(most, np.float32)
     own_vector = np.empty(lay.dimension, np.float32)
     worst = lay.links * (lay.links + 4) + 2
-    for one in range(first, nodes.shape[0]):
-        counts[1] = one
+    for index in range(first, nodes.shape[0]):
+        counts[1] = index
         if src.tags.shape[0] + src.counts[1] + worst > src.pool.u64.shape[0]:
             return 0
         if counts[0] + worst + (lay.backlinks + 3) * 3 * lay.links > events.shape[0]:
             return 0
-        node = nodes[one]
+        node = nodes[index]
         row = load(src, lay.block_size, node, epoch)
         if row == INVISIBLE:
             continue
@@ -424,15 +576,17 @@ def rewire(src, lay, room, book, nodes, epoch, origin, alpha, limit, starts, fir
             vectors[count, :] = room.v_vector[at]
             code_of(book, room, at, codes[count])
             count += 1
-        found = _choose(
+        result = _choose(
             src, lay, row, ids, codes, vectors, distances, count, held, lay.links, alpha, epoch, origin, events, counts
         )
-        if found < 0:
-            return found
+        if result < 0:
+            return result
         order = np.argsort(room.v_distance[:visited])
-        found = _linked_from(src, lay, book, room, order, visited, row, node, own, alpha, epoch, origin, events, counts)
-        if found < 0:
-            return found
+        result = _linked_from(
+            src, lay, book, room, order, visited, row, node, own, alpha, epoch, origin, events, counts
+        )
+        if result < 0:
+            return result
         counts[2] += 1
     counts[1] = nodes.shape[0]
     return 0

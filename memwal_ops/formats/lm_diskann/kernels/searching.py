@@ -1,4 +1,7 @@
-"""Beam search over node blocks, guided by the codes in them; exact distances for every visited node."""
+"""Beam search over node blocks, guided by the codes in them; exact distances for every visited node.
+
+The candidates that a filter allows have a list of their own, so that others do not displace them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import numba
 import numpy as np
 
 from memwal_ops.formats.lm_diskann.kernels.distances import estimate, fill_table, nearest, squared
-from memwal_ops.formats.lm_diskann.kernels.memory import FLAGS, INVISIBLE, LINKS, ROW, VECTOR
-from memwal_ops.formats.lm_diskann.kernels.reading import hashed, load, prefetch
-from memwal_ops.formats.lm_diskann.wire.blocks import TOMBSTONED
+from memwal_ops.formats.lm_diskann.kernels.reading import FLAGS, INVISIBLE, LINKS, ROW, VECTOR, hashed, load, prefetch
+from memwal_ops.formats.lm_diskann.wire import TOMBSTONED
 
 UNKNOWN = -1
 _SEEN = 4096
@@ -69,12 +71,12 @@ def beam(src, lay, room, table, rest, query, limit, width, epoch, starts, near):
     held, arena, visited = 0, 0, 0
     collect = room.v_vector.shape[0] > 0
     fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
-    for one in range(nearest(starts.vectors, starts.nodes.shape[0], query, near)):
+    for index in range(nearest(starts.vectors, starts.nodes.shape[0], query, near)):
         size = for_more(seen, size, known + 1)
-        if 4 * known < 3 * size and first_sight(seen, size, starts.nodes[near[one]]):
+        if 4 * known < 3 * size and first_sight(seen, size, starts.nodes[near[index]]):
             known += 1
-            distance = squared(starts.vectors[near[one]], query)
-            held = push(room, held, limit, starts.nodes[near[one]], distance, UNKNOWN)
+            distance = squared(starts.vectors[near[index]], query)
+            held = push(room, held, limit, starts.nodes[near[index]], distance, UNKNOWN)
     chosen = np.empty(width, np.int64)
     chosen_code = np.empty(width, np.int64)
     while visited < room.v_node.shape[0]:
@@ -89,12 +91,12 @@ def beam(src, lay, room, table, rest, query, limit, width, epoch, starts, near):
         if count == 0:
             break
         if width > 1:
-            for one in range(count):
-                prefetch(src, lay.block_size, chosen[one], epoch)
-        for one in range(count):
+            for index in range(count):
+                prefetch(src, lay.block_size, chosen[index], epoch)
+        for index in range(count):
             if visited == room.v_node.shape[0]:
                 break
-            node = chosen[one]
+            node = chosen[index]
             row = load(src, lay.block_size, node, epoch)
             if row == INVISIBLE:
                 continue
@@ -105,7 +107,7 @@ def beam(src, lay, room, table, rest, query, limit, width, epoch, starts, near):
             room.v_row[visited] = src.pool.i64[row, ROW]
             room.v_distance[visited] = squared(vector, query)
             room.v_dead[visited] = src.pool.u8[row, FLAGS] & TOMBSTONED
-            room.v_code[visited] = chosen_code[one]
+            room.v_code[visited] = chosen_code[index]
             if collect:
                 room.v_vector[visited, :] = vector
             visited += 1
@@ -176,11 +178,11 @@ def add_starts(src, lay, room, visited, query, epoch, starts, near, dead, dead_e
 
     Those are lower than exact ones, by the error of the codes. Returns the number of results, or STALE or DAMAGED.
     """
-    for one in near:
-        distance = squared(starts.vectors[one], query)
+    for index in near:
+        distance = squared(starts.vectors[index], query)
         if held == ids.shape[0] and distance >= distances[held - 1]:
             break
-        node = starts.nodes[one]
+        node = starts.nodes[index]
         if (room.v_node[:visited] == node).any():
             continue
         row = load(src, lay.block_size, node, epoch)
@@ -197,33 +199,22 @@ def add_starts(src, lay, room, visited, query, epoch, starts, near, dead, dead_e
 def search(src, lay, room, book, queries, limit, width, epoch, starts, dead, dead_epochs, ids, distances):
     """The nearest live rows of each query, into ``ids`` and ``distances`` [m, k]. Returns 0, or STALE or DAMAGED."""
     table, near = np.empty((lay.code_bytes, 256), np.float32), nearest_starts(starts)
-    for one in range(queries.shape[0]):
-        ids[one, :] = -1
-        distances[one, :] = np.inf
-        rest = fill_table(book, queries[one], table)
-        visited = beam(src, lay, room, table, rest, queries[one], limit, width, epoch, starts, near)
+    for index in range(queries.shape[0]):
+        ids[index, :] = -1
+        distances[index, :] = np.inf
+        rest = fill_table(book, queries[index], table)
+        visited = beam(src, lay, room, table, rest, queries[index], limit, width, epoch, starts, near)
         if visited < 0:
             return visited
         held = 0
         for at in range(visited):
             if room.v_dead[at] or is_tombstone(dead, dead_epochs, room.v_node[at], epoch):
                 continue
-            held = keep(ids[one], distances[one], held, room.v_row[at], room.v_distance[at])
+            held = keep(ids[index], distances[index], held, room.v_row[at], room.v_distance[at])
         held = add_starts(
-            src,
-            lay,
-            room,
-            visited,
-            queries[one],
-            epoch,
-            starts,
-            near,
-            dead,
-            dead_epochs,
-            ids[one],
-            distances[one],
-            held,
-        )
+            src, lay, room, visited, queries[index], epoch, starts, near, dead, dead_epochs, ids[index],
+            distances[index], held,
+        )  # fmt: skip
         if held < 0:
             return held
     return 0
@@ -245,7 +236,151 @@ def scan(src, lay, nodes, queries, epoch, dead, dead_epochs, ids, distances):
         if src.pool.u8[row, FLAGS] & TOMBSTONED or is_tombstone(dead, dead_epochs, node, epoch):
             continue
         row_id = src.pool.i64[row, ROW]
-        for one in range(queries.shape[0]):
-            distance = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], queries[one])
-            held[one] = keep(ids[one], distances[one], held[one], row_id, distance)
+        for index in range(queries.shape[0]):
+            distance = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], queries[index])
+            held[index] = keep(ids[index], distances[index], held[index], row_id, distance)
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def mark(rows, nodes, wanted, allowed):
+    """Set ``allowed`` of the nodes of the rows that are in ``wanted``; both ascending. ``rows`` may have one several times."""
+    at, size = 0, rows.shape[0]
+    for index in range(wanted.shape[0]):
+        step = 1
+        while at + step < size and rows[at + step] < wanted[index]:
+            step *= 2
+        last = min(at + step, size)
+        while at < last:
+            middle = (at + last) // 2
+            if rows[middle] < wanted[index]:
+                at = middle + 1
+            else:
+                last = middle
+        while at < size and rows[at] == wanted[index]:
+            allowed[nodes[at]] = True
+            at += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _begin(room, aside, limit, around, query, starts, allowed, seen, near):
+    """Push the entry points nearest to the query, and the nearest of those that are allowed; their indexes are in ``near[1]``.
+
+    Returns the lengths of both lists, the number of nodes seen, and that of entry points in ``near[1]``.
+    """
+    far = np.empty(near.shape, np.float32)
+    held = np.zeros(2, np.int64)
+    for index in range(starts.nodes.shape[0]):
+        which = np.int64(allowed[starts.nodes[index]])
+        held[which] = keep(near[which], far[which], held[which], index, squared(starts.vectors[index], query))
+    inside, outside, known = 0, 0, 0
+    for which in (1, 0):
+        for index in range(held[which]):
+            if 2 * known >= seen.shape[0]:
+                break
+            node = starts.nodes[near[which, index]]
+            known += first_sight(seen, seen.shape[0], node)
+            if which:
+                inside = push(room, inside, limit, node, far[which, index], UNKNOWN)
+            else:
+                outside = push(aside, outside, around, node, far[which, index], UNKNOWN)
+    return inside, outside, known, held[1]
+
+
+@numba.njit(cache=True, nogil=True)
+def _undone(room, first, held):
+    """The position of the first candidate that was not visited, from ``first`` on; ``held`` if there is none."""
+    while first < held and room.done[first]:
+        first += 1
+    return first
+
+
+@numba.njit(cache=True, nogil=True)
+def _beam(src, lay, room, aside, table, rest, query, limit, around, epoch, starts, allowed, near):
+    """Like ``beam``, with up to ``limit`` allowed candidates, which are visited, and ``around`` others, which lead to them.
+
+    Returns the number of visited nodes, or STALE or DAMAGED; and that of entry points in ``near[1]``.
+    """
+    seen = room.seen
+    size, visited = seen.shape[0], 0
+    seen[:] = 0
+    fresh, distances = np.empty(lay.links, np.int64), np.empty(lay.links, np.float32)
+    inside, outside, known, begun = _begin(room, aside, limit, around, query, starts, allowed, seen, near)
+    while visited < room.v_node.shape[0]:
+        at, beside = _undone(room, 0, inside), _undone(aside, 0, outside)
+        if at == inside and beside == outside:
+            break
+        chosen = beside == outside or (at < inside and room.distance[at] <= aside.distance[beside])
+        if chosen:
+            node = room.node[at]
+            room.done[at] = 1
+        else:
+            node = aside.node[beside]
+            aside.done[beside] = 1
+        row = load(src, lay.block_size, node, epoch)
+        if row == INVISIBLE:
+            continue
+        if row < 0:
+            return row, begun
+        if chosen:
+            room.v_node[visited] = node
+            room.v_row[visited] = src.pool.i64[row, ROW]
+            room.v_distance[visited] = squared(src.pool.f32[row, VECTOR : VECTOR + lay.dimension], query)
+            room.v_dead[visited] = src.pool.u8[row, FLAGS] & TOMBSTONED
+            visited += 1
+        links = min(np.int64(src.pool.u16[row, LINKS]), lay.links)
+        if 4 * (known + links) > 3 * size:
+            continue
+        ids = src.pool.u32[row, lay.at_ids // 4 : lay.at_ids // 4 + links]
+        count = 0
+        for link in range(links):
+            if first_sight(seen, size, np.int64(ids[link])):
+                fresh[count] = link
+                count += 1
+        known += count
+        codes = src.pool.u8[row, lay.at_codes : lay.at_codes + links * lay.code_bytes]
+        words = src.pool.u64[row, lay.at_codes // 8 : (lay.at_codes + links * lay.code_bytes) // 8]
+        estimate(table, rest, codes, words, fresh, count, distances)
+        for index in range(count):
+            other = np.int64(ids[fresh[index]])
+            if other < allowed.shape[0] and allowed[other]:
+                inside = push(room, inside, limit, other, distances[index], UNKNOWN)
+            else:
+                outside = push(aside, outside, around, other, distances[index], UNKNOWN)
+    return visited, begun
+
+
+@numba.njit(cache=True, nogil=True)
+def search_allowed(src, lay, room, aside, book, queries, limit, around, epoch, starts, allowed, ids, distances):
+    """The nearest allowed rows of each query, into ``ids`` and ``distances`` [m, k]. Returns 0, or STALE or DAMAGED.
+
+    Args:
+        src, lay, room, book, queries, epoch, starts, ids, distances: as of ``search``.
+        aside: memory for the candidates that are not allowed.
+        limit: number of allowed candidates.
+        around: number of others.
+        allowed: bool, by node.
+    """
+    table = np.empty((lay.code_bytes, 256), np.float32)
+    no_nodes = np.empty(0, np.int64)  # none that is allowed is deleted
+    near = np.empty((2, min(starts.most, starts.nodes.shape[0])), np.int64)
+    for index in range(queries.shape[0]):
+        ids[index, :] = -1
+        distances[index, :] = np.inf
+        rest = fill_table(book, queries[index], table)
+        visited, begun = _beam(
+            src, lay, room, aside, table, rest, queries[index], limit, around, epoch, starts, allowed, near
+        )
+        if visited < 0:
+            return visited
+        held = 0
+        for at in range(visited):
+            if not room.v_dead[at]:
+                held = keep(ids[index], distances[index], held, room.v_row[at], room.v_distance[at])
+        held = add_starts(
+            src, lay, room, visited, queries[index], epoch, starts, near[1, :begun], no_nodes, no_nodes, ids[index],
+            distances[index], held,
+        )  # fmt: skip
+        if held < 0:
+            return held
     return 0

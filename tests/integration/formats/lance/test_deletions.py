@@ -13,7 +13,7 @@ PROOFS = {
     ("core/anchors.py", "delete_proven"): "the caller's, made on what the anchors stand for",
     ("core/guard.py", "discard"): "files of the run's own, of random names, that nothing visible names",
     ("cli/doctor.py", "_deleted"): "the object of a random name that it wrote to try whether it may",
-    ("formats/lm_diskann/destinations.py", "__exit__"): "parts of the run's own random name; no manifest names them",
+    ("formats/lm_diskann/copies.py", "__exit__"): "parts of the run's own random name; no manifest names them",
     ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
     ("core/guard.py", "delete_many"): "passes on what it was asked for",
     ("core/numbered_records.py", "delete_records"): "the caller's",

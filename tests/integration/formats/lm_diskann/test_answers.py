@@ -9,7 +9,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.answers import wilson
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lm_diskann import deep
+from memwal_ops.formats.lm_diskann.jobs import verify
 from memwal_ops.formats.lm_diskann.library import Index
 
 
@@ -25,16 +25,16 @@ def test_recall_is_measured(made: str) -> None:
 
 
 def test_a_graph_that_does_not_find_its_rows_is_a_finding(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = deep.recall
+    measure = verify.recall
 
-    def low(*arguments: object) -> deep.Recall | None:
+    def low(*arguments: object) -> verify.Recall | None:
         found = measure(*arguments)  # type: ignore[arg-type]
         assert found is not None
         itself = wilson(10, found.queries)
         assert itself is not None
         return replace(found, itself=itself)
 
-    monkeypatch.setattr(deep, "recall", low)
+    monkeypatch.setattr(verify, "recall", low)
     report = run_job(made, "verify", answers=True)
     assert [one.check for one in report.findings.kept] == ["index_recall_low"]
     assert report.exit_code == 9

@@ -22,8 +22,9 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import copying, destinations
+from memwal_ops.formats.lm_diskann import copies
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError
+from memwal_ops.formats.lm_diskann.jobs import snapshot
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from tests.support.lm_diskann.decoder import View
@@ -57,20 +58,20 @@ def rows(vectors: np.ndarray) -> dict[int, np.ndarray]:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "PART_BYTES", 300 << 10)
-    monkeypatch.setattr(destinations, "PART_BYTES", 300 << 10)
+    monkeypatch.setattr(snapshot, "PART_BYTES", 300 << 10)
+    monkeypatch.setattr(copies, "PART_BYTES", 300 << 10)
 
 
 def before_the_graph(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[bool]:
     """Let others work between the copy of the store and that of the graph."""
-    plain, done = copying._graph, list[bool]()
+    plain, done = snapshot._graph, list[bool]()
 
     def beside(*arguments: Any) -> Iterator[bytes]:
         act()
         done.append(True)
         return plain(*arguments)
 
-    monkeypatch.setattr(copying, "_graph", beside)
+    monkeypatch.setattr(snapshot, "_graph", beside)
     return done
 
 
@@ -132,7 +133,7 @@ def test_a_copy_beside_writers_and_jobs(
         assert index.search(vectors[:1], k=1)[0].tolist() == [[1]]
     check_sound(made)
     with pytest.raises(InvalidUsageError, match="exists already"):
-        copying.snapshot(made, copy)
+        snapshot.snapshot(made, copy)
 
 
 def test_a_copy_that_fails_leaves_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +142,10 @@ def test_a_copy_that_fails_leaves_nothing(folder: str, monkeypatch: pytest.Monke
     def full(*_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(copying, "_copy_file", full)
+    monkeypatch.setattr(snapshot, "_copy_file", full)
     for copy in (f"{folder}.copy", f"memory://{uuid.uuid4().hex}"):
         with pytest.raises(ZeroDivisionError):
-            copying.snapshot(folder, copy)
+            snapshot.snapshot(folder, copy)
     assert [name for name in os.listdir(os.path.dirname(folder)) if "copy" in name] == []
     assert objects(copy) == []
 
@@ -175,7 +176,7 @@ def test_killed_at_each_step_onto_a_folder(
     for last in range(2 * len(names)):
         copy = f"{made}.copy{last}"
         with monkeypatch.context() as dead:
-            dead.setattr(destinations.shutil, "rmtree", lambda *_, **__: None)  # a killed process removes nothing
+            dead.setattr(copies.shutil, "rmtree", lambda *_, **__: None)  # a killed process removes nothing
             _, killed = stepped(made, copy, last)
         assert killed
         assert os.path.exists(copy if last else f"{copy}.snapshot.new/graph.lmd")
@@ -216,10 +217,10 @@ def test_of_two_snapshots_to_one_place_one_wins(
     made: str, rows: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy, back = f"memory://{uuid.uuid4().hex}", f"{made}.back"
-    plain = copying._graph
+    plain = snapshot._graph
 
     def other() -> None:
-        monkeypatch.setattr(copying, "_graph", plain)
+        monkeypatch.setattr(snapshot, "_graph", plain)
         lm_diskann.snapshot(made, copy)
 
     before_the_graph(monkeypatch, other)

@@ -8,8 +8,8 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import healing
-from memwal_ops.formats.lm_diskann.inserting import insert
+from memwal_ops.formats.lm_diskann import graph
+from memwal_ops.formats.lm_diskann.graph import insert
 from tests.support.lm_diskann.folders import check_sound
 
 
@@ -74,7 +74,7 @@ def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(
     """Also where no search links them: a reached node gives up a link to one that has another path."""
     _sparse(folder)
     if not searched:
-        monkeypatch.setattr(healing, "relink", lambda staged, nodes: 0)
+        monkeypatch.setattr(graph, "relink", lambda staged, nodes: 0)
     assert run_job(folder, "repair", deep=True, apply=True).decision == "repaired"
     assert run_job(folder, "verify", deep=True).decision == "healthy"
     check_sound(folder)
@@ -83,7 +83,7 @@ def test_rows_that_lose_their_path_while_others_are_linked_are_linked_as_well(
 @pytest.mark.long
 def test_rows_that_no_node_can_link_to_are_not_called_repaired(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _sparse(folder)
-    monkeypatch.setattr(healing, "link_unreached", lambda staged: 3)
+    monkeypatch.setattr(graph, "link_unreached", lambda staged: 3)
     report = run_job(folder, "repair", deep=True, apply=True)
     assert (report.decision, report.exit_code) == ("incomplete", 9)
     assert "3 rows remain without a path" in report.describe()

@@ -12,7 +12,8 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.registry import job_specs
 from memwal_ops.core.triggers import parse_trigger
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import build, healing, quality
+from memwal_ops.formats.lm_diskann import graph
+from memwal_ops.formats.lm_diskann.jobs import catchup
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.folders import Killed, check_rows, check_sound, killer, nearest, recall
 
@@ -145,7 +146,7 @@ def test_a_codebook_of_few_rows_is_trained_anew_once_others_took_their_place(
 
 def wear_of(index: Index) -> float:
     """The share by which codes are worse than those of the rows on which the codebook was trained."""
-    wear = quality.wear_of(index.view, index.writable(), np.random.default_rng(1))
+    wear = catchup.wear_of(index.view, index.writable(), np.random.default_rng(1))
     return wear.more / wear.trained
 
 
@@ -156,7 +157,7 @@ def test_rows_that_no_insert_changed_are_not_searched(
     with Index(folder) as index:
         index.delete(np.arange(50))
     monkeypatch.setattr(Index, "search", None)
-    monkeypatch.setattr(quality.codebook, "train", None)
+    monkeypatch.setattr(catchup, "train", None)
     assert run_job(folder, "catchup").to_json()["healed"] == 50
 
 
@@ -239,7 +240,7 @@ def test_rebuild_of_a_folder_that_follows_no_table(folder: str, vectors: np.ndar
 )
 def test_killed_while_it_builds_anew(made: str, rows: dict[int, NDArray[np.float32]], step: str) -> None:
     with pytest.raises(Killed), Index(made, step=killer(step)) as index:
-        healing.build_again(index, killer(step))
+        graph.build_again(index, killer(step))
     Index(made).close()  # the next writer publishes what was committed
     check_rows(made, rows)
     check_sound(made)
@@ -265,7 +266,7 @@ def test_a_change_that_fails_keeps_the_codebook(made: str, rows: dict[int, NDArr
     with Index(made) as index:
         book = index.view.book.parts.copy()
         with pytest.raises(RuntimeError, match="stop"), index.staged() as staged:
-            build.build_anew(staged)
+            graph.build_anew(staged)
             raise RuntimeError("stop")
         assert (index.view.book.parts == book).all()
     assert found(made, rows) == before

@@ -21,9 +21,10 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lm_diskann.files import lowest_reader
 from memwal_ops.formats.lm_diskann.jobs import erase as job
 from memwal_ops.formats.lm_diskann.library import Index
-from memwal_ops.formats.lm_diskann.slots import lowest_reader
+from tests.support.lm_diskann.decoder import Folder
 from tests.support.lm_diskann.folders import Killed, check_rows, check_sound
 from tests.support.run_cli import run_here
 
@@ -99,17 +100,15 @@ def test_no_byte_of_a_vector_is_left(
 
 def _codes(uri: str) -> dict[int, bytes]:
     """The compressed vectors of deleted rows: those in other blocks, which link to them."""
-    from memwal_ops.formats.lm_diskann.wire.blocks import decode
-
-    layout = open_table(uri).parameters.layout
+    folder = Folder(uri)
     graph = Path(uri, "graph.lmd").read_bytes()
     with duckdb.connect(f"{uri}/diskann_store.duckdb", read_only=True) as db:
         nodes = dict(db.execute("SELECT node_id, row_id FROM lmd_lookup WHERE row_id IN (17, 900)").fetchall())
         slots = [slot for (slot,) in db.execute("SELECT slot FROM lmd_slots").fetchall()]
     found: dict[int, bytes] = {}
     for slot in slots:
-        block = decode(graph[slot * layout.block_size : (slot + 1) * layout.block_size], layout)
-        for link, code in zip(block.links.tolist(), block.codes, strict=True):
+        block = folder.block(graph[slot * folder.block_size : (slot + 1) * folder.block_size])
+        for link, code in zip(block["links"], block["codes"].reshape(-1, folder.code_bytes), strict=True):
             if link in nodes:
                 found[nodes[link]] = code.tobytes()
     assert found.keys() == {17, 900}

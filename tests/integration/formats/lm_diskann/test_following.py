@@ -15,7 +15,8 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import following, source
+from memwal_ops.formats.lm_diskann import source
+from memwal_ops.formats.lm_diskann.jobs import catchup
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound
 from tests.support.run_cli import run_here
@@ -237,7 +238,7 @@ def test_columns_that_have_their_names_back_after_a_part_was_read(
     lance.dataset(uri).add_columns(more.to_reader())
     run_job(followed, "catchup")
     rename(uri, vec="was", vec2="vec")
-    commit, parts = following._commit, iter(range(9))
+    commit, parts = catchup._commit, iter(range(9))
 
     def killed(*given: Any) -> Any:
         if next(parts):
@@ -245,8 +246,8 @@ def test_columns_that_have_their_names_back_after_a_part_was_read(
         return commit(*given)
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(following, "_commit", killed)
-        patch.setattr(following, "_BUILD_BYTES", 0)
+        patch.setattr(catchup, "_commit", killed)
+        patch.setattr(catchup, "_BUILD_BYTES", 0)
         run_job(followed, "catchup", max_rows=400, rebuild=rebuild)
     rename(uri, vec="vec2", was="vec")
     assert run_job(followed, "catchup").to_json()["inserted"] > 0

@@ -14,7 +14,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import reclaiming
+from memwal_ops.formats.lm_diskann.jobs import gc
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound
 
@@ -174,11 +174,11 @@ def test_planted_a_slot_is_freed_while_a_link_leads_there(made: str, monkeypatch
     kept = [one for one in report["held"] if one["kind"] == "node"]
     assert len(kept) > 250
     assert "a node links to it" in kept[0]["because"]
-    judged = reclaiming.read_tombstones
+    judged = gc.read_tombstones
     monkeypatch.setattr(
-        reclaiming,
+        gc,
         "read_tombstones",
-        lambda *given: [reclaiming.Tombstone(one.node, 1, False, False, False) for one in judged(*given)],
+        lambda *given: [gc.Tombstone(one.node, 1, False, False, False) for one in judged(*given)],
     )
     run_job(made, "gc", apply=True)
     found = {one["check"] for one in run_job(made, "verify").to_json()["findings"]}

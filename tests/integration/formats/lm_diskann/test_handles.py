@@ -22,10 +22,9 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import inserting
-from memwal_ops.formats.lm_diskann.changes import U8
+from memwal_ops.formats.lm_diskann import graph, wire
 from memwal_ops.formats.lm_diskann.library import Index
-from memwal_ops.formats.lm_diskann.wire import frames
+from memwal_ops.formats.lm_diskann.wire import U8
 from tests.support.lm_diskann.decoder import View
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def test_a_change_that_failed_takes_its_transaction_along(
     with index, pytest.raises(InvalidUsageError, match="failed"), index.transaction():
         index.insert([100], vectors[100:101])
         with monkeypatch.context() as patch, pytest.raises(StorageError):
-            patch.setattr(inserting, "write_nodes", full)
+            patch.setattr(graph, "write_nodes", full)
             index.insert([0, 101], vectors[:2])
     assert set(View(folder).live_rows()) == {*range(100)}
 
@@ -306,20 +305,20 @@ def test_readers_of_an_index_whose_folder_of_readers_is_a_link_to_nothing(folder
         assert (index.search(vectors[:1])[0] == -1).all()
 
 
-@pytest.mark.parametrize("kind", [frames.BASE, frames.COMMIT])
+@pytest.mark.parametrize("kind", [wire.BASE, wire.COMMIT])
 def test_a_view_with_more_node_ids_than_nodes(index: Index, folder: str, vectors: np.ndarray, kind: int) -> None:
-    if kind == frames.BASE:
+    if kind == wire.BASE:
         index.merge()
     else:
         index.insert([100], vectors[100:101])
     number = index.view.number
     index.close()
-    path = Path(folder, "view", f"{number:016d}.{'base' if kind == frames.BASE else 'log'}")
-    frame = frames.decode(np.frombuffer(path.read_bytes(), np.uint8))
+    path = Path(folder, "view", f"{number:016d}.{'base' if kind == wire.BASE else 'log'}")
+    frame = wire.decode_frame(np.frombuffer(path.read_bytes(), np.uint8))
     assert frame is not None
     state = frame.array("state", U8).copy()
     state[2] += 1
-    path.write_bytes(frames.encode(kind, frame.number, frame.epoch, frame.uuid, {**frame.sections, "state": state}))
+    path.write_bytes(wire.encode_frame(kind, frame.number, frame.epoch, frame.uuid, {**frame.sections, "state": state}))
     with pytest.raises(TableCorruptError, match=path.name):
         lm_diskann.open(folder, read_only=True)
     with lm_diskann.open(folder) as found:

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import healing, transaction
+from memwal_ops.formats.lm_diskann import graph, transaction
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 
@@ -206,16 +206,16 @@ def test_planted_bugs_are_found(made: str, vectors: np.ndarray, bug: str, monkey
         index.delete(rows)
     assert run_job(made, "verify").exit_code == (9 if bug == "entry" else 0)
     if bug == "backlinks":
-        monkeypatch.setattr(healing, "_forget", lambda *_: None)
+        monkeypatch.setattr(graph, "_forget", lambda *_: None)
     if bug == "links":  # as if only the first half of the referrers had been reconnected
-        plain = healing.reconnect
+        plain = graph.reconnect
 
         def half(*given: Any) -> int:
             found: int = plain(*given[:3], given[3][: len(given[3]) // 2], *given[4:])
             given[-1][1] = len(given[3])
             return found
 
-        monkeypatch.setattr(healing, "reconnect", half)
+        monkeypatch.setattr(graph, "reconnect", half)
     run_job(made, "catchup")
     expected = {"backlinks": "healed_node_linked", "links": "healed_node_linked", "entry": "entry_point_dead"}[bug]
     assert expected in checks(made)
@@ -229,9 +229,9 @@ def test_a_build_heals_what_was_deleted_before(folder: str, vectors: np.ndarray)
         index.insert(np.arange(1200), vectors[:1200])
         index.delete(np.arange(600))
         index.insert(np.arange(1200, 2800), vectors[1200:2800])
-        assert (index.view.state.healed, healing.pending(index.writable())[0]) == (600, 0)
+        assert (index.view.state.healed, graph.pending(index.writable())[0]) == (600, 0)
         index.delete(np.arange(600, 1300))
-        next(healing.heal(index, 100, lambda _, act: act()))  # and then it is killed
+        next(graph.heal(index, 100, lambda _, act: act()))  # and then it is killed
     check_sound(folder)
     for job in ("catchup", "merge", "gc"):
         run_job(folder, job, apply=True)
@@ -251,7 +251,7 @@ def test_listed_nodes_that_were_never_allocated(made: str, node: int) -> None:
     report = run_job(made, "catchup").to_json()
     assert report["healed"] == 250
     with lm_diskann.open(made) as index:
-        assert healing.pending(index.writable()) == (0, 0)
+        assert graph.pending(index.writable()) == (0, 0)
     run_job(made, "merge")
     run_job(made, "gc", apply=True)
     assert run_job(made, "verify").to_json()["counts"] == {"node_not_allocated": 3}

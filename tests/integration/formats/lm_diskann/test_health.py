@@ -14,8 +14,8 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann.files import check_store_file
 from memwal_ops.formats.lm_diskann.library import Index
-from memwal_ops.formats.lm_diskann.store_file import check_store_file
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_sound, partly_merged
 from tests.support.run_cli import run_here

@@ -25,8 +25,8 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import transaction
-from memwal_ops.formats.lm_diskann.entry_points import entry_points
 from memwal_ops.formats.lm_diskann.library import Index
+from memwal_ops.formats.lm_diskann.vectors import entry_points
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 

@@ -15,7 +15,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, VersionGoneError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import locks, merging, publishing
+from memwal_ops.formats.lm_diskann import files, merging, publishing
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import Killed, check_rows, check_sound, killer, partly_merged
@@ -156,10 +156,10 @@ def test_a_held_epoch_stays_readable(made: str, vectors: np.ndarray, read_only: 
 @pytest.mark.long
 def test_searches_of_one_epoch_keep_it(made: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[int] = []
-    move = locks.Reader.move
+    move = files.Reader.move
     with lm_diskann.open(made, read_only=True) as reader:
         held = reader.epoch
-        monkeypatch.setattr(locks.Reader, "move", lambda self, epoch: (moves.append(epoch), move(self, epoch))[1])
+        monkeypatch.setattr(files.Reader, "move", lambda self, epoch: (moves.append(epoch), move(self, epoch))[1])
         for round_ in range(3):
             change(made, vectors, round_)
             assert own(reader, vectors[:340], held)

@@ -14,10 +14,10 @@ from memwal_ops import open_table, run_job
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import view as views
-from memwal_ops.formats.lm_diskann.folders import read_parameters
+from memwal_ops.formats.lm_diskann import wire
+from memwal_ops.formats.lm_diskann.files import read_parameters
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.view import read_current
-from memwal_ops.formats.lm_diskann.wire import frames
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import Killed, check_sound, killer, partly_merged
 
@@ -48,7 +48,7 @@ def log_of(folder: str) -> Path:
 def ends(log: Path) -> list[int]:
     """Where its frames begin."""
     data, at, found = np.frombuffer(log.read_bytes(), np.uint8), 0, []
-    while (frame := frames.decode(data[at:])) is not None:
+    while (frame := wire.decode_frame(data[at:])) is not None:
         found.append(at)
         at += frame.length
     return found
@@ -104,7 +104,7 @@ def test_a_writer_killed_after_its_frame(made: str) -> None:
 
 def test_a_folder_whose_writers_did_not_record_epochs(made: str, vectors: np.ndarray) -> None:
     current = read_current(made, read_parameters(made))
-    data = frames.encode(frames.CURRENT, current.number, 1, current.uuid, {})
+    data = wire.encode_frame(wire.CURRENT, current.number, 1, current.uuid, {})
     Path(made, "view/CURRENT").write_bytes(data)
     with lm_diskann.open(made, read_only=True) as reader:
         assert (reader.search(vectors[:3], k=1)[0] >= 3).all()

@@ -13,8 +13,8 @@ import xxhash
 
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann.kernels.checksum import block_checksum
-from memwal_ops.formats.lm_diskann.wire import blocks, frames, parameters
+from memwal_ops.formats.lm_diskann import wire
+from memwal_ops.formats.lm_diskann.kernels.reading import block_checksum
 from tests.support.lm_diskann.decoder import Folder, View
 from tests.support.lm_diskann.folders import check_sound
 
@@ -23,8 +23,8 @@ from tests.support.lm_diskann.folders import check_sound
 @pytest.mark.req("S2-058")
 def test_the_compiled_checksum_is_that_of_the_package(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    assert int(block_checksum(data.view(np.uint64))) == blocks.checksum(data)
-    assert blocks.checksum(data) == xxhash.xxh3_64_intdigest(bytes(data[:40]) + bytes(8) + bytes(data[48:]))
+    expected = xxhash.xxh3_64_intdigest(bytes(data[:40]) + bytes(8) + bytes(data[48:]))
+    assert int(block_checksum(data.view(np.uint64))) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,19 @@ def test_metadata(tmp_path: Path, dimension: int, quantizer: str, size: int) -> 
 
 
 def test_damaged_metadata_is_refused() -> None:
-    good = parameters.encode(parameters.Parameters(8, "l2", 16, 1.2, 50, "pq", uuid4()))
+    good = wire.encode_metadata(wire.Parameters(8, "l2", 16, 1.2, 50, "pq", uuid4()))
     for at in range(len(good)):
         with pytest.raises(TableCorruptError):
-            parameters.decode(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            wire.decode_metadata(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
     with pytest.raises(TableCorruptError):
-        parameters.decode(good[:-1])
+        wire.decode_metadata(good[:-1])
     later = struct.pack("<I", 2)
     body = good[:8] + later + good[12:120]
     with pytest.raises(UnsupportedFeatureError, match="release 2"):
-        parameters.decode(body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little"))
+        wire.decode_metadata(body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little"))
     smaller = good[:40] + struct.pack("<I", 2048) + good[44:120]
     with pytest.raises(TableCorruptError, match="inconsistent"):
-        parameters.decode(smaller + xxhash.xxh3_64_intdigest(smaller).to_bytes(8, "little"))
+        wire.decode_metadata(smaller + xxhash.xxh3_64_intdigest(smaller).to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_parameters_that_no_index_can_have(folder: str, wrong: dict[str, object]
 
 
 def test_a_frame_with_any_bit_flipped_is_none() -> None:
-    good = frames.encode(frames.COMMIT, 3, 9, uuid4(), {"rows": np.arange(3), "dead": np.arange(5, dtype="<u4")})
-    found = frames.decode(np.frombuffer(good, np.uint8))
+    good = wire.encode_frame(wire.COMMIT, 3, 9, uuid4(), {"rows": np.arange(3), "dead": np.arange(5, dtype="<u4")})
+    found = wire.decode_frame(np.frombuffer(good, np.uint8))
     assert found is not None
     assert found.array("rows", "<i8").tolist() == [0, 1, 2]
     for at in range(len(good)):
         bad = bytearray(good)
         bad[at] ^= 4
-        assert frames.decode(np.frombuffer(bytes(bad), np.uint8)) is None, at
-        assert frames.decode(np.frombuffer(good[:at], np.uint8)) is None, at
+        assert wire.decode_frame(np.frombuffer(bytes(bad), np.uint8)) is None, at
+        assert wire.decode_frame(np.frombuffer(good[:at], np.uint8)) is None, at
 
 
 @pytest.mark.long

@@ -1,1 +1,0 @@
-"""Decode, check and encode the files of an index folder; docs/formats/lm-diskann.md specifies them."""
