@@ -137,7 +137,7 @@ def read_manifest(store: Store) -> Manifest | None:
         raise IndexCorruptError(f"{COPY} in {store.root} is not JSON: {error}.", remedy=COPY_AGAIN) from error
     if document.pop("release") != _RELEASE:
         raise UnsupportedFeatureError(f"{store.root} is a copy of a later release of the format.")
-    files = tuple(File(one["path"], one["size"], tuple(one["digests"])) for one in document.pop("files"))
+    files = tuple(File(entry["path"], entry["size"], tuple(entry["digests"])) for entry in document.pop("files"))
     for file in files:
         if _FILE.fullmatch(file.path) is None:
             raise IndexCorruptError(
@@ -147,11 +147,7 @@ def read_manifest(store: Store) -> Manifest | None:
 
 
 def read_parts(store: Store, manifest: Manifest, file: File) -> Iterator[bytes]:
-    """The parts of a file, checked.
-
-    Raises:
-        TableCorruptError: one is missing or damaged.
-    """
+    """The parts of a file, checked. Raises ``TableCorruptError``: one is missing or damaged."""
     read = 0
     for number, wanted in enumerate(file.digests):
         path = part_path(manifest.run, file.path, number)
@@ -269,8 +265,7 @@ class Destination(Protocol):
 def destination_of(uri: str, options: Mapping[str, str], step: Step) -> Destination:
     """The destination at a local path or a URI of a store.
 
-    Raises:
-        InvalidUsageError: the URI or an option is invalid.
+    Raises ``InvalidUsageError``: the URI or an option is invalid.
     """
     location = resolve(uri, options)
     if location.scheme == "file":
@@ -408,11 +403,7 @@ class Objects:
         self._files.append(File(path, size, tuple(digests)))
 
     def publish(self, identity: Identity, rows: int) -> int:
-        """See the interface.
-
-        Raises:
-            InvalidUsageError: another run published first.
-        """
+        """See the interface. Raises ``InvalidUsageError``: another run published first."""
         for path in _paths(self.staging):
             self.write(path, _chunks(os.path.join(self.staging, path)))
         manifest = Manifest(identity.uuid, identity.epoch, rows, self._run, tuple(self._files))
@@ -428,8 +419,7 @@ class Objects:
     def clean(self) -> None:
         """Remove the parts of other runs: since there is a manifest, none of them can become a copy.
 
-        Raises:
-            TableReplacedError: the manifest was replaced; nothing was removed.
+        Raises ``TableReplacedError``: the manifest was replaced; nothing was removed.
         """
         meta, manifest = self._store.head(COPY), read_manifest(self._store)
         if meta is not None and manifest is not None:
@@ -457,8 +447,8 @@ class Objects:
 
 def _paths(folder: str) -> list[str]:
     """All files of a staging folder that are part of a copy."""
-    found = [os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names]
-    return sorted(path for path in found if path != WRITER)
+    paths = [os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in paths if path != WRITER)
 
 
 def _chunks(path: str) -> Iterator[bytes]:

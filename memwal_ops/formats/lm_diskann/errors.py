@@ -39,8 +39,7 @@ class IdsExhaustedError(UnsupportedFeatureError):
 def need_extra() -> None:
     """Check that the packages of the extra are installed.
 
-    Raises:
-        ExtraMissingError: with the names of those missing.
+    Raises ``ExtraMissingError``: with the names of those missing.
     """
     from importlib.util import find_spec  # noqa: PLC0415 - only used here
 

@@ -68,22 +68,18 @@ def log_path(number: int) -> str:
 
 
 def check_graph(folder: str, length: int, slots: int, block_size: int) -> None:
-    """Check that the graph has all slots.
-
-    Raises:
-        TableCorruptError: it is shorter.
-    """
+    """Check that the graph has all slots. Raises ``TableCorruptError``: it is shorter."""
     if length < slots * block_size:
         raise IndexCorruptError(f"{GRAPH} in {folder} has {length:,} bytes, for {slots:,} slots of {block_size:,}.")
 
 
 def headers_in(graph: int, block_size: int, slots: NDArray[Any]) -> NDArray[Any]:
     """The headers of the blocks in some slots of an open graph; zeros beyond its end. Raises ``StorageError``."""
-    found = bytearray()
+    heads = bytearray()
     with io_errors():
         for slot in slots.tolist():
-            found += os.pread(graph, HEADER.itemsize, slot * block_size).ljust(HEADER.itemsize, b"\0")
-    return np.frombuffer(found, HEADER)
+            heads += os.pread(graph, HEADER.itemsize, slot * block_size).ljust(HEADER.itemsize, b"\0")
+    return np.frombuffer(heads, HEADER)
 
 
 def check_identity(graph: int, folder: str, block_size: int, sample: NDArray[np.uint64]) -> None:
@@ -109,11 +105,7 @@ def check_identity(graph: int, folder: str, block_size: int, sample: NDArray[np.
 
 
 def write_all(file: int, data: Any, offset: int) -> None:
-    """Write all bytes at an offset.
-
-    Raises:
-        StorageError: the disk is full, or failed.
-    """
+    """Write all bytes at an offset. Raises ``StorageError``: the disk is full, or failed."""
     view = memoryview(data).cast("B")
     while view:
         with io_errors():
@@ -139,8 +131,7 @@ def sync_folder(folder: str) -> None:
 def replace_file(folder: str, path: str, data: Iterable[bytes]) -> None:
     """Write a temporary file, fsync it, and rename it to its name.
 
-    Raises:
-        StorageError: the disk is full, or failed; the old file is unchanged.
+    Raises ``StorageError``: the disk is full, or failed; the old file is unchanged.
     """
     target = os.path.join(folder, path)
     fresh = f"{target}.new"
@@ -170,11 +161,7 @@ def io_error(error: OSError) -> StorageError:
 
 
 def local_path(folder: str | os.PathLike[str]) -> str:
-    """The absolute path of a folder.
-
-    Raises:
-        UnsupportedFeatureError: it is on an object store.
-    """
+    """The absolute path of a folder. Raises ``UnsupportedFeatureError``: it is on an object store."""
     text = os.fspath(folder)
     if "://" in text and not text.startswith("file://"):
         raise UnsupportedFeatureError(
@@ -310,7 +297,7 @@ def lowest_reader(folder: str) -> int | None:
 
 def dead_readers(folder: str) -> list[str]:
     """The files of readers whose process has ended, relative to the folder."""
-    found = []
+    dead = []
     for entry in _entries(folder):
         if entry.name.endswith(_FRESH):
             continue  # not even for a moment locked: its reader is about to lock it
@@ -318,10 +305,10 @@ def dead_readers(folder: str) -> list[str]:
             file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if not _is_locked(file):
-                    found.append(f"{READERS}/{entry.name}")
+                    dead.append(f"{READERS}/{entry.name}")
             finally:
                 os.close(file)
-    return sorted(found)
+    return sorted(dead)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -392,12 +379,12 @@ class Slots:
         if not len(nodes):
             return np.zeros((0, 4), U8)
         # If a version in between is in the delta table, the old slot's version ends at that one's epoch.
-        found = self._store.columns(
+        columns = self._store.columns(
             "SELECT slot, node_id, from_epoch, coalesce((SELECT min(commit_epoch) FROM lmd_delta_blocks d "
             f"WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch), {epoch}) "
             "FROM lmd_slots s WHERE node_id IN (SELECT id FROM moved)", moved=nodes.astype(U8),
         )  # fmt: skip
-        return np.stack(found, axis=1).astype(U8)
+        return np.stack(columns, axis=1).astype(U8)
 
 
 def needed_from(folder: str, epoch: int) -> int:
@@ -468,10 +455,10 @@ def _header(file: int, path: str) -> _Header:
     head = os.pread(file, _FIRST_BLOCK, 0)
     if len(head) < _FIRST_BLOCK or head[_AT_MAGIC : _AT_MAGIC + len(_MAGIC)] != _MAGIC:
         raise IndexCorruptError(f"{path} is not a DuckDB database.")
-    found = max(_Header(*_FIRST_HEADER.unpack_from(head, at)) for at in _HEADERS)
-    if found.form == _FORM and found.block_size not in _BLOCK_SIZES:
-        raise IndexCorruptError(f"{path} is damaged: its header has blocks of {found.block_size:,} bytes.")
-    return found
+    header = max(_Header(*_FIRST_HEADER.unpack_from(head, at)) for at in _HEADERS)
+    if header.form == _FORM and header.block_size not in _BLOCK_SIZES:
+        raise IndexCorruptError(f"{path} is damaged: its header has blocks of {header.block_size:,} bytes.")
+    return header
 
 
 def _used(file: int, header: _Header) -> int:

@@ -157,9 +157,13 @@ def build(
     many = np.flatnonzero(np.diff(starts) > layout.backlinks)
     pairs = [
         np.stack(
-            [np.full(starts[one + 1] - starts[one], nodes[one]), nodes[referrers[starts[one] : starts[one + 1]]]], 1
+            [
+                np.full(starts[target + 1] - starts[target], nodes[target]),
+                nodes[referrers[starts[target] : starts[target + 1]]],
+            ],
+            1,
         )
-        for one in many
+        for target in many
     ]
     staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
     staged.entries = nodes[entries]
@@ -289,10 +293,10 @@ def build_again(index: Index, step: Step) -> Batch:
 
 
 def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDArray[np.int64]:
-    [found] = store.columns(
+    [nodes] = store.columns(
         f"SELECT DISTINCT node_id FROM {table} WHERE {where} AND node_id >= {after + 1} ORDER BY node_id LIMIT {most}"
     )
-    return found.astype(np.int64)
+    return nodes.astype(np.int64)
 
 
 def _near(index: Index, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
@@ -328,9 +332,9 @@ def around(view: View, store: Store, nodes: NDArray[np.int64], epoch: int) -> Ar
     return Around(nodes, vectors, _ids(targets), _ids(np.concatenate([referrers.ravel(), more.astype(np.int64)])))
 
 
-def _ids(found: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ids(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those that are nodes, each once, where it is first."""
-    nodes, first = np.unique(found[found >= 0], return_index=True)
+    nodes, first = np.unique(ids[ids >= 0], return_index=True)
     return nodes[np.argsort(first)]
 
 
@@ -342,10 +346,10 @@ def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
     dead = np.union1d(view.dead, gone)
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-        found: int = reconnect(
+        result: int = reconnect(
             view.source, layout, view.book, near.referrers, gone, dead, staged.epoch, staged.origin, at, events, counts,
         )  # fmt: skip
-        return found
+        return result
 
     pruned = _in_parts(staged, len(near.referrers), step)
     staged.healed = np.union1d(staged.healed, gone)
@@ -363,11 +367,11 @@ def relink(staged: Transaction, nodes: NDArray[np.int64]) -> int:
     room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, staged.next_node, collect=True)
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-        found: int = rewire(
+        result: int = rewire(
             view.source, p.layout, room, view.book, nodes, staged.epoch, staged.origin, np.float32(p.alpha**2),
             p.search_list, staged.starts(), at, events, counts,
         )  # fmt: skip
-        return found
+        return result
 
     return _in_parts(staged, len(nodes), step)
 
@@ -386,12 +390,12 @@ def link_unreached(staged: Transaction) -> int:
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
         nonlocal reached
         counts[2] = reached
-        found: int = attach(
+        result: int = attach(
             view.source, p.layout, room, view.book, lost, parents, queue, staged.epoch, staged.origin, p.search_list,
             staged.starts(), at, events, counts,
         )  # fmt: skip
         reached = int(counts[2])
-        return found
+        return result
 
     _in_parts(staged, len(lost), step)
     return int((parents[lost] < ROOT).sum())

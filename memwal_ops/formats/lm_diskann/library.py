@@ -267,10 +267,10 @@ class Index:
 
     def _refuse_if_following(self) -> None:
         """Raise ``InvalidUsageError`` if the index follows a table."""
-        found = read_source(self.folder, self.writable().state.followed)
-        if found is not None:
+        source = read_source(self.folder, self.writable().state.followed)
+        if source is not None:
             raise InvalidUsageError(
-                f"{self.folder} follows the table {found.uri}, so its rows cannot be changed directly.",
+                f"{self.folder} follows the table {source.uri}, so its rows cannot be changed directly.",
                 remedy="Change the table; memwal-ops catchup applies its changes to the index.",
             )
 
@@ -361,9 +361,9 @@ class Index:
             self._check_open()
             self._adopt()
             for attempt in range(_ATTEMPTS):
-                found = self._search(given, k, max(limit, k), wanted, as_of, min(beam_width, 64))
-                if found is not None:
-                    return found
+                results = self._search(given, k, max(limit, k), wanted, as_of, min(beam_width, 64))
+                if results is not None:
+                    return results
                 # A slot was reused since this view was published: a newer view has its current content.
                 if not self.view.refresh() and attempt > 2:  # noqa: PLR2004 - a commit may be in progress
                     raise self.view.fail()
@@ -393,12 +393,12 @@ class Index:
         changed = int(self.view.counts[1])
         self.view.counts[1] = 0  # uncommitted changes of this handle are not visible to searches
         try:
-            found = self._run(queries, limit, allow, epoch, width, ids, distances)
+            result = self._run(queries, limit, allow, epoch, width, ids, distances)
         finally:
             self.view.counts[1] = changed
             if self._reader is not None and self._reader.epoch != epoch and not self._holds(epoch):
                 self._reader.move(epoch)
-        if found < 0:
+        if result < 0:
             return None
         return ids, self.given(distances)
 
@@ -425,7 +425,7 @@ class Index:
 
     def _holds(self, epoch: int) -> bool:
         """Whether a held epoch keeps what this one reads: versions are kept from the lowest one on."""
-        return any(one.epoch <= epoch for one in self._held)
+        return any(kept.epoch <= epoch for kept in self._held)
 
     def _check_retained(self, epoch: int, *, held: bool = False) -> None:
         """Check that an epoch can be read. Raises ``VersionGoneError``."""
@@ -497,9 +497,9 @@ class Index:
         def compare(which: NDArray[np.int64]) -> int:
             nodes = np.arange(count) if allowed is None else np.flatnonzero(allowed)
             part, far = np.empty((len(which), ids.shape[1]), np.int64), np.empty((len(which), ids.shape[1]), np.float32)
-            found = scan(view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, part, far)
+            result = scan(view.source, layout, nodes, queries[which], epoch, view.dead, view.dead_epochs, part, far)
             ids[which], distances[which] = part, far
-            return int(found)
+            return int(result)
 
         if allowed is not None and wanted <= max(_FEW, limit + around):
             return compare(np.arange(len(queries)))
@@ -516,17 +516,17 @@ class Index:
         while True:
             room = self._scratch(limit + around)
             if allowed is None:
-                found = search(
+                result = search(
                     view.source, layout, room, book, some, limit, width, epoch, starts, view.dead, view.dead_epochs,
                     part, far,
                 )  # fmt: skip
             else:
                 aside = scratch(around, 0, layout.code_bytes, layout.dimension, 0, collect=False)
-                found = search_allowed(
+                result = search_allowed(
                     view.source, layout, room, aside, book, some, limit, around, epoch, starts, allowed, part, far
                 )
-            if found < 0:
-                return int(found)
+            if result < 0:
+                return int(result)
             if left is not None:
                 ids[left], distances[left] = part, far
             # Search again with longer lists, from all entry points, for queries that found too few.

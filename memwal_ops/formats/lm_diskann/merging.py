@@ -182,11 +182,11 @@ def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad
     follows = _followers(nodes, epochs, slotted, from_epoch)
     needed = np.flatnonzero(follows > horizon)
     # Sorted here: DuckDB would sort the blocks themselves.
-    [found], blocks, fits = store.blocks(
+    [places_read], blocks, fits = store.blocks(
         "SELECT rowid, data FROM lmd_delta_blocks WHERE rowid IN (SELECT id FROM chosen)", size, chosen=places[needed]
     )
-    order = np.argsort(found)
-    rows = order[np.searchsorted(found[order], places[needed])]
+    order = np.argsort(places_read)
+    rows = order[np.searchsorted(places_read[order], places[needed])]
     at = np.empty_like(needed)
     at[rows] = needed
     for row, why in _damage(blocks, fits, nodes[at], versions[at], epochs[at], sums[at]):
@@ -209,9 +209,9 @@ def _followers(
     after = np.full(len(order), _NOT_YET, U8)
     same = all_nodes[order][1:] == all_nodes[order][:-1]
     after[:-1][same] = all_epochs[order][1:][same]
-    found = np.empty(len(order), U8)
-    found[order] = after
-    return found[: len(nodes)]
+    follows = np.empty(len(order), U8)
+    follows[order] = after
+    return follows[: len(nodes)]
 
 
 def _damage(
@@ -309,14 +309,14 @@ class Report(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
-        return document(self, blocked=[{"node": one.node, "reason": one.why} for one in self.blocked])
+        return document(self, blocked=[{"node": part.node, "reason": part.why} for part in self.blocked])
 
     def describe(self) -> str:
         """The text for people."""
         lines = [f"{self.decision}: {counted(self.blocks, 'delta block')}; the index is at epoch {self.epoch}."]
         if self.republished:
             lines.append("The published view was damaged, or behind the store; it was published again.")
-        lines += [f"  node {one.node}: {one.why}" for one in self.blocked[:_SHOWN]]
+        lines += [f"  node {part.node}: {part.why}" for part in self.blocked[:_SHOWN]]
         if self.blocked:
             lines.append(paragraph(RESTORE))
         return "\n".join(lines)

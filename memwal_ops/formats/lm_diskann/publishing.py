@@ -73,8 +73,7 @@ def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
     Timeline of the loss that this prevents: a disk loses the end of the store's log, which DuckDB reads as a commit
     that never ended; the next writer publishes that older state over the view, the only other record of those commits.
 
-    Raises:
-        TableCorruptError: it has not.
+    Raises ``TableCorruptError``: it has not.
     """
     published = 0
     with suppress(MemwalOpsError):
@@ -84,7 +83,7 @@ def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
         view.close()
     if published > store.state.epoch:
         raise IndexCorruptError(
-            f"{store.path} lacks commits: it is at epoch {store.state.epoch}, and epoch {published} was published.",
+            f"{store.path} lacks commits: it is at epoch {store.state.epoch}, and epoch {published} was published."
         )
 
 
@@ -112,8 +111,7 @@ def locked_store(folder: str, parameters: Parameters, wait: float, *, read_only:
 def check_node_ids(folder: str, parameters: Parameters, store: Store) -> None:
     """Check ``next_node_id`` of the store, before memory is allocated for so many nodes.
 
-    Raises:
-        TableCorruptError: neither a block nor the published view has a node that is nearly as high.
+    Raises ``TableCorruptError``: neither a block nor the published view has a node that is nearly as high.
     """
     try:
         view = View(folder, parameters)
@@ -135,15 +133,14 @@ def _check_node_ids(store: Store, published: State) -> None:
     if count > max(int(highest[0]) + 1, published.next_node_id):
         raise IndexCorruptError(
             f"lmd_metadata in {store.path} is damaged: next_node_id is {count}; that of the published view is "
-            f"{published.next_node_id}, and the highest node is {highest[0]}.",
+            f"{published.next_node_id}, and the highest node is {highest[0]}."
         )
 
 
 def catch_up(view: View, store: Store, step: Step) -> None:
     """Read new commits: from the log, or from another view if a frame could not be written.
 
-    Raises:
-        StorageError: that view cannot be written either; the commits are durable.
+    Raises ``StorageError``: that view cannot be written either; the commits are durable.
     """
     view.refresh()
     if view.epoch == store.state.epoch:
@@ -266,13 +263,13 @@ def stale_files(folder: str, parameters: Parameters) -> list[str]:
     """
     number = read_current(folder, parameters).number
     kept = {os.path.basename(path) for path in (CURRENT, base_path(number), log_path(number))}
-    found = []
+    stale = []
     for name in sorted(os.listdir(os.path.join(folder, VIEW))):
         stem, _, kind = name.partition(".")
         known = name == "CURRENT.new" or (stem.isdigit() and kind in {"base", "log", "base.new"})
         if known and name not in kept:
-            found.append(f"{VIEW}/{name}")
-    return found
+            stale.append(f"{VIEW}/{name}")
+    return stale
 
 
 def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> None:

@@ -107,8 +107,7 @@ class Source:
     def dimension(self, table: Any) -> int:
         """Check that the table can be followed, and return the length of its vectors.
 
-        Raises:
-            InvalidUsageError: a column does not exist, or is of another type; or it has no stable row ids.
+        Raises ``InvalidUsageError``: a column does not exist, or is of another type; or it has no stable row ids.
         """
         fields = {field.name: field.type for field in table.schema}
         kind = fields.get(self.column)
@@ -174,8 +173,7 @@ def _damaged(folder: str, why: str) -> IndexCorruptError:
 def transaction_of(table: Any, version: int) -> Any:
     """The transaction that created a version; None: the version or its transaction was expired.
 
-    Raises:
-        StorageError: the store failed.
+    Raises ``StorageError``: the store failed.
     """
     try:
         return read_transaction(table, version)
@@ -195,10 +193,10 @@ def check_history(table: Any, version: int, transaction: str) -> Unusable | None
     if first.uuid != transaction:
         return Unusable.REPLACED
     for later in range(version + 1, table.version + 1):
-        one = transaction_of(table, later)
-        if one is None:
+        change = transaction_of(table, later)
+        if change is None:
             return Unusable.GAP
-        name = type(one.operation).__name__
+        name = type(change.operation).__name__
         if name in {"Restore", "Overwrite"}:
             return Unusable.RESTORED if name == "Restore" else Unusable.OVERWRITTEN
     return None
@@ -222,33 +220,35 @@ def renamed(before: Any, table: Any, source: Source) -> bool:
 
 def changed_fragments(before: Any, table: Any) -> list[Any]:
     """The fragments whose rows another version of the table may not have."""
-    known = {_content(one) for one in before.get_fragments()}
-    return [one for one in table.get_fragments() if _content(one) not in known]
+    known = {_content(fragment) for fragment in before.get_fragments()}
+    return [fragment for fragment in table.get_fragments() if _content(fragment) not in known]
 
 
 def _fields(table: Any, source: Source) -> list[int | None]:
     """The ids of the fields that are followed; None: there is none of that name."""
-    found = [table.lance_schema.field(name) for name in (source.column, source.key) if name is not None]
-    return [None if one is None else one.id() for one in found]
+    fields = [table.lance_schema.field(name) for name in (source.column, source.key) if name is not None]
+    return [None if part is None else part.id() for part in fields]
 
 
 def _content(fragment: Any) -> str:
     """The identity of a fragment's values, without its deletions, which only remove rows."""
-    found = fragment.metadata.to_json()
-    return json.dumps([found["id"], found["files"], found.get("overlays"), found["physical_rows"]], sort_keys=True)
+    content = fragment.metadata.to_json()
+    return json.dumps(
+        [content["id"], content["files"], content.get("overlays"), content["physical_rows"]], sort_keys=True
+    )
 
 
 def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
     """The ids of all rows, ascending. Raises ``InvalidUsageError`` if two rows have the same key."""
     parts = [_ids(batch, source) for batch in _batches(table, source, None, vectors=False)]
-    found = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
-    twice = found[1:][found[1:] == found[:-1]]
+    ids = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+    twice = ids[1:][ids[1:] == ids[:-1]]
     if len(twice):
         raise InvalidUsageError(
             f"Two rows of {source.uri} have {source.key} {twice[0]}: it does not identify rows.",
             remedy="Remove the duplicates, or follow the table by another column.",
         )
-    return found
+    return ids
 
 
 def matching(table: Any, source: Source, where: str) -> NDArray[np.int64]:
@@ -314,13 +314,13 @@ def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
             f"A row of {source.uri} has no {source.key}: it does not identify rows.",
             remedy="Remove these rows, or follow the table by another column.",
         )
-    found: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
-    if len(found) and int(found.min()) < 0:
+    ids: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
+    if len(ids) and int(ids.min()) < 0:
         raise InvalidUsageError(
-            f"A row of {source.uri} has {source.key} {found.min()}: row ids must not be negative, -1 means none.",
+            f"A row of {source.uri} has {source.key} {ids.min()}: row ids must not be negative, -1 means none.",
             remedy="Remove these rows, or follow the table by another column.",
         )
-    return found
+    return ids
 
 
 class Filter:
@@ -354,6 +354,6 @@ class Filter:
                 f"{self._folder} has no complete version of the table {source.uri} yet.",
                 remedy="Run memwal-ops catchup on it.",
             )
-        found = np.sort(matching(at_version(source.open(), followed), source, where))
-        self._last = ((where, followed), found)
-        return found
+        rows = np.sort(matching(at_version(source.open(), followed), source, where))
+        self._last = ((where, followed), rows)
+        return rows

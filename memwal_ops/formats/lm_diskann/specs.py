@@ -330,10 +330,7 @@ Exit codes: 0 copied, unchanged or dry_run; 9 the index or the copy is damaged; 
     load=f"{_JOBS}.snapshot",
     by_hand=True,
 )
-MAINTAIN = maintain_job(
-    summary="Run merge, catchup, compact and gc, in that order.",
-    options=MaintainOptions,
-)
+MAINTAIN = maintain_job(summary="Run merge, catchup, compact and gc, in that order.", options=MaintainOptions)
 WHY = read_only_job(
     name="why",
     summary="Print why a deleted node or a file is kept, or is deletable.",

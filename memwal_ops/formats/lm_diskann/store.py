@@ -171,21 +171,20 @@ class Store:
     def matching(self, where: str) -> NDArray[np.int64]:
         """The living rows of which an SQL expression over ``row_id`` is true.
 
-        Raises:
-            InvalidUsageError: DuckDB does not understand it.
+        Raises ``InvalidUsageError``: DuckDB does not understand it.
         """
         [rows] = self.columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY row_id")
         # A connection of its own, which has these rows and nothing else.
         with duckdb.connect(config={"threads": 1, "enable_external_access": "false"}) as db:
             db.register("given", pa.table({"row_id": _arrow(rows.astype(np.int64))}))
             try:
-                found = db.sql(f"SELECT row_id FROM given WHERE ({where})").to_arrow_table()
+                matches = db.sql(f"SELECT row_id FROM given WHERE ({where})").to_arrow_table()
             except duckdb.Error as error:
                 raise InvalidUsageError(
                     f"The expression of --where does not apply to an index folder: {str(error).splitlines()[0]}",
                     remedy='Its rows have one column: "row_id IN (17, 18)".',
                 ) from error
-        return _numpy(found.column("row_id")).astype(np.int64)
+        return _numpy(matches.column("row_id")).astype(np.int64)
 
     def close(self) -> None:
         """Close it; in a forked process, nothing is done."""
@@ -258,8 +257,7 @@ class Store:
     def read_all(self) -> None:
         """Read every column of every table: DuckDB checks the blocks of its file when it reads them.
 
-        Raises:
-            TableCorruptError: one is damaged.
+        Raises ``TableCorruptError``: one is damaged.
         """
         for table in self.texts("SELECT table_name FROM duckdb_tables() ORDER BY 1"):
             self.columns(f"SELECT count(*) FROM (SELECT hash({table}) AS h FROM {table}) WHERE h = 0")
@@ -267,15 +265,15 @@ class Store:
     def codebook(self) -> NDArray[np.uint8]:
         """The bytes of the codebook in use; none if there is none."""
         with _errors(self.path):
-            found = self._db.execute(
+            row = self._db.execute(
                 "SELECT data FROM lmd_codebooks WHERE codebook_id = (SELECT codebook_id FROM lmd_metadata)"
             ).fetchall()
-        return np.frombuffer(b"".join(data for (data,) in found), np.uint8)
+        return np.frombuffer(b"".join(data for (data,) in row), np.uint8)
 
     def texts(self, sql: str) -> list[str]:
         """The strings of a query with one column."""
         with _errors(self.path):
-            return [one for (one,) in self._db.execute(sql).fetchall()]
+            return [value for (value,) in self._db.execute(sql).fetchall()]
 
     def in_graph(self, epoch: int) -> list[NDArray[Any]]:
         """Node, slot and epoch of the versions in the graph that a reader at ``epoch`` or later reads, by slot.
@@ -311,17 +309,16 @@ class Store:
         """Node, slot, epoch and ``origin_txn`` of some blocks that the graph must have: [n, 4], at most 16."""
         if self._read_only and "lmd_graph_sample" not in self.texts("SELECT table_name FROM duckdb_tables()"):
             return np.zeros((0, 4), U8)
-        found = self.columns(
+        columns = self.columns(
             "SELECT m.node_id, m.slot, m.from_epoch, m.origin_txn FROM lmd_graph_sample m JOIN lmd_slots s "
             "ON s.node_id = m.node_id AND s.slot = m.slot AND s.from_epoch = m.from_epoch ORDER BY m.slot"
         )
-        return np.stack(found, axis=1).astype(U8)
+        return np.stack(columns, axis=1).astype(U8)
 
     def check_identity(self, folder: str | None = None) -> None:
         """Check that the graph is that of this index: the one beside the store, or in another folder.
 
-        Raises:
-            TableCorruptError: it is another one.
+        Raises ``TableCorruptError``: it is another one.
         """
         sample = self.sample()
         if not len(sample):
@@ -392,12 +389,11 @@ class Store:
     def check_below(self, count: int, table: str, numbers: NDArray[Any]) -> None:
         """Check that nodes or slots of a table, which are used as indices, were allocated.
 
-        Raises:
-            TableCorruptError: the highest is ``count`` or more.
+        Raises ``TableCorruptError``: the highest is ``count`` or more.
         """
         if len(numbers) and numbers.max() >= count:
             raise IndexCorruptError(
-                f"{table} in {self.path} is damaged: it has {numbers.max()}, and only {count} were allocated.",
+                f"{table} in {self.path} is damaged: it has {numbers.max()}, and only {count} were allocated."
             )
 
     def _query(self, sql: str, tables: Mapping[str, NDArray[Any]]) -> pa.Table:
@@ -448,8 +444,7 @@ class Store:
             fresh = f"SELECT id, {epoch}, NULL FROM given WHERE id NOT IN ({held})"
             self._with(changes.entries, f"INSERT INTO lmd_entry_points {fresh}")
         self._with(
-            changes.overflow_reset,
-            "DELETE FROM lmd_backlink_overflow WHERE target_node_id IN (SELECT id FROM given)",
+            changes.overflow_reset, "DELETE FROM lmd_backlink_overflow WHERE target_node_id IN (SELECT id FROM given)"
         )
         self._with(
             changes.overflow_dropped,
@@ -544,7 +539,7 @@ class Store:
             return
         values = np.asarray(values, U8)
         columns = {"id": values} if values.ndim == 1 else {f"c{at}": values[:, at] for at in range(values.shape[1])}
-        self._db.register("given", pa.table({name: _arrow(one) for name, one in columns.items()}))
+        self._db.register("given", pa.table({name: _arrow(column) for name, column in columns.items()}))
         try:
             self._db.execute(sql)
         finally:
@@ -600,6 +595,6 @@ def _matrix(chunk: pa.BinaryArray, size: int) -> tuple[NDArray[np.uint8], NDArra
         return whole[offsets[0] : offsets[-1]].reshape(-1, size), fits
     blocks = np.zeros((len(chunk), size), np.uint8)
     for row, (first, last) in enumerate(pairwise(offsets.tolist())):
-        one = whole[first:last][:size]
-        blocks[row, : len(one)] = one
+        part = whole[first:last][:size]
+        blocks[row, : len(part)] = part
     return blocks, fits

@@ -93,21 +93,23 @@ class Table(GuardedTable):
     @property
     def faults(self) -> tuple[MemwalOpsError, ...]:
         """What stops readers or jobs: the view, a file, or a followed table that the index cannot follow."""
-        found = [self.view_error, *self.file_errors]
+        faults = [self.view_error, *self.file_errors]
         try:
             read_source(self.location.uri, self.state.followed)
         except MemwalOpsError as error:
-            found.append(error)
+            faults.append(error)
         if self.state.unusable:
-            found.append(unusable_error(self.location.uri, self.state.unusable))
-        return tuple(one for one in found if one is not None)
+            faults.append(unusable_error(self.location.uri, self.state.unusable))
+        return tuple(fault for fault in faults if fault is not None)
 
     @property
     def blocked(self) -> tuple[Blocked, ...]:
         """The faults, as all formats report them."""
         return tuple(
-            Blocked("", one.reason, str(one), {"reason": one.reason, "detail": str(one), "remedy": one.remedy})
-            for one in self.faults
+            Blocked(
+                "", fault.reason, str(fault), {"reason": fault.reason, "detail": str(fault), "remedy": fault.remedy}
+            )
+            for fault in self.faults
         )
 
     def check_files(self) -> None:
@@ -129,11 +131,7 @@ class Table(GuardedTable):
         return self.format.summarize(self)
 
     def step(self, name: str, act: Callable[[], Any]) -> Any:
-        """Perform a durable step, if the guard allows it.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Perform a durable step, if the guard allows it. Raises ``LeaseLostError``: it does not."""
         del name
         self.guard.check()
         return act()

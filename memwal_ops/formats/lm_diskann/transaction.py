@@ -91,8 +91,7 @@ class Transaction:
     def allocate(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The nodes of new rows, which this transaction has not written yet.
 
-        Raises:
-            IdsExhaustedError: no node ids are left.
+        Raises ``IdsExhaustedError``: no node ids are left.
         """
         nodes = np.arange(self.next_node, self.next_node + len(row_ids), dtype=np.int64)
         if self.next_node + len(row_ids) > MAX_NODES:
@@ -104,11 +103,11 @@ class Transaction:
     def delete(self, row_ids: NDArray[np.int64]) -> int:
         """Delete rows, including those of this transaction, and return how many of them existed."""
         staged = [self._added.pop(row) for row in row_ids.tolist() if row in self._added]
-        [found] = self.store.columns(
+        [live] = self.store.columns(
             "SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL AND row_id IN (SELECT id FROM wanted)",
             wanted=row_ids,
         )
-        nodes = np.array([*staged, *(one for one in found.tolist() if one not in self._removed)], np.int64)
+        nodes = np.array([*staged, *(node for node in live.tolist() if node not in self._removed)], np.int64)
         for chunk in np.array_split(nodes, max(1, -(-len(nodes) // 4096))):
             self.reserve(len(chunk))
             self.check(set_tombstones(self.view.source, self.parameters.layout, chunk, self.epoch, self.origin))
@@ -133,11 +132,11 @@ class Transaction:
         while at < len(nodes):
             self.reserve(worst)
             counts = np.zeros(2, np.int64)
-            found = insert(
+            result = insert(
                 self.view.source, layout, room, self.view.book, nodes, row_ids, vectors, self.epoch, self.origin,
                 self.codebook_id, np.float32(p.alpha**2), p.search_list, self.starts(), at, events, counts,
             )  # fmt: skip
-            self.check(found)
+            self.check(result)
             self.note(events[: counts[0]])
             at = int(counts[1])
 
@@ -153,18 +152,18 @@ class Transaction:
     def starts(self) -> Starts:
         """The entry points once this is committed, with their vectors."""
         if self.entries is None:
-            found = self.view.starts(self.epoch - 1)
+            starts = self.view.starts(self.epoch - 1)
         else:
             if self._starts is None or self._starts[0] is not self.entries:
                 self._starts = (self.entries, read_starts(self.view, self.entries, self.epoch))
-            found = self._starts[1]
-        if found is None:
+            starts = self._starts[1]
+        if starts is None:
             raise self.view.fail()
-        return found
+        return starts
 
-    def check(self, found: int) -> None:
+    def check(self, result: int) -> None:
         """Raise ``TableCorruptError`` if compiled code could not read a block."""
-        if found < 0:
+        if result < 0:
             raise self.view.fail()
 
     # -- blocks
@@ -226,7 +225,7 @@ class Transaction:
             "SELECT node_id, row_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id"
         )
         stays = ~np.isin(nodes, np.array([*self._removed], U8))
-        added = np.array(sorted(self._added.items(), key=lambda one: one[1]), np.int64).reshape(-1, 2)
+        added = np.array(sorted(self._added.items(), key=lambda item: item[1]), np.int64).reshape(-1, 2)
         return (
             np.concatenate([nodes[stays].astype(np.int64), added[:, 1]]),
             np.concatenate([rows[stays].astype(np.int64), added[:, 0]]),
@@ -248,8 +247,7 @@ class Transaction:
     def commit(self) -> bool:
         """Make it durable, then visible; False if nothing was changed.
 
-        Raises:
-            InvalidUsageError: a change failed, and the caller continued.
+        Raises ``InvalidUsageError``: a change failed, and the caller continued.
         """
         if self._failed:
             raise InvalidUsageError("A change of this transaction failed; nothing of it was committed.")
@@ -324,7 +322,7 @@ class Transaction:
             "SELECT target_node_id, referrer_node_id FROM lmd_backlink_overflow "
             "WHERE target_node_id IN (SELECT id FROM few)", few=few,
         )  # fmt: skip
-        left: dict[int, set[int]] = {int(one): set() for one in few}
+        left: dict[int, set[int]] = {int(target): set() for target in few}
         for target, referrer in zip(targets.tolist(), referrers.tolist(), strict=True):
             if target not in self._reset:
                 left[target].add(referrer)
@@ -374,7 +372,7 @@ class Transaction:
         removed = np.array(sorted(self._removed), U8)
         if any(abs(sign) > 1 for sign in self._events.values()):
             raise InvariantViolatedError("A backlink was added or dropped twice; this transaction was not committed.")
-        pairs = {sign: [key for key, one in self._events.items() if one == sign] for sign in (1, -1)}
+        pairs = {sign: [key for key, count in self._events.items() if count == sign] for sign in (1, -1)}
         state = replace(
             self.store.state, epoch=self.epoch, next_node_id=self.next_node, slot_count=self.slots.count,
             codebook_id=self.codebook_id, live=self.live, healed=self.store.state.healed + len(self.healed),
@@ -406,5 +404,5 @@ def write_runs(file: int, size: int, slots: NDArray[np.int64], blocks: NDArray[n
             write_all(file, blocks[first:last], int(ascending[first]) * size)
 
 
-def _pairs(found: list[Any]) -> NDArray[np.uint64]:
-    return np.array(found, U8).reshape(-1, 2)
+def _pairs(pairs: list[Any]) -> NDArray[np.uint64]:
+    return np.array(pairs, U8).reshape(-1, 2)

@@ -36,26 +36,25 @@ def lengths(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.sqrt(squares)
 
 
-def storable(found: NDArray[np.float64], metric: str) -> NDArray[np.bool_]:
+def storable(norms: NDArray[np.float64], metric: str) -> NDArray[np.bool_]:
     """Which vectors an index can have, by their lengths: [n]."""
-    return np.isfinite(found) & (found > 0) if metric == "cosine" else found <= MAX_LENGTH
+    return np.isfinite(norms) & (norms > 0) if metric == "cosine" else norms <= MAX_LENGTH
 
 
 def stored(parameters: Parameters, given: ArrayLike, *, one: bool = False) -> NDArray[np.float32]:
     """Vectors as the index stores them, [n, d]; with ``one``, a single one may be given as [d].
 
-    Raises:
-        InvalidUsageError: another shape, or a vector that the index cannot have.
+    Raises ``InvalidUsageError``: another shape, or a vector that the index cannot have.
     """
     try:
-        found = np.asarray(given)
-        if found.dtype.kind in _NO_NUMBERS:  # numpy would drop imaginary parts, and parse text
-            raise TypeError(f"these are {found.dtype}")
-        if found.dtype == np.float32:
-            vectors = found if found.flags.c_contiguous else found.copy()
+        values = np.asarray(given)
+        if values.dtype.kind in _NO_NUMBERS:  # numpy would drop imaginary parts, and parse text
+            raise TypeError(f"these are {values.dtype}")
+        if values.dtype == np.float32:
+            vectors = values if values.flags.c_contiguous else values.copy()
         else:
             with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
-                vectors = np.array(found, np.float32, order="C", copy=None)
+                vectors = np.array(values, np.float32, order="C", copy=None)
     except (TypeError, ValueError) as error:
         raise InvalidUsageError(f"Vectors must be real numbers: {error}.") from error
     if one and vectors.ndim == 1:
@@ -149,11 +148,7 @@ def encode(book: Codebook) -> NDArray[np.uint8]:
 
 
 def decode(data: NDArray[np.uint8], parameters: Parameters) -> Codebook:
-    """Decode a codebook.
-
-    Raises:
-        TableCorruptError: the length does not match the parameters.
-    """
+    """Decode a codebook. Raises ``TableCorruptError``: the length does not match the parameters."""
     starts, widths = _ranges(parameters)
     shape = (parameters.code_bytes, _VALUES, int(max(widths)))
     kept = 0 if parameters.quantizer == "pq" else parameters.dimension

@@ -115,15 +115,15 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
     Raises:
         TableCorruptError: the store cannot be opened, is that of another index, or its ``next_node_id`` is damaged.
     """
-    found = Verified(Findings(most))
+    checks = Verified(Findings(most))
     store = Store(folder, parameters, read_only=True)
     try:
         store.read_all()
         check_node_ids(folder, parameters, store)
-        Check(folder, parameters, store, found, context).run()
+        Check(folder, parameters, store, checks, context).run()
     finally:
         store.close()
-    return found
+    return checks
 
 
 class Check:
@@ -219,23 +219,23 @@ class Check:
                 part = slice(first, first + _CHUNK)
                 whole = np.zeros((len(slots[part]), size), np.uint8)
                 for at, slot in enumerate(slots[part].tolist()):
-                    one = os.pread(graph.fileno(), size, min(slot, self.store.state.slot_count) * size)
-                    whole[at, : len(one)] = np.frombuffer(one, np.uint8)
+                    block = os.pread(graph.fileno(), size, min(slot, self.store.state.slot_count) * size)
+                    whole[at, : len(block)] = np.frombuffer(block, np.uint8)
                 yield whole, nodes[part], epochs[part]
 
     def _until(self, nodes: NDArray[np.uint64], epochs: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The epoch of the next version of each of these delta blocks, which are sorted."""
-        found, slotted = self.store.columns(
+        slotted_nodes, slotted = self.store.columns(
             "SELECT node_id, from_epoch FROM lmd_slots WHERE node_id IN (SELECT id FROM wanted)",
             wanted=np.unique(nodes),
         )
         until = np.full(len(nodes), _ALWAYS, U8)
         same = nodes[1:] == nodes[:-1]
         until[:-1][same] = epochs[1:][same]
-        order = np.argsort(found)
-        if len(found):
-            at = np.minimum(np.searchsorted(found[order], nodes), len(found) - 1)
-            later = (found[order][at] == nodes) & (slotted[order][at] > epochs)
+        order = np.argsort(slotted_nodes)
+        if len(slotted_nodes):
+            at = np.minimum(np.searchsorted(slotted_nodes[order], nodes), len(slotted_nodes) - 1)
+            later = (slotted_nodes[order][at] == nodes) & (slotted[order][at] > epochs)
             until[later] = np.minimum(until[later], slotted[order][at][later])
         return until
 
@@ -329,7 +329,7 @@ class Check:
         state = self.store.state
         if state.live:
             self.found.add(
-                "entry_point_dead", (f"node {one} is an entry point, but does not exist" for one in entries[~alive])
+                "entry_point_dead", (f"node {node} is an entry point, but does not exist" for node in entries[~alive])
             )
         if state.live and state.codebook_id and not alive.any():
             self.found.add("entry_point_missing", ["no search finds anything: there is no live entry point"])
@@ -378,19 +378,19 @@ class Check:
         rows, nodes, removed = self.store.columns(
             "SELECT row_id, node_id, CASE WHEN removed_epoch IS NULL THEN 0 ELSE 1 END FROM lmd_lookup ORDER BY node_id"
         )
-        found: list[tuple[str, str]] = []
+        wrong: list[tuple[str, str]] = []
         mapped = np.zeros(len(self.marks), bool)
         for row, node, gone in zip(rows.tolist(), nodes.tolist(), removed.tolist(), strict=True):
             mark = int(self.marks[node]) if node < len(self.marks) else 0
             mapped[node : node + 1] = True
             if not mark & _SEEN:
-                found.append(("row_without_block", f"row {row} is node {node}, which has no intact block"))
+                wrong.append(("row_without_block", f"row {row} is node {node}, which has no intact block"))
             elif self.rows[node] != row:
-                found.append(("row_differs", f"row {row} is node {node}, whose block is of row {self.rows[node]}"))
+                wrong.append(("row_differs", f"row {row} is node {node}, whose block is of row {self.rows[node]}"))
             elif bool(mark & _DEAD) != bool(gone):
                 why = f"row {row}, node {node}: block and lookup differ about its deletion"
-                found.append(("tombstone_differs", why))
-        found += [
+                wrong.append(("tombstone_differs", why))
+        wrong += [
             ("row_missing", f"row {self.rows[node]}, of node {node}, is not in the lookup")
             for node in np.flatnonzero(self._alive(np.arange(len(self.marks))) & ~mapped).tolist()
         ]
@@ -398,13 +398,13 @@ class Check:
             "SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NOT NULL AND node_id NOT IN "
             "(SELECT node_id FROM lmd_tombstoned_nodes)"
         )
-        found += [("tombstone_missing", f"node {node} was removed and has no tombstone") for node in bare]
+        wrong += [("tombstone_missing", f"node {node} was removed and has no tombstone") for node in bare]
         live = len(rows) - int(removed.sum())
         if live != self.store.state.live:
-            found.append(("count_differs", f"there are {live} rows; lmd_metadata has {self.store.state.live}"))
-        if found:
+            wrong.append(("count_differs", f"there are {live} rows; lmd_metadata has {self.store.state.live}"))
+        if wrong:
             about = refusal(self.store, self._rows_of_blocks()) or ""
-            for check, detail in found:
+            for check, detail in wrong:
                 self.found.add(check, [detail], about)
 
     def _followed(self) -> None:

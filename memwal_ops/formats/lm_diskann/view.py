@@ -75,10 +75,7 @@ def read_current(folder: str, parameters: Parameters) -> Frame:
             with open(os.path.join(folder, CURRENT), "rb") as file:
                 data = file.read()
         except FileNotFoundError as error:
-            raise TableNotFoundError(
-                f"{folder} has no published view ({CURRENT}).",
-                remedy=PUBLISH_AGAIN,
-            ) from error
+            raise TableNotFoundError(f"{folder} has no published view ({CURRENT}).", remedy=PUBLISH_AGAIN) from error
         except OSError as error:
             raise io_error(error) from error
         frame = wire.decode_frame(np.frombuffer(data, np.uint8))
@@ -102,10 +99,7 @@ def _remedy(path: str) -> str:
 
 
 def _unreadable(folder: str, path: str) -> IndexCorruptError:
-    return IndexCorruptError(
-        f"{path} in {folder} is damaged, or belongs to another index.",
-        remedy=PUBLISH_AGAIN,
-    )
+    return IndexCorruptError(f"{path} in {folder} is damaged, or belongs to another index.", remedy=PUBLISH_AGAIN)
 
 
 class View:
@@ -251,7 +245,7 @@ class View:
             self._source = self._new_source(old.slots, int(old.limits[0]), held + len(nodes))
             self.counts[0] = 0
             add_versions(self._source, old.node[:held], old.epoch[:held], old.place[:held])
-        arrays = [np.ascontiguousarray(one, np.int64) for one in (nodes, epochs, places)]
+        arrays = [np.ascontiguousarray(node, np.int64) for node in (nodes, epochs, places)]
         add_versions(self._source, *arrays)
 
     def add_private(self, nodes: NDArray[Any], epoch: int, slots: NDArray[Any]) -> None:
@@ -274,15 +268,11 @@ class View:
     def overlay_rows(self) -> NDArray[np.uint8]:
         """The blocks that a transaction changed: uint8 [n, block_size]."""
         first = len(self._tags)
-        found: NDArray[np.uint8] = self._pool.u8[first : first + int(self.counts[1])]
-        return found
+        rows: NDArray[np.uint8] = self._pool.u8[first : first + int(self.counts[1])]
+        return rows
 
     def refresh(self) -> bool:
-        """Read new commits; returns whether there were any.
-
-        Raises:
-            TableCorruptError: the view is damaged.
-        """
+        """Read new commits; returns whether there were any. Raises ``TableCorruptError``: the view is damaged."""
         epoch, now, log = self.epoch, self._content(), self._log_now()
         if log is not None and log - self.end < wire.HEADER_BYTES and now and now == self._refreshed:
             return False  # each search asks: a quarter of the time of reading it all
@@ -427,8 +417,8 @@ class View:
         """
         if epoch == self.epoch or not len(starts.nodes):
             return self.book
-        found = codebook_of(self.source, self.parameters.layout, starts.nodes[0], epoch)
-        return self._books.get(found)
+        number = codebook_of(self.source, self.parameters.layout, starts.nodes[0], epoch)
+        return self._books.get(number)
 
     @property
     def epoch(self) -> int:
@@ -437,16 +427,16 @@ class View:
 
     def entries(self, epoch: int) -> NDArray[np.int64]:
         """The entry points at an epoch; none if there was no graph."""
-        found = self._entries  # another array after each change
-        if self._chosen is None or self._chosen[0] != epoch or self._chosen[1] is not found:
-            there = (found[:, 1] <= epoch) & (found[:, 2] > epoch)
-            self._chosen = (epoch, found, found[there, 0].astype(np.int64))
+        table = self._entries  # another array after each change
+        if self._chosen is None or self._chosen[0] != epoch or self._chosen[1] is not table:
+            there = (table[:, 1] <= epoch) & (table[:, 2] > epoch)
+            self._chosen = (epoch, table, table[there, 0].astype(np.int64))
         return self._chosen[2]
 
     def built_nodes(self, epoch: int) -> int:
         """About how many node ids there were at the last build: it added more entry points than any commit since."""
-        found = self._entries
-        there = found[(found[:, 1] <= epoch) & (found[:, 2] > epoch)]
+        table = self._entries
+        there = table[(table[:, 1] <= epoch) & (table[:, 2] > epoch)]
         epochs, counts = np.unique(there[:, 1], return_counts=True)
         return int(there[there[:, 1] == epochs[counts.argmax()], 0].max()) + 1 if len(there) else 0
 
@@ -467,35 +457,35 @@ class View:
         """
         key = (epoch, self.epoch, xxhash.xxh3_128_digest(row_ids.data))
         if self._allowed is None or self._allowed[0] != key:
-            found = np.zeros(self.state.next_node_id, np.bool_)
-            mark(self.rows, self.row_nodes, writable(row_ids), found)
+            allowed = np.zeros(self.state.next_node_id, np.bool_)
+            mark(self.rows, self.row_nodes, writable(row_ids), allowed)
             for rows, nodes in self._more:
-                found[nodes[np.searchsorted(row_ids, rows, "right") > np.searchsorted(row_ids, rows)]] = True
-            found[self.dead[self.dead_epochs <= epoch]] = False
-            found[self._gone] = False
-            found[self.counts_at(epoch)[2] :] = False
-            self._allowed = (key, found)
+                allowed[nodes[np.searchsorted(row_ids, rows, "right") > np.searchsorted(row_ids, rows)]] = True
+            allowed[self.dead[self.dead_epochs <= epoch]] = False
+            allowed[self._gone] = False
+            allowed[self.counts_at(epoch)[2] :] = False
+            self._allowed = (key, allowed)
         return self._allowed[1]
 
     def has_rows(self, row_ids: NDArray[np.int64], nodes: NDArray[np.uint64]) -> bool:
         """Whether it has all of these rows, with these nodes."""
-        found = np.full(self.state.next_node_id, -1, np.int64)
+        mapped = np.full(self.state.next_node_id, -1, np.int64)
         for rows, of in [(self.rows, self.row_nodes), *self._more]:
-            found[of[of < len(found)]] = rows[of < len(found)]
-        known = nodes < len(found)
-        return bool(known.all() and np.array_equal(found[nodes.astype(np.int64)], row_ids))
+            mapped[of[of < len(mapped)]] = rows[of < len(mapped)]
+        known = nodes < len(mapped)
+        return bool(known.all() and np.array_equal(mapped[nodes.astype(np.int64)], row_ids))
 
     def slots_that_differ(
         self, nodes: NDArray[np.uint64], slots: NDArray[np.uint64], epochs: NDArray[np.uint64]
     ) -> list[int]:
         """The nodes whose version of that epoch has another place in this view than in these slots."""
         size = self.parameters.layout.block_size
-        found = []
+        differ = []
         for node, slot, epoch in zip(nodes.tolist(), slots.tolist(), epochs.tolist(), strict=True):
             place, _ = place_of(self._source, size, node, epoch)
             if place != slot * size:
-                found.append(node)
-        return found
+                differ.append(node)
+        return differ
 
     @property
     def files(self) -> tuple[int, int, int]:
@@ -521,9 +511,7 @@ class View:
         node, place = int(self.counts[5]), int(self.counts[6])
         file, offset = place >> FILE_SHIFT, place & ((1 << FILE_SHIFT) - 1)
         name = graph if file == GRAPH_FILE else log_path(self.number) if file == LOG else base_path(self.number)
-        return IndexCorruptError(
-            f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.",
-        )
+        return IndexCorruptError(f"The block of node {node} at byte {offset} of {name} in {self.folder} is damaged.")
 
 
 def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | None:

@@ -218,8 +218,7 @@ class Frame:
     def array(self, name: str, dtype: Any) -> NDArray[Any]:
         """A section as numbers of a type; empty if the frame does not have it.
 
-        Raises:
-            TableCorruptError: its length is not a multiple of the type's.
+        Raises ``TableCorruptError``: its length is not a multiple of the type's.
         """
         section = self.sections.get(name)
         if section is None:

@@ -18,12 +18,7 @@ from memwal_ops.formats.zeppelin.compaction import metric_of
 from memwal_ops.formats.zeppelin.reader import live_rows, nearest_rows, read_log
 from memwal_ops.formats.zeppelin.segments import SegmentReader
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI
-from memwal_ops.formats.zeppelin.wire.segment import (
-    bitmap_name,
-    decode_bitmaps,
-    decode_text_index,
-    text_name,
-)
+from memwal_ops.formats.zeppelin.wire.segment import bitmap_name, decode_bitmaps, decode_text_index, text_name
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -70,18 +65,17 @@ def check_answers(
     others = [name for name in chosen if name != VECTORS]
     if others:
         results += _lists(table, others, context, size if size <= options.max_bytes else None)
-    found = [[*_findings(answers)] for answers in results]
-    results = [with_findings(answers, wrong) for answers, wrong in zip(results, found, strict=True)]
-    return results, [one for wrong in found for one in wrong] if not options.deep else []
+    findings = [[*_findings(answers)] for answers in results]
+    results = [with_findings(answers, wrong) for answers, wrong in zip(results, findings, strict=True)]
+    return results, [finding for wrong in findings for finding in wrong] if not options.deep else []
 
 
 def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]:
     """What asking costs at most, by index. Without requests.
 
-    Raises:
-        InvalidUsageError: there is no index of a name that was given.
+    Raises ``InvalidUsageError``: there is no index of a name that was given.
     """
-    size, rows = _size(table), sum(one.vectors for one in table.manifest.segments)
+    size, rows = _size(table), table.manifest.segment_rows
     planned = []
     for name in _chosen(table, options):
         read = _READ * size if name == VECTORS else size
@@ -99,7 +93,7 @@ def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]
 
 def _size(table: Namespace) -> int:
     """About how many bytes the clusters of all segments have."""
-    return 4 * sum(one.vectors for one in table.manifest.segments) * (table.meta.dimensions or 0)
+    return 4 * table.manifest.segment_rows * (table.meta.dimensions or 0)
 
 
 def _chosen(table: Namespace, options: VerifyOptions) -> list[str]:
@@ -267,8 +261,7 @@ def _lists(table: Namespace, names: list[str], context: RunContext, size: int | 
 def listed_rows(kind: str, data: bytes) -> Mapping[str, Listed]:
     """By field what a bitmap object, or an object of inverted lists, has.
 
-    Raises:
-        InvalidFormatError: it cannot be read, or contradicts itself.
+    Raises ``InvalidFormatError``: it cannot be read, or contradicts itself.
     """
     if kind == "bitmap":
         maps = decode_bitmaps(data)

@@ -1,4 +1,4 @@
-"""Compute the backlog of a namespace, find damaged parts, and read WAL fragments. Reads only.
+"""Read the log of a namespace, compute its backlog, find damaged parts, and show all of that. Reads only.
 
 A manifest that is readable does not mean that what it lists is there. Damaged parts are found by names and sizes, and
 no object is read as a whole. This costs one listing of the log, one of each prefix of the segment, one request for the
@@ -8,14 +8,12 @@ manifest does not have.
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.polling import built_in_backlog, cached_for_poll
+from memwal_ops.core.polling import built_in_backlog, cached_for_poll, poll_cache
 from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.errors import (
     FragmentCorruptError,
@@ -30,16 +28,19 @@ from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.lease import LEASE, read_lease
 from memwal_ops.formats.zeppelin.namespace import read_revision
 from memwal_ops.formats.zeppelin.segments import LEAST_ROW, SegmentReader
-from memwal_ops.formats.zeppelin.wire import MANIFEST
+from memwal_ops.formats.zeppelin.wire import MANIFEST, ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI, UnstorableError, decode_fragment
 from memwal_ops.storage.concurrently import concurrently
-from memwal_ops.text import counted
+from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.zeppelin.lease import LeaseRecord
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import Needed
+    from memwal_ops.formats.zeppelin.specs import InspectOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Fragment
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -108,56 +109,51 @@ def damaged_parts(table: Namespace, listed: Listed | None = None) -> tuple[Block
 
     And the lease, if it cannot be read: no compaction can start.
 
-    Raises:
-        StorageError: the store failed.
+    Raises ``StorageError``: the store failed.
     """
-    found = damaged_parts_of(table, table.manifest, listed or Listed(table.store))
-    if found and (newest := table.newest()).data != table.data:
+    parts = damaged_parts_of(table, table.manifest, listed or Listed(table.store))
+    if parts and (newest := table.newest()).data != table.data:
         # A compaction replaced them meanwhile, and gc collected them.
-        live = {*_ids(newest.manifest)}
-        found = tuple(one for one in found if one.id in live)
+        live = {*newest.manifest.fragment_ids, *newest.manifest.segment_ids}
+        parts = tuple(part for part in parts if part.id in live)
     try:
         read_lease(table)
     except TableCorruptError as error:
-        found = (*found, BlockedPart("lease", LEASE, error, LEASE, has_rows=False))
-    return found
+        parts = (*parts, BlockedPart("lease", LEASE, error, LEASE, has_rows=False))
+    return parts
 
 
 def unchecked(manifest: Manifest) -> tuple[str, ...]:
     """Fragments and segments of which no object is looked for: those of other namespaces, and trees of nodes."""
-    trees = {one.id for one in manifest.segments if one.hierarchical}
-    return tuple(one for one in _ids(manifest) if one in manifest.borrowed | trees)
+    skipped = manifest.borrowed | {segment.id for segment in manifest.segments if segment.hierarchical}
+    return tuple(name for name in [*manifest.fragment_ids, *manifest.segment_ids] if name in skipped)
 
 
 def damaged_parts_of(table: Namespace, manifest: Manifest, listed: Listed) -> tuple[BlockedPart, ...]:
     """As :func:`damaged_parts`, of a manifest of the namespace."""
     skipped = {*unchecked(manifest)}
-    refs = [one for one in manifest.fragments if one.id not in skipped]
-    segments = [one for one in manifest.segments if one.id not in skipped]
-    found = [*_missing(refs, listed), *_cut(table.store, manifest, refs, listed)]
-    order = {one.id: place for place, one in enumerate(refs)}
-    found.sort(key=lambda part: order[part.id])
-    faults = (_segment_fault(table, one, listed) for one in segments)
-    return (*found, *(one for one in faults if one is not None))
-
-
-def _ids(manifest: Manifest) -> list[str]:
-    return [*(one.id for one in manifest.fragments), *(one.id for one in manifest.segments)]
+    refs = [ref for ref in manifest.fragments if ref.id not in skipped]
+    segments = [segment for segment in manifest.segments if segment.id not in skipped]
+    parts = [*_missing(refs, listed), *_cut(table.store, manifest, refs, listed)]
+    order = {ref.id: place for place, ref in enumerate(refs)}
+    parts.sort(key=lambda part: order[part.id])
+    faults = (_segment_fault(table, segment, listed) for segment in segments)
+    return (*parts, *(part for part in faults if part is not None))
 
 
 def _missing(refs: list[FragmentRef], listed: Listed) -> Iterator[BlockedPart]:
-    absent = [one for one in refs if one.key not in listed.folder(one.key)]
-    for number, one in enumerate(absent):
-        if number >= _CHECKED or not listed.exists(one.key):
-            error = FragmentMissingError(f"The fragment {one.key} is listed, but does not exist.")
-            yield BlockedPart("fragment", one.id, error, one.key, missing=True)
+    absent = [ref for ref in refs if ref.key not in listed.folder(ref.key)]
+    for number, ref in enumerate(absent):
+        if number >= _CHECKED or not listed.exists(ref.key):
+            error = FragmentMissingError(f"The fragment {ref.key} is listed, but does not exist.")
+            yield BlockedPart("fragment", ref.id, error, ref.key, missing=True)
 
 
 def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: Listed) -> Iterator[BlockedPart]:
     """Fragments whose size differs from the recorded one, or whose text has no end."""
-    sizes = {one.key: meta.size for one in refs if (meta := listed.folder(one.key).get(one.key)) is not None}
-    existing = [one for one in refs if one.key in sizes]
-    unsized = [one for one in existing if one.bytes is None][:_CHECKED] if manifest.dialect == WIKI else []
+    sizes = {ref.key: meta.size for ref in refs if (meta := listed.folder(ref.key).get(ref.key)) is not None}
+    existing = [ref for ref in refs if ref.key in sizes]
+    unsized = [ref for ref in existing if ref.bytes is None][:_CHECKED] if manifest.dialect == WIKI else []
 
     def whole(ref: FragmentRef) -> bool:
         start = max(0, sizes[ref.key] - _TAIL)
@@ -166,12 +162,12 @@ def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: List
         except ObjectNotFoundError:
             return True  # listed, and collected since
 
-    for one in existing:
-        if one.bytes is not None and one.bytes != sizes[one.key]:
-            yield _corrupt(one, f"has {sizes[one.key]} bytes; the manifest has {one.bytes}")
-    for one, is_whole in concurrently(whole, unsized, threads=_CONCURRENT_READS):
+    for ref in existing:
+        if ref.bytes is not None and ref.bytes != sizes[ref.key]:
+            yield _corrupt(ref, f"has {sizes[ref.key]} bytes; the manifest has {ref.bytes}")
+    for ref, is_whole in concurrently(whole, unsized, threads=_CONCURRENT_READS):
         if not is_whole:
-            yield _corrupt(one, f"is cut: its {sizes[one.key]} bytes do not end as a JSON document does")
+            yield _corrupt(ref, f"is cut: its {sizes[ref.key]} bytes do not end as a JSON document does")
 
 
 def _corrupt(ref: FragmentRef, wrong: str) -> BlockedPart:
@@ -182,20 +178,20 @@ def _segment_fault(table: Namespace, segment: SegmentRef, listed: Listed) -> Blo
     """The first object of a segment that is missing or cut, with the number of others."""
     dimensions = table.meta.dimensions
     needed = SegmentReader(table.store, segment).needed(dimensions)
-    absent = [one for one in needed if one.path not in listed.folder(one.path)]
-    gone = next((one for one in absent[:_CHECKED] if not listed.exists(one.path)), None)
+    absent = [item for item in needed if item.path not in listed.folder(item.path)]
+    gone = next((item for item in absent[:_CHECKED] if not listed.exists(item.path)), None)
     if gone is not None:
         also = f", and so are {len(absent) - 1:,} more of its objects" if len(absent) > 1 else ""
         return _segment_part(segment, gone, f", which the manifest needs, is missing{also}", missing=True)
-    sizes = {one.path: meta.size for one in needed if (meta := listed.folder(one.path).get(one.path)) is not None}
-    for one in needed:
-        size = sizes.get(one.path, one.size or one.least)
-        if size < one.least or one.size not in {None, size}:
-            wanted = f"at least {one.least}" if one.size is None else one.size
-            return _segment_part(segment, one, f" has {size} bytes; it must have {wanted}")
-    clusters = [one for one in needed if one.path.rpartition("/")[2].startswith("cluster_")]
+    sizes = {item.path: meta.size for item in needed if (meta := listed.folder(item.path).get(item.path)) is not None}
+    for item in needed:
+        size = sizes.get(item.path, item.size or item.least)
+        if size < item.least or item.size not in {None, size}:
+            wanted = f"at least {item.least}" if item.size is None else item.size
+            return _segment_part(segment, item, f" has {size} bytes; it must have {wanted}")
+    clusters = [item for item in needed if item.path.rpartition("/")[2].startswith("cluster_")]
     least = 8 * segment.clusters + segment.vectors * (LEAST_ROW + 4 * (dimensions or 1))
-    total = sum(sizes.get(one.path, least) for one in clusters)
+    total = sum(sizes.get(item.path, least) for item in clusters)
     if total < least and not segment.objects:
         return _segment_part(
             segment, clusters[0], f", or another cluster, is cut: they have {total} bytes, and need at least {least}"
@@ -211,12 +207,11 @@ def _segment_part(segment: SegmentRef, needed: Needed, wrong: str, *, missing: b
 def summarize(table: Namespace) -> TableSummary:
     """Backlog metrics of all jobs, and the parts with an object that is missing or cut.
 
-    Raises:
-        StorageError: the store failed.
+    Raises ``StorageError``: the store failed.
     """
     backlog = built_in_backlog(table)
-    found = cached_for_poll(table, "damaged", lambda: damaged_parts(table)) if backlog.get("blocked_parts") else ()
-    blocked = tuple(Blocked("", one.error.reason, str(one.error), one.to_json()) for one in found)
+    parts = cached_for_poll(table, "damaged", lambda: damaged_parts(table)) if backlog.get("blocked_parts") else ()
+    blocked = tuple(Blocked("", part.error.reason, str(part.error), part.to_json()) for part in parts)
     return TableSummary(table.revision, backlog, len(table.manifest.fragments), blocked)
 
 
@@ -225,52 +220,12 @@ def missing_of(table: Namespace, revision: int, listed: Listed | None = None) ->
     if revision != table.revision and not table.has_revision(revision):
         return None
     manifest = table.manifest if revision == table.revision else read_revision(table, revision)
-    found = damaged_parts_of(table, manifest, listed or Listed(table.store))
-    return next((one.path for one in found if one.has_rows), None)
-
-
-_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
-_LENGTH = 26
-_RANDOM_BITS = 80
-_HIGHEST = 2**128 - 1
-
-
-def new_ulid(above: str = "") -> str:
-    """A ULID of now, or the next one above ``above`` if that is later, from a clock that is ahead."""
-    value = (time.time_ns() // 1_000_000 << _RANDOM_BITS) | int.from_bytes(os.urandom(_RANDOM_BITS // 8))
-    least = _value(above)
-    if least is not None and value <= least:
-        # Far enough above it that two writers that read the same ULID are unlikely to choose the same next one.
-        value = min(least + 1 + int.from_bytes(os.urandom(8)), _HIGHEST)
-    return _text(value)
-
-
-def ulid_time(ulid: str) -> datetime | None:
-    """The time in a ULID, by its writer's clock; None if it is not a ULID."""
-    value = _value(ulid)
-    if value is None:
-        return None
-    try:
-        return datetime.fromtimestamp((value >> _RANDOM_BITS) / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
-
-
-def _value(ulid: str) -> int | None:
-    if len(ulid) != _LENGTH or not all(digit in _VALUES for digit in ulid):
-        return None
-    value = 0
-    for digit in ulid:
-        value = value << 5 | _VALUES[digit]
-    return value if value <= _HIGHEST else None
-
-
-def _text(value: int) -> str:
-    return "".join(_DIGITS[value >> 5 * place & 31] for place in reversed(range(_LENGTH)))
+    parts = damaged_parts_of(table, manifest, listed or Listed(table.store))
+    return next((part.path for part in parts if part.has_rows), None)
 
 
 _NAMED = 3
+_SHOWN = ("id", "vectors", "clusters", "quantization", "bitmap_fields", "fts_fields", "hierarchical")
 
 
 def figures(table: Namespace) -> Mapping[str, float]:
@@ -360,34 +315,34 @@ def _fetched(table: Namespace, ref: FragmentRef) -> bytes:
 
 def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes) -> Fragment:
     try:
-        found = decode_fragment(data, table.manifest.dialect)
+        fragment = decode_fragment(data, table.manifest.dialect)
     except UnstorableError as error:
         raise FragmentCorruptError(
             f"The fragment {ref.key} cannot be used: {error}", remedy=remedies.CORRECT
         ) from error
     except InvalidFormatError as error:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
-    if dimensions is not None and found.dimensions not in {None, dimensions}:
-        raise other_dimensions(ref, found, dimensions)
+    if dimensions is not None and fragment.dimensions not in {None, dimensions}:
+        raise other_dimensions(ref, fragment, dimensions)
     wrong = None
-    if found.id != ref.id:
-        wrong = f"its id is {found.id}"
-    elif found.namespace not in {None, table.manifest.namespace}:
-        wrong = f"it belongs to the namespace {found.namespace}"
+    if fragment.id != ref.id:
+        wrong = f"its id is {fragment.id}"
+    elif fragment.namespace not in {None, table.manifest.namespace}:
+        wrong = f"it belongs to the namespace {fragment.namespace}"
     elif ref.bytes is not None and len(data) != ref.bytes:
         wrong = f"it has {len(data)} bytes; the manifest has {ref.bytes}"
-    elif (len(found.ids), len(found.deletes)) != (ref.vectors, ref.deletes):
+    elif (len(fragment.ids), len(fragment.deletes)) != (ref.vectors, ref.deletes):
         listed = f"{ref.vectors} and {ref.deletes}"
-        wrong = f"it has {len(found.ids)} vectors and {len(found.deletes)} deletes; the manifest has {listed}"
+        wrong = f"it has {len(fragment.ids)} vectors and {len(fragment.deletes)} deletes; the manifest has {listed}"
     if wrong is not None:
         raise FragmentCorruptError(f"The fragment {ref.key} cannot be used: {wrong}.")
-    return found
+    return fragment
 
 
-def other_dimensions(ref: FragmentRef, found: Fragment, dimensions: int) -> FragmentCorruptError:
+def other_dimensions(ref: FragmentRef, fragment: Fragment, dimensions: int) -> FragmentCorruptError:
     """The error of a fragment whose vectors are not of the dimensions of those before."""
     return FragmentCorruptError(
-        f"The fragment {ref.key} cannot be used: its vectors have {found.dimensions} dimensions; those before have "
+        f"The fragment {ref.key} cannot be used: its vectors have {fragment.dimensions} dimensions; those before have "
         f"{dimensions}.",
         remedy=remedies.CORRECT,
     )
@@ -412,8 +367,120 @@ def read_fragments(
             yield ref, data
             continue
         try:
-            found: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
+            fragment: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
         except FragmentCorruptError as error:
-            found = error
-        yield ref, found
-        del found  # before the next one is decoded
+            fragment = error
+        yield ref, fragment
+        del fragment  # before the next one is decoded
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The data that ``inspect`` prints for one manifest."""
+
+    table: Namespace
+    backlog: Mapping[str, float]
+    damaged: tuple[BlockedPart, ...]
+    contested: Contested
+    lease: LeaseRecord | None
+    limit: int
+
+    decision = "inspected"
+    exit_code = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``inspect --json``."""
+        table, manifest = self.table, self.table.manifest
+        missing = {part.id for part in self.damaged if part.missing}
+        return {
+            "decision": self.decision,
+            "uri": table.location.uri,
+            "format": table.format.name,
+            "dialect": manifest.dialect,
+            "encoding": manifest.encoding,
+            "namespace": manifest.namespace,
+            "version": table.revision,
+            "dimensions": table.meta.dimensions,
+            "metric": table.meta.metric,
+            "state": table.meta.state,
+            "unwritable": manifest.unwritable,
+            "fencing_token": manifest.token,
+            "lease": self._lease(),
+            "pending_deletes": len(manifest.pending),
+            "segments": [{name: getattr(segment, name) for name in _SHOWN} for segment in manifest.segments],
+            "fragments": [
+                {"id": ref.id, "vectors": ref.vectors, "deletes": ref.deletes, "missing": ref.id in missing}
+                for ref in manifest.fragments[: self.limit]
+            ],
+            "truncated": len(manifest.fragments) > self.limit,
+            "blocked": [part.to_json() for part in self.damaged],
+            "contested": len(self.contested.ids),
+            "backlog": dict(self.backlog),
+        }
+
+    def describe(self) -> str:
+        """The inspection as text for people."""
+        table, manifest = self.table, self.table.manifest
+        lease = self._lease()
+        held = "unreadable" if any(part.kind == "lease" for part in self.damaged) else "never acquired"
+        if lease is not None:
+            held = f"{lease['state']} ({lease['holder']}, token {lease['token']})"
+        what = f"{counted(int(self.backlog['fragments']), 'fragment')}, {counted(int(self.backlog['rows']), 'vector')}"
+        waiting = f"{what}, {size_text(self.backlog['bytes'])}, the oldest for {time_text(self.backlog['oldest_age'])}"
+        rows = [
+            ("namespace", f"{manifest.namespace}, {manifest.dialect} dialect, manifest as {manifest.encoding}"),
+            ("revision", f"{table.revision}, fencing token {manifest.token}"),
+            ("vectors", f"{table.meta.dimensions or 'unknown'} dimensions, metric {table.meta.metric or 'unknown'}"),
+            ("waiting", waiting),
+            ("pending", counted(len(manifest.pending), "pending delete")),
+            ("lease", held),
+        ]
+        lines = [f"{name:<10} {text}" for name, text in rows]
+        if manifest.unwritable is not None:
+            lines.append(f"{'read-only':<10} {manifest.unwritable}")
+        cells = [
+            (of.id, f"{of.vectors:,}", str(of.clusters), of.quantization or "none", ", ".join(of.bitmap_fields))
+            for of in manifest.segments
+        ]
+        if cells:
+            headings = ("segment", "vectors", "clusters", "codes", "bitmaps")
+            lines += ["", grid(headings, cells, words=("segment", "codes", "bitmaps"))]
+        lines += ["", *self._objects()]
+        return "\n".join(lines)
+
+    def _objects(self) -> Iterator[str]:
+        """What is wrong with objects, and how far they were checked."""
+        for part in self.damaged:
+            yield f"{'missing' if part.missing else 'damaged'}: {part.path}"
+            yield paragraph(f"{part.error} {part.error.remedy}", indent="  ", hanging="  ")
+        if self.contested.ids:
+            yield paragraph(f"{self.contested}; no query returns them, and merge keeps both.", hanging="  ")
+        skipped = unchecked(self.table.manifest)
+        if skipped:
+            yield f"Not looked for, as only a server can: the objects of {', '.join(skipped)}."
+        elif not self.damaged:
+            yield "All listed objects exist, with the sizes that are known; contents were not read: memwal-ops verify."
+
+    def _lease(self) -> dict[str, Any] | None:
+        if self.lease is None:
+            return None
+        state = "held" if self.lease.expires > datetime.now(UTC) else "expired"
+        expires = self.lease.expires.isoformat(timespec="seconds")
+        return {"holder": self.lease.holder, "token": self.lease.token, "expires": expires, "state": state}
+
+
+def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
+    """Inspect the namespace: its manifest, listings of its log and segment, and its lease."""
+    del context
+    try:
+        stored = read_lease(table)
+    except TableCorruptError:
+        stored = None  # among what is damaged
+    with poll_cache():
+        metrics = figures(table)
+        damaged = cached_for_poll(table, "damaged", lambda: damaged_parts(table))
+        left = cached_for_poll(table, "contested", lambda: contested(table))
+    return Inspection(table, metrics, damaged, left, stored and stored[0], options.limit)
+
+
+apply = plan

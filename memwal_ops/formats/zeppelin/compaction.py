@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.zeppelin.backlog import BlockedPart, new_ulid, other_dimensions, read_fragments
+from memwal_ops.formats.zeppelin.backlog import BlockedPart, other_dimensions, read_fragments
 from memwal_ops.formats.zeppelin.segments import (
     SAMPLES_PER_CLUSTER,
     Rows,
@@ -41,6 +41,7 @@ from memwal_ops.formats.zeppelin.segments import (
     training_bytes,
     training_path,
 )
+from memwal_ops.formats.zeppelin.wire import new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
 from memwal_ops.formats.zeppelin.wire.segment import (
@@ -49,12 +50,6 @@ from memwal_ops.formats.zeppelin.wire.segment import (
     encode_attributes,
     encode_cluster,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +65,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
     Matrix = NDArray[np.float32]
+
 
 # Rows of the log that are copied at once, while all of them are in memory.
 _SLICE = 8192
@@ -151,8 +147,7 @@ def dimensions_of(table: Namespace) -> int | None:
 def metric_of(table: Namespace, metric: str | None) -> tuple[str, str | None]:
     """The metric of the namespace, and a warning if it is not recorded.
 
-    Raises:
-        UnsupportedFeatureError: another metric was given than its settings have.
+    Raises ``UnsupportedFeatureError``: another metric was given than its settings have.
     """
     recorded = table.meta.metric
     if recorded is not None and metric is not None and recorded != metric:
@@ -182,23 +177,23 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
     attributes: list[Attributes | None] = []
     vectors = np.empty((0, dimensions or 0), np.float32)
     blocked = None
-    for ref, found in read_fragments(table, fragments, dimensions):
-        if not isinstance(found, Fragment):
-            blocked = BlockedPart("fragment", ref.id, found)
+    for ref, fragment in read_fragments(table, fragments, dimensions):
+        if not isinstance(fragment, Fragment):
+            blocked = BlockedPart("fragment", ref.id, fragment)
             break
-        if dimensions is not None and found.dimensions not in {None, dimensions}:
-            blocked = BlockedPart("fragment", ref.id, other_dimensions(ref, found, dimensions))
+        if dimensions is not None and fragment.dimensions not in {None, dimensions}:
+            blocked = BlockedPart("fragment", ref.id, other_dimensions(ref, fragment, dimensions))
             break
-        dimensions = dimensions or found.dimensions
-        ends = len(ids) + len(found.ids)
-        newest.update(dict.fromkeys(found.deletes))
-        newest.update(zip(found.ids, range(len(ids), ends), strict=True))
-        if found.ids:
+        dimensions = dimensions or fragment.dimensions
+        ends = len(ids) + len(fragment.ids)
+        newest.update(dict.fromkeys(fragment.deletes))
+        newest.update(zip(fragment.ids, range(len(ids), ends), strict=True))
+        if fragment.ids:
             # Grown in place, so that no vector is in memory twice; no views of the array exist.
-            vectors.resize((ends, found.values.shape[1]), refcheck=False)
-            vectors[len(ids) : ends] = found.values
-        ids += found.ids
-        attributes += found.attributes
+            vectors.resize((ends, fragment.values.shape[1]), refcheck=False)
+            vectors[len(ids) : ends] = fragment.values
+        ids += fragment.ids
+        attributes += fragment.attributes
         read.append(ref)
         context.advance("reading fragments", "fragments", total=len(fragments))
     hidden = table.manifest.hidden
@@ -234,12 +229,7 @@ class Compaction:
     """
 
     def __init__(
-        self,
-        inputs: Inputs,
-        options: MergeOptions,
-        metric: str,
-        context: RunContext,
-        spark: TaskRunner | None = None,
+        self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext, spark: TaskRunner | None = None
     ) -> None:
         """Keep the arguments; no segment is read. ``spark`` runs the tasks that assign rows and write clusters."""
         self.built = Built(None)
@@ -252,7 +242,7 @@ class Compaction:
     def build(self) -> Built:
         """Write the segment, with the existing centroids or new ones (S4-030, S4-031, S4-038)."""
         last = read_training(self._store, self._segments[-1].id) if len(self._segments) == 1 else None
-        old = sum(one.vectors for one in self._segments)
+        old = self._inputs.table.manifest.segment_rows
         trains = len(self._segments) != 1 or self._options.retrain or outgrown(self._inputs.upserts, last, old)
         sizes: list[int] | None = None if trains else self._extend(last)
         if sizes is not None and any(sizes) and too_imbalanced(sizes, self._options.retrain_imbalance_threshold, last):
@@ -346,7 +336,7 @@ class Compaction:
 
     def _sampled(self) -> Sample:
         max_rows = max(1, self._options.max_bytes // 4 // max(4, 4 * self._inputs.rows.vectors.shape[1]))
-        expected = sum(one.vectors for one in self._segments) + len(self._inputs.rows.ids)
+        expected = self._inputs.table.manifest.segment_rows + len(self._inputs.rows.ids)
         wanted = SAMPLES_PER_CLUSTER * max(CODES_SAMPLED, self._options.clusters or clusters_for(expected))
         sample = Sample(min(max_rows, wanted))
         for rows in self._all_rows(attributes=False):
@@ -379,8 +369,11 @@ class Compaction:
     def _writing(self, centroids: Matrix, sample: Matrix | None) -> Iterator[SegmentWriter]:
         table, dialect = self._inputs.table, self._inputs.table.manifest.dialect
         name = f"seg{'-' if dialect == WIKI else '_'}{new_ulid()}"
-        bitmaps = {*self._options.bitmap_field, *(field for one in self._segments for field in one.bitmap_fields)}
-        texts = {*self._options.fts_field, *(field for one in self._segments for field in one.fts_fields)}
+        bitmaps = {
+            *self._options.bitmap_field,
+            *(field for segment in self._segments for field in segment.bitmap_fields),
+        }
+        texts = {*self._options.fts_field, *(field for segment in self._segments for field in segment.fts_fields)}
         segment = SegmentRef(
             name,
             f"segments/{name}/",
@@ -479,9 +472,9 @@ class Spill:
     def clusters(self) -> Iterator[Rows]:
         """The rows of each cluster in turn."""
         for number in range(len(self._held)):
-            found = joined([*self._read(number), *self._held[number]], self._dimensions)
+            rows = joined([*self._read(number), *self._held[number]], self._dimensions)
             self._held[number] = []
-            yield found
+            yield rows
 
     def _flush(self) -> None:
         if self._folder is None:

@@ -67,16 +67,12 @@ def encode_lease(lease: LeaseRecord, dialect: str) -> bytes:
 
 
 def decode_lease(data: bytes) -> LeaseRecord:
-    """A lease of either dialect.
-
-    Raises:
-        InvalidFormatError: it is not a lease.
-    """
+    """A lease of either dialect. Raises ``InvalidFormatError``: it is not a lease."""
     try:
-        found = json.loads(data)
-        holder = found[_HOLDER[WIKI]] if _HOLDER[WIKI] in found else found[_HOLDER[NATIVE]]
-        token = found["fencing_token"]
-        times = [_moment(found[name]) for name in ("acquired_at", "expires_at")]
+        document = json.loads(data)
+        holder = document[_HOLDER[WIKI]] if _HOLDER[WIKI] in document else document[_HOLDER[NATIVE]]
+        token = document["fencing_token"]
+        times = [_moment(document[name]) for name in ("acquired_at", "expires_at")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidFormatError(f"It is not a lease: {error!r:.120}.") from error
     if not isinstance(holder, str) or type(token) is not int or not 0 <= token <= MAX_TOKEN:
@@ -85,8 +81,8 @@ def decode_lease(data: bytes) -> LeaseRecord:
 
 
 def _moment(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 DEFAULT_TTL = timedelta(minutes=5)
@@ -145,8 +141,7 @@ def claim(table: Namespace, lease: HeldLease) -> Namespace:
     5), reads F1 to F5 and publishes S2. B puts its token in, and replaces S2 by its own segment: F5 is lost, although
     both checks passed.
 
-    Raises:
-        FencedError: the manifest has a later token.
+    Raises ``FencedError``: the manifest has a later token.
     """
 
     def put_token(table: Namespace) -> Manifest | None:
@@ -161,8 +156,7 @@ def claim(table: Namespace, lease: HeldLease) -> Namespace:
 def read_lease(table: Namespace) -> tuple[LeaseRecord, str] | None:
     """The stored lease, and its entity tag; None: no lease was ever acquired.
 
-    Raises:
-        TableCorruptError: it cannot be read.
+    Raises ``TableCorruptError``: it cannot be read.
     """
     try:
         data, tag = table.store.get_with_tag(LEASE)

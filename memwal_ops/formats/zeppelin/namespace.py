@@ -137,8 +137,7 @@ class Namespace(GuardedTable):
     def check_writable(self) -> None:
         """Refuse a namespace that only a Zeppelin server may change.
 
-        Raises:
-            UnsupportedFeatureError: with the reason.
+        Raises ``UnsupportedFeatureError``: with the reason.
         """
         why = self.manifest.unwritable
         if why is None and self.meta.state != "active":
@@ -190,8 +189,7 @@ def load(location: Location, store: Store) -> Namespace:
 def read_meta(store: Store, location: Location) -> Meta:
     """Read ``meta.json``; empty settings if there is none, as in namespaces that a script wrote.
 
-    Raises:
-        TableCorruptError: it cannot be read.
+    Raises ``TableCorruptError``: it cannot be read.
     """
     try:
         document = json.loads(store.get(META))
@@ -231,13 +229,13 @@ def revision_path(revision: int, dialect: str) -> str:
 def recorded_entries(store: Store, dialect: str) -> list[Entry]:
     """All recorded revisions, oldest first. One listing."""
     folder = NATIVE_FOLDER if dialect == NATIVE else WIKI_FOLDER
-    found = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(folder))
+    matches = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(folder))
     named = (
         Entry(int(match[1] or match[2]), meta.path, meta.last_modified, meta.size)
-        for match, meta in found
+        for match, meta in matches
         if match is not None
     )
-    return sorted(named, key=lambda one: one.revision)
+    return sorted(named, key=lambda entry: entry.revision)
 
 
 def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
@@ -281,8 +279,7 @@ def read_revision(table: Namespace, revision: int) -> Manifest:
 def check_live(table: Namespace) -> None:
     """Compare the live manifest of a native namespace with the record of its version, if there is one.
 
-    Raises:
-        TableCorruptError: they differ: a server and memwal-ops record what they publish, byte by byte.
+    Raises ``TableCorruptError``: they differ: a server and memwal-ops record what they publish, byte by byte.
     """
     manifest = table.manifest
     if manifest.dialect == NATIVE and not _has_version(table.store, manifest, table.data):
@@ -360,8 +357,7 @@ class FencedError(LeaseLostError):
 def probe(table: Namespace) -> None:
     """Verify put-if-absent and compare-and-swap before anything relies on them.
 
-    Raises:
-        ConditionalWriteUnsupportedError: the store does not enforce one of them.
+    Raises ``ConditionalWriteUnsupportedError``: the store does not enforce one of them.
     """
     probe_conditional_writes(table.store)
     if table.store.root in _swaps_proven or table.store.root.startswith("/"):
@@ -407,8 +403,7 @@ def publish(table: Namespace, manifest: Manifest, *, compaction: bool = False) -
 def retried(table: Namespace, change: Callable[[Namespace], Manifest | None], *, compaction: bool = False) -> Namespace:
     """Publish a change, computed again from the newest manifest after each conflict; None: nothing to do.
 
-    Raises:
-        CommitConflictError: other writers were first too often.
+    Raises ``CommitConflictError``: other writers were first too often.
     """
     for attempt in range(ATTEMPTS):
         manifest = change(table)

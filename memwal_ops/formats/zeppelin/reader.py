@@ -27,9 +27,17 @@ from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import os
+    from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.zeppelin.compaction import Inputs
+    from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+
+    Matrix = NDArray[np.float32]
+    Hit = tuple[float, str, Attributes | None]
 
 
 _BOUNDS = {"gte": operator.ge, "lte": operator.le, "gt": operator.gt, "lt": operator.lt}
@@ -45,8 +53,7 @@ _MEMBERS: Mapping[str, frozenset[str]] = {
 def compile_filter(wanted: Mapping[str, Any] | None) -> Callable[[Attributes | None], bool]:
     """Compile a filter to a predicate on a row's attributes, which raises nothing; without members, every row passes.
 
-    Raises:
-        InvalidUsageError: an invalid filter.
+    Raises ``InvalidUsageError``: an invalid filter.
     """
     if wanted is None or wanted == {}:
         return lambda _: True
@@ -131,19 +138,6 @@ def _invalid(part: Any, why: str) -> InvalidUsageError:
     )
 
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from memwal_ops.formats.zeppelin.compaction import Inputs
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
-
-    Matrix = NDArray[np.float32]
-    Hit = tuple[float, str, Attributes | None]
-
 # If objects were deleted because the manifest was replaced meanwhile, a reader retries with the newest, this often.
 _ATTEMPTS = 5
 _K1, _B = 1.2, 0.75
@@ -203,8 +197,7 @@ def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
 def read_log(table: Namespace, *, strong: bool = True) -> Inputs:
     """Read the log as it applies to segments; if not ``strong``, none of its fragments.
 
-    Raises:
-        FragmentMissingError, FragmentCorruptError: of the first fragment that cannot be used.
+    Raises ``FragmentMissingError``, ``FragmentCorruptError``: of the first fragment that cannot be used.
     """
     log = read_inputs(table, table.manifest.fragments if strong else (), RunContext())
     if log.blocked is not None:
@@ -265,14 +258,16 @@ def nearest_rows(
     best = [_best(log.rows, wanted, k, metric, passes) for wanted in vectors]
     for reader, later in _newest_first(table):
         centroids = reader.centroids()
-        probed = [{*np.argsort(distances(centroids, one, metric), kind="stable")[:nprobe].tolist()} for one in vectors]
+        probed = [
+            {*np.argsort(distances(centroids, vector, metric), kind="stable")[:nprobe].tolist()} for vector in vectors
+        ]
         for number in sorted(set().union(*probed)):
             checkpoint()
             rows = reader.cluster(number).without(log.superseded).without(later)
             for at, wanted in enumerate(vectors):
                 if number in probed[at]:
-                    found = _best(rows, wanted, k, metric, passes)
-                    best[at] = sorted([*best[at], *found], key=lambda hit: (hit[0], hit[1]))[:k]
+                    hits = _best(rows, wanted, k, metric, passes)
+                    best[at] = sorted([*best[at], *hits], key=lambda hit: (hit[0], hit[1]))[:k]
     return best
 
 
@@ -326,14 +321,14 @@ def _segment_rows(
 ) -> Iterator[Rows]:
     """Current rows of segments: a later segment overrides."""
     for reader, later in _newest_first(table):
-        for number in (one for one in range(reader.segment.clusters) if reads(reader, one)):
+        for number in (number for number in range(reader.segment.clusters) if reads(reader, number)):
             yield reader.cluster(number).without(log.superseded).without(later)
 
 
 def _by_text(table: Namespace, query: Query, log: Inputs, passes: Callable[[Attributes | None], bool]) -> Iterator[Hit]:
     """BM25 over all live texts of the field; a segment's inverted lists determine which clusters must be read."""
     field, terms = query.field or "", [*dict.fromkeys(words(query.text))]
-    found: list[tuple[str, Attributes | None, Counter[str], int]] = []
+    matches: list[tuple[str, Attributes | None, Counter[str], int]] = []
     documents = length = 0
     skipped: list[tuple[int, float]] = []
     frequencies: Counter[str] = Counter()
@@ -346,11 +341,11 @@ def _by_text(table: Namespace, query: Query, log: Inputs, passes: Callable[[Attr
             counts = Counter(word for word in text if word in terms)
             frequencies.update(counts.keys())
             if counts and passes(more):
-                found.append((name, more, counts, len(text)))
+                matches.append((name, more, counts, len(text)))
     documents += sum(count for count, _ in skipped)
     average = (length + sum(count * size for count, size in skipped)) / documents if documents else 1.0
     weights = {term: math.log((documents - frequencies[term] + 0.5) / (frequencies[term] + 0.5) + 1) for term in terms}
-    for name, more, counts, size in found:
+    for name, more, counts, size in matches:
         score = sum(
             weights[term] * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * size / average))
             for term, count in counts.items()
@@ -366,12 +361,12 @@ def _candidates(
     def mentions(reader: SegmentReader, number: int) -> bool:
         if field not in reader.segment.fts_fields:
             return True
-        found = _text_index(reader, number).get(field)
-        if found is None:
+        listed = _text_index(reader, number).get(field)
+        if listed is None:
             return False
-        if any(term in found["postings"] for term in terms):
+        if any(term in listed["postings"] for term in terms):
             return True
-        skipped.append((found["doc_count"], found["avg_doc_length"]))
+        skipped.append((listed["doc_count"], listed["avg_doc_length"]))
         return False
 
     yield log.rows

@@ -67,8 +67,7 @@ def ledger_path(dialect: str) -> str:
 def read_ledger(table: Namespace) -> Ledger:
     """Read the ledger; an unreadable one counts as empty: everything is recorded again, and deleted later.
 
-    Raises:
-        UnsupportedFeatureError: a later release wrote it.
+    Raises ``UnsupportedFeatureError``: a later release wrote it.
     """
     path = ledger_path(table.manifest.dialect)
     try:
@@ -78,14 +77,14 @@ def read_ledger(table: Namespace) -> Ledger:
     since: dict[str, datetime] = {}
     revisions: dict[str, int] = {}
     try:
-        found: Any = json.loads(data)
-        if isinstance(found, dict):
-            check_format(found.get("version", _VERSION), _VERSION, path)
-        for one in found["candidates"] if isinstance(found, dict) else found:
-            name = str(one["key"]).partition("/")[2]
-            moment = datetime.fromisoformat(one["first_seen_unreachable_at"])
+        document: Any = json.loads(data)
+        if isinstance(document, dict):
+            check_format(document.get("version", _VERSION), _VERSION, path)
+        for candidate in document["candidates"] if isinstance(document, dict) else document:
+            name = str(candidate["key"]).partition("/")[2]
+            moment = datetime.fromisoformat(candidate["first_seen_unreachable_at"])
             since[name] = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-            revisions[name] = int(one.get("unreachable_since_manifest_version") or 0)
+            revisions[name] = int(candidate.get("unreachable_since_manifest_version") or 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Ledger(path, tag=tag)
     return Ledger(path, since, revisions, tag)
@@ -199,14 +198,14 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
     newest = kept if kept is not None else NATIVE_KEPT if native else WIKI_KEPT
     held = {number: f"hold {hold.number}" for hold in holds_in_force(table.store, now) for number in hold.versions}
     held |= _pins(table.store) if native else {}
-    found = recorded_entries(table.store, table.manifest.dialect)
+    entries = recorded_entries(table.store, table.manifest.dialect)
     revisions = []
-    for place, entry in enumerate(found):
-        following = found[place + 1] if place + 1 < len(found) else None
+    for place, entry in enumerate(entries):
+        following = entries[place + 1] if place + 1 < len(entries) else None
         why = None
         if following is None or entry.revision >= table.revision:
             why = "it is the newest"
-        elif len(found) - place <= newest:
+        elif len(entries) - place <= newest:
             why = f"it is one of the newest {newest}"
         elif entry.revision in held:
             why = f"{held[entry.revision]} keeps it"
@@ -219,14 +218,14 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
 def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) -> Roots:
     fragments: dict[str, str] = {}
     prefixes: dict[str, str] = {}
-    unread = [one.entry.revision for one in revisions if one.entry.revision not in cache]
+    unread = [revision.entry.revision for revision in revisions if revision.entry.revision not in cache]
     for number in unread:
         with suppress(VersionGoneError):  # another collector has expired it meanwhile
             cache.add(number, read_revision(table, number))
-    for one in revisions:
-        number = one.entry.revision
-        if one.kept is not None:
-            what = f"revision {number} needs it: {one.kept}"
+    for revision in revisions:
+        number = revision.entry.revision
+        if revision.kept is not None:
+            what = f"revision {number} needs it: {revision.kept}"
             fragments |= dict.fromkeys(cache.fragments(number), what)
             prefixes |= dict.fromkeys(cache.prefixes(number), what)
     cleared = {*cache.listed}
@@ -246,7 +245,7 @@ def prefix_of(path: str) -> str:
 
 def _pins(store: Store) -> dict[int, str]:
     """The revisions that named snapshots of a native namespace pin."""
-    found = {}
+    pins = {}
     for meta in store.list(SNAPSHOTS):
         try:
             data = store.get(meta.path)
@@ -259,5 +258,5 @@ def _pins(store: Store) -> dict[int, str]:
             raise TableCorruptError(
                 f"{meta.path} cannot be read: it is not known which revision it pins.", remedy=remedies.SNAPSHOT
             )
-        found[version] = f"the snapshot {meta.path.removeprefix(f'{SNAPSHOTS}/').removesuffix('.msgpack')}"
-    return found
+        pins[version] = f"the snapshot {meta.path.removeprefix(f'{SNAPSHOTS}/').removesuffix('.msgpack')}"
+    return pins

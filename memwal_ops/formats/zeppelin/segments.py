@@ -45,14 +45,19 @@ from memwal_ops.formats.zeppelin.wire.segment import (
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
 
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
     from memwal_ops.formats.zeppelin.wire.segment import Quantizer
     from memwal_ops.storage.api import Store
 
     Matrix2 = NDArray[np.float32]
+    Matrix = NDArray[np.float32]
+    T = TypeVar("T")
 
 METRICS = ("cosine", "euclidean", "dot_product")
 ITERATIONS = 25
@@ -104,8 +109,8 @@ def imbalance(sizes: Sequence[int]) -> float:
 
 def too_imbalanced(sizes: Sequence[int], threshold: float, last: Training | None) -> bool:
     """Whether the clusters are so imbalanced that new centroids must be trained (S4-038)."""
-    found = imbalance(sizes)
-    return found > threshold and (last is None or found > _RETRAIN_GROWTH * last.imbalance)
+    now = imbalance(sizes)
+    return now > threshold and (last is None or now > _RETRAIN_GROWTH * last.imbalance)
 
 
 def outgrown(upserts: int, last: Training | None, rows: int) -> bool:
@@ -127,9 +132,9 @@ def train(sample: Matrix2, clusters: int, metric: str) -> Matrix2:
     kmeans = KMeans(clusters, max_iters=ITERATIONS)
     kmeans.fit(np.ascontiguousarray(points))
     trained: Any = kmeans.centroids
-    found = np.asarray(trained.to_numpy_ndarray(), dtype=np.float32)
-    found = found[np.isfinite(found).all(axis=1)]
-    return found if len(found) else points[:clusters]
+    centroids = np.asarray(trained.to_numpy_ndarray(), dtype=np.float32)
+    centroids = centroids[np.isfinite(centroids).all(axis=1)]
+    return centroids if len(centroids) else points[:clusters]
 
 
 def prepared(vectors: Matrix2, metric: str) -> Matrix2:
@@ -221,13 +226,13 @@ def make_quantizer(kind: str | None, sample: Matrix2) -> Quantizer | None:
 def read_training(store: Store, segment: str) -> Training | None:
     """Read the record of a segment's training; None for a segment of another program."""
     try:
-        found: Any = decode_record(store.get(training_path(segment)), segment)
-        metric = found.get("metric")
+        document: Any = decode_record(store.get(training_path(segment)), segment)
+        metric = document.get("metric")
         known = metric if metric in METRICS else None
         # None in those of earlier releases. A damaged record must not make intact objects corrupt.
-        objects = found.get("objects", {}) if found.get("checksum") == _checksum(found.get("objects")) else {}
+        objects = document.get("objects", {}) if document.get("checksum") == _checksum(document.get("objects")) else {}
         objects = {str(name): (int(size), str(digest)) for name, (size, digest) in objects.items()}
-        return Training(int(found["rows"]), float(found["imbalance"]), int(found["upserts"]), known, objects)
+        return Training(int(document["rows"]), float(document["imbalance"]), int(document["upserts"]), known, objects)
     except ObjectNotFoundError:
         return None
     except (UnsupportedFeatureError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -236,7 +241,7 @@ def read_training(store: Store, segment: str) -> Training | None:
 
 def training_bytes(training: Training) -> bytes:
     """Encode the record."""
-    document = {**vars(training), "objects": {name: [*one] for name, one in training.objects.items()}}
+    document = {**vars(training), "objects": {name: [*item] for name, item in training.objects.items()}}
     return encode_record({**document, "checksum": _checksum(document["objects"])})
 
 
@@ -248,20 +253,6 @@ def training_path(segment: str) -> str:
     """The path of the record: not below the segment's prefix, in which the format defines all names."""
     return f"{_FOLDER}/{segment}.json"
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
-
-    from numpy.typing import NDArray
-
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
-    from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
-    from memwal_ops.formats.zeppelin.wire.segment import Quantizer
-    from memwal_ops.storage.api import Store
-
-    Matrix = NDArray[np.float32]
-    T = TypeVar("T")
 
 _UPLOADS = 8
 # Objects waiting for upload: at most that many bytes, or that many objects.
@@ -293,7 +284,11 @@ class Rows:
     @property
     def bytes(self) -> int:
         """Approximate size in memory: an attribute has some hundred bytes."""
-        return self.vectors.nbytes + 128 * len(self.ids) + 256 * sum(one is not None for one in self.attributes)
+        return (
+            self.vectors.nbytes
+            + 128 * len(self.ids)
+            + 256 * sum(attributes is not None for attributes in self.attributes)
+        )
 
 
 def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
@@ -302,7 +297,7 @@ def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
     return Rows(
         [name for part in parts for name in part.ids],
         np.concatenate(vectors) if vectors else np.zeros((0, dimensions), np.float32),
-        [one for part in parts for one in part.attributes],
+        [attributes for part in parts for attributes in part.attributes],
     )
 
 
@@ -328,8 +323,7 @@ class SegmentReader:
 
     Objects that memwal-ops wrote are compared with the sizes and checksums that it recorded.
 
-    Raises:
-        UnsupportedFeatureError: it is a tree of nodes, which this release does not read.
+    Raises ``UnsupportedFeatureError``: it is a tree of nodes, which this release does not read.
     """
 
     def __init__(self, store: Store, segment: SegmentRef) -> None:
@@ -341,17 +335,19 @@ class SegmentReader:
             )
         self.segment = segment
         self._store = store
-        self._groups = {cluster: one for one in segment.objects for cluster in one["clusters"]}
+        self._groups = {cluster: item for item in segment.objects for cluster in item["clusters"]}
         self._group: Callable[[str], bytes] = lru_cache(maxsize=1)(self.read)
         self._records: dict[str, Mapping[str, tuple[int, str]]] = {}
 
     def centroids(self) -> Matrix:
         """Shape (clusters, dimensions)."""
         path = self.segment.prefix + CENTROIDS
-        found = _decoded(path, lambda: decode_centroids(self.read(path)))
-        if len(found) != self.segment.clusters:
-            raise SegmentCorruptError(f"{path} has {len(found)} centroids; the manifest has {self.segment.clusters}.")
-        return found
+        centroids = _decoded(path, lambda: decode_centroids(self.read(path)))
+        if len(centroids) != self.segment.clusters:
+            raise SegmentCorruptError(
+                f"{path} has {len(centroids)} centroids; the manifest has {self.segment.clusters}."
+            )
+        return centroids
 
     def cluster(self, number: int) -> Rows:
         """The rows of a cluster."""
@@ -372,7 +368,7 @@ class SegmentReader:
         names = (self._path(number), self.segment.prefix_of(number) + attributes_name(number))
         sizes = [self._size(path) for path in names if number not in self._groups]
         share = self.segment.vectors * (4 * dimensions + LEAST_ROW) // max(1, self.segment.clusters)
-        return sum(one or 0 for one in sizes) or share
+        return sum(size or 0 for size in sizes) or share
 
     def needed(self, dimensions: int | None) -> list[Needed]:
         """All objects that it needs, those with rows first; ``dimensions`` of its vectors, if they are known.
@@ -383,24 +379,24 @@ class SegmentReader:
         least = {segment.prefix + CENTROIDS: _HEADER + 4 * segment.clusters * (dimensions or 1)}
         least |= {self._path(number): _HEADER for number in numbers}
         least |= {segment.prefix_of(number) + attributes_name(number): len("[]") for number in numbers}
-        grouped = {str(one["key"]): one.get("size_bytes") or None for one in segment.objects}
-        found = [Needed(path, one, grouped.get(path) or self._size(path)) for path, one in least.items()]
+        grouped = {str(item["key"]): item.get("size_bytes") or None for item in segment.objects}
+        objects = [Needed(path, size, grouped.get(path) or self._size(path)) for path, size in least.items()]
         rest = {path: size for path, size in segment.others if path not in least}
         for each, fields in ((bitmap_name, segment.bitmap_fields), (text_name, segment.fts_fields)):
             rest |= {segment.prefix_of(number) + each(number): None for number in numbers if fields}
         rest |= {segment.prefix + name: None for name in self._record(segment.prefix)}
-        found += [
+        objects += [
             Needed(path, 1, size or self._size(path), has_rows=False)
             for path, size in rest.items()
             if path not in least
         ]
-        return found
+        return objects
 
     def _record(self, prefix: str) -> Mapping[str, tuple[int, str]]:
         """The recorded objects of a segment, by name; read once. Nothing of a segment of another program."""
         if prefix not in self._records:
-            found = read_training(self._store, prefix.rstrip("/").rpartition("/")[2])
-            self._records[prefix] = {} if found is None else found.objects
+            training = read_training(self._store, prefix.rstrip("/").rpartition("/")[2])
+            self._records[prefix] = {} if training is None else training.objects
         return self._records[prefix]
 
     def _recorded(self, path: str) -> tuple[int, str] | None:
@@ -427,8 +423,7 @@ class SegmentReader:
     def read(self, path: str) -> bytes:
         """The bytes of an object of the segment.
 
-        Raises:
-            SegmentCorruptError: it is missing, or has other bytes than were recorded.
+        Raises ``SegmentCorruptError``: it is missing, or has other bytes than were recorded.
         """
         try:
             data = self._store.get(path)
@@ -517,9 +512,9 @@ class SegmentWriter:
 
     def take(self, written: Iterable[Written]) -> None:
         """Take what others wrote of the clusters, in the order of the centroids, as added."""
-        for one in written:
-            self.sizes += one.sizes
-            self.objects |= one.objects
+        for item in written:
+            self.sizes += item.sizes
+            self.objects |= item.objects
 
     def finish(self) -> SegmentRef:
         """Write the objects of the segment as a whole, and return its entry for the manifest."""
@@ -543,7 +538,7 @@ class SegmentWriter:
         # Recorded before they are written: a run that is stopped in between removes objects that may exist.
         self.paths += [path for path, _ in self._waiting]
         with ThreadPoolExecutor(_UPLOADS) as pool:
-            for _ in pool.map(lambda one: create(self.store, *one), self._waiting):
+            for _ in pool.map(lambda item: create(self.store, *item), self._waiting):
                 pass
         self._waiting.clear()
 
@@ -551,8 +546,7 @@ class SegmentWriter:
 def create(store: Store, path: str, data: bytes) -> None:
     """Create an object with a name that is unique to this run.
 
-    Raises:
-        InvariantViolatedError: there is another object of that name.
+    Raises ``InvariantViolatedError``: there is another object of that name.
     """
     # "Exists" may be this run's own put, after a lost response.
     if not store.put_if_absent(path, data) and store.get(path) != data:

@@ -100,7 +100,7 @@ class SparkClusters:
         batches = [_Batch(place, rows.bytes, rows) for place, rows in enumerate(log)]
         if reader is not None:
             batches += self._batches(reader, len(batches), {})
-        total = sum(one.size for one in batches)
+        total = sum(batch.size for batch in batches)
         labels = nearest(sample, self.centroids, self.metric)
         sizes = np.bincount(labels, minlength=len(self.centroids)) * (total / max(1, len(sample)))
         numbers = part_numbers(sizes.astype(int).tolist(), runner.cores * _TASKS_PER_CORE, _BYTES_PER_TASK)
@@ -108,12 +108,12 @@ class SparkClusters:
         parts = _divided(batches, runner.cores)
         with runner.staged(self.table, _ASSIGN) as (spark, counters, _):
             rows = spark.sparkContext.parallelize(parts, max(1, len(parts)))
-            records = rows.mapPartitions(_reported(self._assign))
-            grouped = records.repartitionAndSortWithinPartitions(len(clusters), lambda key: numbers[key[0]])
+            assigned = rows.mapPartitions(_reported(self._assign))
+            grouped = assigned.repartitionAndSortWithinPartitions(len(clusters), lambda key: numbers[key[0]])
 
-            def write(part: int, found: Iterable[Record]) -> Iterator[Written]:
+            def write(part: int, records: Iterable[Record]) -> Iterator[Written]:
                 with reported():
-                    written = self._write_sorted(clusters[part], found)
+                    written = self._write_sorted(clusters[part], records)
                     counters.add(sum(written.sizes), sum(size for size, _ in written.objects.values()))
                     yield written
 
@@ -132,31 +132,31 @@ class SparkClusters:
         """The rows of some batches, by new cluster."""
         reader = self._reader()
         for part in parts:
-            for one in part:
-                rows = one.rows if one.cluster is None else self._live(reader, one.cluster)
-                for cluster, found in by_cluster(rows, nearest(rows.vectors, self.centroids, self.metric)):
-                    yield (cluster, one.place), pack(found)
+            for batch in part:
+                rows = batch.rows if batch.cluster is None else self._live(reader, batch.cluster)
+                for cluster, members in by_cluster(rows, nearest(rows.vectors, self.centroids, self.metric)):
+                    yield (cluster, batch.place), pack(members)
 
     def _write_sorted(self, clusters: Sequence[int], records: Iterable[Record]) -> Written:
         """Write clusters that follow each other, from records in their order."""
         writer = self._writer(clusters[0])
         groups = groupby(records, key=lambda record: record[0][0])
-        cluster, found = next(groups, (None, iter(())))
+        cluster, group = next(groups, (None, iter(())))
         for number in clusters:
             rows = []
             if number == cluster:
-                rows = [unpack(data) for _, data in found]
-                cluster, found = next(groups, (None, iter(())))
+                rows = [unpack(data) for _, data in group]
+                cluster, group = next(groups, (None, iter(())))
             writer.add(joined(rows, self.centroids.shape[1]))
         return writer.written()
 
     def _write(self, part: Sequence[_Batch], count: Count) -> Written:
         """Write clusters that follow each other, from those of the old segment."""
         writer, reader = self._writer(part[0].place), self._reader()
-        for one in part:
-            rows = joined([self._live(reader, one.place), one.rows], self.centroids.shape[1])
+        for batch in part:
+            rows = joined([self._live(reader, batch.place), batch.rows], self.centroids.shape[1])
             writer.add(rows)
-            count(len(rows.ids), one.size)
+            count(len(rows.ids), batch.size)
         return writer.written()
 
     def _live(self, reader: SegmentReader | None, cluster: int) -> Rows:
@@ -171,7 +171,7 @@ class SparkClusters:
 
 
 def _divided(batches: Sequence[_Batch], cores: int) -> list[list[_Batch]]:
-    return in_parts(batches, part_numbers([one.size for one in batches], cores * _TASKS_PER_CORE, _BYTES_PER_TASK))
+    return in_parts(batches, part_numbers([batch.size for batch in batches], cores * _TASKS_PER_CORE, _BYTES_PER_TASK))
 
 
 def _reported(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -55,27 +55,16 @@ class MergeOptions(Options):
     )
     clusters: int | None = count(None, minimum=1, metavar="N", help="Clusters to train; by default one per 3,000 rows.")
     quantization: str | None = choice(
-        None,
-        "none",
-        "scalar",
-        "product",
-        help="Additional codes; by default as the last segment's.",
+        None, "none", "scalar", "product", help="Additional codes; by default as the last segment's."
     )
     bitmap_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build a bitmap index of this attribute.")
     fts_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build an inverted index of this attribute.")
     lease_ttl: timedelta = duration(
-        timedelta(minutes=5),
-        minimum=timedelta(seconds=1),
-        maximum=timedelta(days=1),
-        help="Time to live of the lease.",
+        timedelta(minutes=5), minimum=timedelta(seconds=1), maximum=timedelta(days=1), help="Time to live of the lease."
     )
     wait: timedelta = duration(timedelta(0), help="Wait that long while another compactor holds the lease.")
     engine: str = choice(
-        "auto",
-        "local",
-        "spark",
-        "auto",
-        help="Where rows are assigned and clusters written; auto: by size.",
+        "auto", "local", "spark", "auto", help="Where rows are assigned and clusters written; auto: by size."
     )
     master: str | None = text(None, shown_default="configured", help="Spark master URL.")
     spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
@@ -306,10 +295,7 @@ runbooks/README.md.""",
     after=frozenset({"merge", "gc", "maintain"}),
 )
 WHY = read_only_job(
-    name="why",
-    summary="Print why an object is kept, or is deletable.",
-    options=WhyOptions,
-    load=f"{_JOBS}.gc:Why",
+    name="why", summary="Print why an object is kept, or is deletable.", options=WhyOptions, load=f"{_JOBS}.gc:Why"
 )
 MIGRATE = JobSpec(
     name="migrate",
@@ -334,7 +320,7 @@ INSPECT = read_only_job(
     name="inspect",
     summary="Show a namespace and its backlog.",
     options=InspectOptions,
-    load=f"{_JOBS}.inspect",
+    load="memwal_ops.formats.zeppelin.backlog",
 )
 REPAIR = repair_job(
     help="""Verify the Zeppelin namespace at URI, and release leases of supervisors that expired.

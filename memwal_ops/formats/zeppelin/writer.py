@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
-from memwal_ops.formats.zeppelin.backlog import new_ulid
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.namespace import load, probe, retried, swappable
 from memwal_ops.formats.zeppelin.segments import METRICS, create
-from memwal_ops.formats.zeppelin.wire import MANIFEST, META
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META, new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import (
     NATIVE,
     WIKI,
@@ -97,7 +96,7 @@ class Writer:
 
         def change(table: Namespace) -> Manifest:
             nonlocal begun
-            listed = {one.id for one in table.manifest.fragments}
+            listed = {*table.manifest.fragment_ids}
             if not written or max(now - then for now, then in zip(_clocks(), begun, strict=True)) > _STALE_SECONDS:
                 begun = _clocks()
                 # Above all that are listed, and all that this writer put: ids rise even if clocks differ.
@@ -105,18 +104,18 @@ class Writer:
                 self._last = max(self._last, written[0].id)
             (ref,) = written
             if replaced is not None:
-                old = next((one for one in table.manifest.fragments if one.id == replaced), None)
+                old = next((ref for ref in table.manifest.fragments if ref.id == replaced), None)
                 if old is None:
                     raise InvalidUsageError(f"The manifest of {table.location.uri} does not list {replaced!r}.")
                 placed = replace(ref, order=old.order)
                 return table.manifest.changed(
-                    fragments=[placed if one is old else one for one in table.manifest.fragments]
+                    fragments=[placed if ref is old else ref for ref in table.manifest.fragments]
                 )
-            last = max((one.order for one in table.manifest.fragments), default=-1)
+            last = max((ref.order for ref in table.manifest.fragments), default=-1)
             order = max(last + 1, table.manifest.document.get("next_sequence") or 0)
             placed = replace(ref, order=order)
             # An id that is written again is not excluded any more (S4-014). All others are for a compaction.
-            rest = [one for one in table.manifest.pending if one not in shown]
+            rest = [key for key in table.manifest.pending if key not in shown]
             pending = rest if table.manifest.dialect == WIKI and len(rest) < len(table.manifest.pending) else None
             return table.manifest.changed(fragments=[*table.manifest.fragments, placed], pending=pending)
 
@@ -128,10 +127,12 @@ class Writer:
         if not vectors and not deletes:
             raise InvalidUsageError("There is neither a vector nor a delete to write.")
         try:
-            ids = [check_id(one["id"], "The vector's") for one in vectors]
-            gone = [check_id(one, "The deleted") for one in deletes]
-            values = matrix([_listed(one["values"]) for one in vectors])
-            attributes = [check_attributes(one.get("attributes"), self._table.manifest.dialect) for one in vectors]
+            ids = [check_id(vector["id"], "The vector's") for vector in vectors]
+            gone = [check_id(name, "The deleted") for name in deletes]
+            values = matrix([_listed(vector["values"]) for vector in vectors])
+            attributes = [
+                check_attributes(vector.get("attributes"), self._table.manifest.dialect) for vector in vectors
+            ]
         except (InvalidFormatError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidUsageError(
                 f"The vectors cannot be written: {error}", remedy='Each is {"id", "values", "attributes"}.'
@@ -139,12 +140,12 @@ class Writer:
         both = set(ids) & set(gone)
         if both:
             raise InvalidUsageError(f"{min(both)!r} is both written and deleted; append them one after the other.")
-        found = Fragment("", ids, values, attributes, gone)
-        if self._dimensions is not None and found.dimensions not in {None, self._dimensions}:
+        fragment = Fragment("", ids, values, attributes, gone)
+        if self._dimensions is not None and fragment.dimensions not in {None, self._dimensions}:
             raise InvalidUsageError(
-                f"The vectors have {found.dimensions} dimensions; those of the namespace have {self._dimensions}."
+                f"The vectors have {fragment.dimensions} dimensions; those of the namespace have {self._dimensions}."
             )
-        return found
+        return fragment
 
 
 def put_fragment(table: Namespace, fragment: Fragment, above: str = "") -> FragmentRef:
@@ -226,7 +227,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _listed(values: Any) -> list[float]:
-    found = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if any(isinstance(one, bool) for one in found):
+    numbers = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if any(isinstance(part, bool) for part in numbers):
         raise InvalidFormatError("A vector has a boolean value.")
-    return found
+    return numbers

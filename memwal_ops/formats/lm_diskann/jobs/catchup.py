@@ -59,23 +59,23 @@ class Followed:
     epoch: int
 
 
-def versions_behind(found: Source | None, followed: int) -> int:
+def versions_behind(follows: Source | None, followed: int) -> int:
     """How many versions the table is ahead of the index, which has version ``followed``; 0 if it follows none.
 
     Opens the table. A table with fewer versions than the index has seen is another one, all versions of which are new.
     """
-    if found is None:
+    if follows is None:
         return 0
-    version = int(found.open().version)
+    version = int(follows.open().version)
     return version - followed if version >= followed else version
 
 
-def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool = False) -> Iterator[Followed]:
+def follow(index: Index, follows: Source, batch: int, step: Step, *, rebuild: bool = False) -> Iterator[Followed]:
     """Bring the index to the newest version of the table; each batch is committed and published when it is yielded.
 
     Args:
         index: writable, without an open transaction.
-        found: the table.
+        follows: the table.
         batch: rows of one commit; the first build, and a rebuild, use larger ones, within 1 GiB of vectors.
         step: performs durable steps.
         rebuild: compare all rows, regardless of the table's history.
@@ -85,7 +85,7 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
         IndexUnusableError: the table was restored, overwritten or replaced, or has expired versions that the index
             has not seen; this is recorded in the index.
     """
-    state, table = index.writable().state, found.open()
+    state, table = index.writable().state, follows.open()
     [recorded] = index.writable().texts("SELECT transaction FROM lmd_followed") or [""]
     whole = rebuild or not state.followed
     if not whole:
@@ -97,16 +97,16 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
             usable(index.folder, why.value)
         if table.version == state.followed:
             return
-    dimension = found.dimension(table)
+    dimension = follows.dimension(table)
     if dimension != index.parameters.dimension:
         raise InvalidUsageError(
-            f"{found.uri} now has vectors of {dimension} dimensions in {found.column}; the index has "
+            f"{follows.uri} now has vectors of {dimension} dimensions in {follows.column}; the index has "
             f"{index.parameters.dimension}.",
             remedy="Build a new index of the table.",
         )
-    present = source.row_ids(table, found)
+    present = source.row_ids(table, follows)
     before = None if whole else source.at_version(table, state.followed)
-    renamed = before is not None and source.renamed(before, table, found)
+    renamed = before is not None and source.renamed(before, table, follows)
     fragments = table.get_fragments() if before is None or renamed else source.changed_fragments(before, table)
     # If the run is killed in between, the next one compares all rows: the columns may have their old names again.
     # An index that is not usable needs a rebuild anyway, and is not searched until the last commit of one.
@@ -120,13 +120,13 @@ def follow(index: Index, found: Source, batch: int, step: Step, *, rebuild: bool
         gone = np.setdiff1d(gone, chunk, assume_unique=True)
     waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
     skipped = 0
-    for ids, vectors in source.rows(table, found, fragments):
+    for ids, vectors in source.rows(table, follows, fragments):
         good = storable(lengths(vectors), index.parameters.metric)
         skipped += int((~good).sum())
         gone = np.union1d(gone, ids[~good])
         new = _differ(index, ids[good], vectors[good])
         waiting.append((ids[good][new], vectors[good][new]))
-        if sum(len(one) for one, _ in waiting) > most:
+        if sum(len(ids) for ids, _ in waiting) > most:
             yield _commit(index, step, gone, waiting, skipped, partly)
             gone, waiting, skipped = gone[:0], [], 0
     yield _commit(index, step, gone, waiting, skipped, target)
@@ -137,31 +137,31 @@ def _commit(
     waiting: list[tuple[NDArray[np.int64], NDArray[np.float32]]], skipped: int, target: tuple[int, str] | None,
 ) -> Followed:  # fmt: skip
     merging.raise_horizon(index, step)
-    ids = np.concatenate([one for one, _ in waiting]) if waiting else np.zeros(0, np.int64)
+    ids = np.concatenate([ids for ids, _ in waiting]) if waiting else np.zeros(0, np.int64)
     with index.staged() as staged:
         deleted = staged.delete(gone)
         if len(ids):
-            insert(staged, ids, stored(index.parameters, np.concatenate([one for _, one in waiting])))
+            insert(staged, ids, stored(index.parameters, np.concatenate([ids for _, ids in waiting])))
         staged.followed = target
     return Followed(len(ids), deleted, skipped, index.epoch)
 
 
 def _live(index: Index) -> NDArray[np.int64]:
     [rows] = index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")
-    found: NDArray[np.int64] = rows.astype(np.int64)
-    return found
+    live: NDArray[np.int64] = rows.astype(np.int64)
+    return live
 
 
 def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> NDArray[Any]:
     """Which rows the index does not have with the same vector: a compaction moves rows that did not change."""
-    found, nodes = index.writable().columns(
+    held_rows, nodes = index.writable().columns(
         "SELECT row_id, node_id FROM lmd_lookup WHERE removed_epoch IS NULL AND row_id IN (SELECT id FROM wanted)",
         wanted=ids,
     )
     new = np.ones(len(ids), bool)
-    if len(found):
+    if len(held_rows):
         order = np.argsort(ids)
-        at = order[np.searchsorted(ids, found, sorter=order)]
+        at = order[np.searchsorted(ids, held_rows, sorter=order)]
         held = around(index.view, index.writable(), nodes.astype(np.int64), index.epoch).vectors
         new[at] = (held != stored(index.parameters, vectors[at])).any(axis=1)
     return new
@@ -203,8 +203,7 @@ def code_error_ratio(view: View) -> float:
 def is_stale(index: Index, store: Store) -> bool:
     """Whether a build of the graph anew, with a codebook trained on the rows of now, finds rows that searches lose.
 
-    Raises:
-        TableCorruptError: a block cannot be read.
+    Raises ``TableCorruptError``: a block cannot be read.
     """
     if not store.state.codebook_id or store.state.live < TRAIN_AT:
         return False
@@ -250,7 +249,7 @@ def wear_of(view: View, store: Store, random: np.random.Generator) -> Wear:
         there = nodes[which].astype(np.int64)
         chosen = random.choice(there, min(len(there), _TESTED_ON), replace=False)
         vectors.append(around(view, store, np.sort(chosen), view.epoch).vectors)
-    trained, other = (mean_error(view.book, one) for one in vectors)
+    trained, other = (mean_error(view.book, vector) for vector in vectors)
     return Wear(share, trained, share * (other - trained), np.concatenate(vectors))
 
 
@@ -410,11 +409,11 @@ def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
     """The backlog, from the published view. An index that cannot follow its table is not healed, unless rebuilt."""
     del context
     table.check_files()
-    found = read_source(table.location.uri, table.state.followed)
-    followed = None if found is None else table.state.followed
+    follows = read_source(table.location.uri, table.state.followed)
+    followed = None if follows is None else table.state.followed
     if table.state.unusable and not options.rebuild:
         return Report(Decision.UNUSABLE, table.revision, followed=followed, unusable=Unusable(table.state.unusable))
-    behind = versions_behind(found, table.state.followed)
+    behind = versions_behind(follows, table.state.followed)
     waits = table.tombstones - table.state.healed
     return Report(Decision.DRY_RUN, table.revision, waits, versions=behind, followed=followed)
 
@@ -429,14 +428,14 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
         StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """
     healed = rewired = pruned = inserted = deleted = skipped = rebuilt = 0
-    found = read_source(table.location.uri, table.state.followed)
-    if found is not None:
-        found.announce(table.parameters.uuid, table.location.uri)
+    follows = read_source(table.location.uri, table.state.followed)
+    if follows is not None:
+        follows.announce(table.parameters.uuid, table.location.uri)
     with table.open(options.wait.total_seconds(), changes=True) as index:
         before = index.writable().state.followed
         try:
-            for part in () if found is None else follow(
-                index, found, options.max_rows, table.durable, rebuild=options.rebuild
+            for part in () if follows is None else follow(
+                index, follows, options.max_rows, table.durable, rebuild=options.rebuild
             ):  # fmt: skip
                 inserted, deleted, skipped = (
                     inserted + part.inserted, deleted + part.deleted, skipped + part.skipped
@@ -450,7 +449,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             return Report(
                 Decision.UNUSABLE, state.epoch, followed=state.followed, unusable=Unusable(state.unusable)
             )  # fmt: skip
-        stale = _builds(index, options, own=found is None)
+        stale = _builds(index, options, own=follows is None)
         if stale and (options.rebuild or memory_of(index.parameters, len(index)) <= options.build_memory):
             context.advance("building", "rows", 0, total=len(index))
             done, stale = graph.build_again(index, table.durable), False
@@ -467,11 +466,11 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             context.advance("healing", "nodes", batch.healed, total=total)
             context.checkpoint()
         now = index.writable().state
-        changed = healed or rewired or rebuilt or now.followed != before or (options.rebuild and found is not None)
+        changed = healed or rewired or rebuilt or now.followed != before or (options.rebuild and follows is not None)
         decision = Decision.CAUGHT_UP if changed else Decision.UNCHANGED
         return Report(
             decision, now.epoch, healed, rewired, pruned, inserted, deleted,
-            skipped, now.followed - before, None if found is None else now.followed, None, rebuilt, stale,
+            skipped, now.followed - before, None if follows is None else now.followed, None, rebuilt, stale,
         )  # fmt: skip
 
 

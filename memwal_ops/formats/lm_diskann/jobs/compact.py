@@ -134,12 +134,12 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
         return
     left = float("inf") if max_bytes is None else max_bytes
     while left > 0:
-        found = movable(store, merging.raise_horizon(index, step))
-        which, to = (one[: max(1, int(min(left, merging.BATCH)) // size)] for one in found.moves())
+        blocks = movable(store, merging.raise_horizon(index, step))
+        which, to = (column[: max(1, int(min(left, merging.BATCH)) // size)] for column in blocks.moves())
         if not len(which):
             return
-        nodes, epochs = found.nodes[which], found.epochs[which]
-        data = _read(index.folder, size, found.slots[which], nodes, epochs)
+        nodes, epochs = blocks.nodes[which], blocks.epochs[which]
+        data = _read(index.folder, size, blocks.slots[which], nodes, epochs)
         publishing.settle(index.view, step)
         merging.write_blocks(index.folder, size, to, data, step)
         epoch = store.state.epoch + 1
@@ -147,7 +147,7 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
         over = np.full(len(which), epoch, U8)
         changes = Changes(
             replace(store.state, epoch=epoch), moved_nodes=nodes, moved_epochs=epochs, moved_slots=to.astype(U8),
-            retired=np.stack([found.slots[which].astype(U8), nodes, over, over], axis=1), taken=to.astype(U8),
+            retired=np.stack([blocks.slots[which].astype(U8), nodes, over, over], axis=1), taken=to.astype(U8),
         )  # fmt: skip
         merging.commit(index, changes, step)
         left -= len(which) * size
@@ -229,19 +229,15 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
-    """Report what a run would move. Reads only.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-    """
+    """Report what a run would move. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     del context
     table.check_files()
     folder, parameters = table.location.uri, table.parameters
     with locked_store(folder, parameters, options.wait.total_seconds()) as store:
         # A run first stops retaining the epochs that no reader and no hold needs.
-        found = movable(store, needed_from(folder, store.state.epoch))
-        why = _why(store, found)
-        count = 0 if why is not None else found.misplaced
+        blocks = movable(store, needed_from(folder, store.state.epoch))
+        why = _why(store, blocks)
+        count = 0 if why is not None else blocks.misplaced
         size = parameters.layout.block_size
         if options.max_bytes is not None:
             count = min(count, max(1, options.max_bytes // size))
@@ -276,7 +272,7 @@ def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
         return Report(decision, blocks, moved, freed, store.state.epoch, why)
 
 
-def _why(store: Store, found: Blocks) -> str | None:
+def _why(store: Store, blocks: Blocks) -> str | None:
     """The reason why nothing is moved; None: something is."""
     spared, count = spare(store), store.state.slot_count
     if spared < MIN_FREE_SHARE * count:
@@ -284,8 +280,8 @@ def _why(store: Store, found: Blocks) -> str | None:
             f"{max(0, spared):,} of {count:,} slots can be spared, less than {MIN_FREE_SHARE:.0%}: "
             "the next merges use them."
         )
-    if len(found.moves()[0]):
+    if len(blocks.moves()[0]):
         return None
-    if not found.misplaced:
+    if not blocks.misplaced:
         return "All blocks are in the first slots already."
     return "No slot at the front is free: readers or holds need those blocks, or they await merge or catchup."

@@ -105,23 +105,23 @@ def _read(folder: str, size: int, slots: NDArray[np.int64]) -> Iterator[NDArray[
 
 def has_more(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.bool_]:
     """Whether a block has bytes in its unused parts: bool [n]."""
-    found: NDArray[np.bool_] = (blocks != cleaned(blocks, layout)).any(axis=1)
-    return found
+    more: NDArray[np.bool_] = (blocks != cleaned(blocks, layout)).any(axis=1)
+    return more
 
 
 def cleaned(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
     """Copies of blocks with what the format has where no link counts; their checksums are those of before."""
-    found, heads = blocks.copy(), headers(blocks)
+    clean, heads = blocks.copy(), headers(blocks)
     links, backlinks = heads["num_forward_links"][:, None], heads["num_inline_backlinks"][:, None]
     for at, count, width, used, unused in (
         (layout.at_ids, layout.links, 4, links, 0xFF),
         (layout.at_codes, layout.links, layout.code_bytes, links, 0),
         (layout.at_backlinks, layout.backlinks, 4, backlinks, 0xFF),
     ):
-        part = found[:, at : at + count * width].reshape(len(found), count, width)
+        part = clean[:, at : at + count * width].reshape(len(clean), count, width)
         part[np.arange(count)[None, :] >= used] = unused
-        found[:, at : at + count * width] = part.reshape(len(found), -1)
-    return found
+        clean[:, at : at + count * width] = part.reshape(len(clean), -1)
+    return clean
 
 
 def scrub(index: Index, step: Step) -> tuple[int, int]:
@@ -131,25 +131,25 @@ def scrub(index: Index, step: Step) -> tuple[int, int]:
     """
     store, layout = index.writable(), index.parameters.layout
     merging.raise_horizon(index, step)
-    found = unclean(index.folder, store, layout, _horizon(index))
+    leftovers = unclean(index.folder, store, layout, _horizon(index))
     size = layout.block_size
     most = max(1, _BATCH // size)
-    for first in range(0, len(found.nodes), most):
-        _move(index, _part(found, first, first + most), step)
-    if len(found.nodes):
+    for first in range(0, len(leftovers.nodes), most):
+        _move(index, _part(leftovers, first, first + most), step)
+    if len(leftovers.nodes):
         merging.raise_horizon(index, step)
-        found = replace(unclean(index.folder, store, layout, _horizon(index)), nodes=found.nodes)
+        leftovers = replace(unclean(index.folder, store, layout, _horizon(index)), nodes=leftovers.nodes)
     publishing.settle(index.view, step)
-    for first in range(0, len(found.free), most):
-        part = found.free[first : first + most]
+    for first in range(0, len(leftovers.free), most):
+        part = leftovers.free[first : first + most]
         merging.write_blocks(index.folder, size, part, np.zeros((len(part), size), np.uint8), step)
-    return len(found.nodes), len(found.free)
+    return len(leftovers.nodes), len(leftovers.free)
 
 
-def _part(found: Unclean, first: int, last: int) -> Unclean:
+def _part(leftovers: Unclean, first: int, last: int) -> Unclean:
     """Some of the blocks."""
     part = slice(first, last)
-    return Unclean(found.nodes[part], found.slots[part], found.epochs[part], found.free[:0])
+    return Unclean(leftovers.nodes[part], leftovers.slots[part], leftovers.epochs[part], leftovers.free[:0])
 
 
 def _horizon(index: Index) -> int:
@@ -157,10 +157,10 @@ def _horizon(index: Index) -> int:
     return min(state.retained_from, needed_from(index.folder, state.epoch))
 
 
-def _move(index: Index, found: Unclean, step: Step) -> None:
+def _move(index: Index, leftovers: Unclean, step: Step) -> None:
     store, layout = index.writable(), index.parameters.layout
-    (data,) = _read(index.folder, layout.block_size, found.slots)
-    merging.check_blocks(data, found.nodes, found.epochs, f"{GRAPH} in {index.folder}", _REMEDY)
+    (data,) = _read(index.folder, layout.block_size, leftovers.slots)
+    merging.check_blocks(data, leftovers.nodes, leftovers.epochs, f"{GRAPH} in {index.folder}", _REMEDY)
     data = cleaned(data, layout)
     seal(data.view(np.uint64), 0, len(data))
     slots = Slots(store, _horizon(index))
@@ -170,9 +170,9 @@ def _move(index: Index, found: Unclean, step: Step) -> None:
     epoch = store.state.epoch + 1
     over = np.full(len(data), epoch, U8)
     changes = Changes(
-        replace(store.state, epoch=epoch, slot_count=slots.count), moved_nodes=found.nodes, moved_epochs=found.epochs,
-        moved_slots=to.astype(U8), taken=slots.taken,
-        retired=np.stack([found.slots.astype(U8), found.nodes, over, over], axis=1),
+        replace(store.state, epoch=epoch, slot_count=slots.count), moved_nodes=leftovers.nodes,
+        moved_epochs=leftovers.epochs, moved_slots=to.astype(U8), taken=slots.taken,
+        retired=np.stack([leftovers.slots.astype(U8), leftovers.nodes, over, over], axis=1),
     )  # fmt: skip
     merging.commit(index, changes, step)
 
@@ -180,8 +180,7 @@ def _move(index: Index, found: Unclean, step: Step) -> None:
 def write_store_anew(folder: str, store: Store, step: Step) -> None:
     """Replace the file of the store by one that has its living rows alone. Closes ``store``; the caller has the lock.
 
-    Raises:
-        StorageError: its log could not be folded into it, as the disk is full; nothing was changed.
+    Raises ``StorageError``: its log could not be folded into it, as the disk is full; nothing was changed.
     """
     path = os.path.join(folder, NAME)
     staged = os.path.join(folder, STAGED)
@@ -225,11 +224,7 @@ __all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
 
 
 def plan(table: Table, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
-    """Report what holds deleted rows. Reads only.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-    """
+    """Report what holds deleted rows. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     return run_erasure(table, options, partial(_begin, table, options, context), applied=False)
 
 
@@ -271,21 +266,21 @@ class FolderErasure(Erasure):
         """See the base class."""
         self.context.checkpoint()
         self.table = self.table.newest()
-        found = Survey(self.table)
+        survey = Survey(self.table)
         with publishing.locked_store(self.table.location.uri, self.table.parameters, _WAIT) as store:
-            found.living = 0 if self.options.where is None else len(store.matching(self.options.where))
-            found.holders += self._in_store(store)
-            found.holders += self._in_graph(store)
+            survey.living = 0 if self.options.where is None else len(store.matching(self.options.where))
+            survey.holders += self._in_store(store)
+            survey.holders += self._in_graph(store)
             if not self._is_recorded(store):
-                found.holders.append(Holder("store", NAME, "it may have deleted rows in free parts of its file"))
-                found.holders.append(Holder("view", CURRENT, "it may list deleted rows"))
-            found.holders += self._kept(store) if found.holders else ()
-        found.holders += self._source(found.living)
+                survey.holders.append(Holder("store", NAME, "it may have deleted rows in free parts of its file"))
+                survey.holders.append(Holder("view", CURRENT, "it may list deleted rows"))
+            survey.holders += self._kept(store) if survey.holders else ()
+        survey.holders += self._source(survey.living)
         for meta in self.table.store.list():
             why, holder = self._classify(meta)
-            found.objects.append((meta, why))
-            found.holders += [] if holder is None else [holder]
-        return found
+            survey.objects.append((meta, why))
+            survey.holders += [] if holder is None else [holder]
+        return survey
 
     def _in_store(self, store: Store) -> Iterator[Holder]:
         [dead], [deltas] = (
@@ -298,11 +293,13 @@ class FolderErasure(Erasure):
 
     def _in_graph(self, store: Store) -> Iterator[Holder]:
         folder, layout = self.table.location.uri, self.table.parameters.layout
-        found = unclean(folder, store, layout, store.state.epoch)
-        if len(found.free):
-            yield Holder("slot", GRAPH, f"{counted(len(found.free), 'free slot')} with a block of before")
-        if len(found.nodes):
-            yield Holder("block", GRAPH, f"{counted(len(found.nodes), 'block')} with links of before in unused parts")
+        leftovers = unclean(folder, store, layout, store.state.epoch)
+        if len(leftovers.free):
+            yield Holder("slot", GRAPH, f"{counted(len(leftovers.free), 'free slot')} with a block of before")
+        if len(leftovers.nodes):
+            yield Holder(
+                "block", GRAPH, f"{counted(len(leftovers.nodes), 'block')} with links of before in unused parts"
+            )
         beyond = os.path.getsize(os.path.join(folder, GRAPH)) - store.state.slot_count * layout.block_size
         if beyond > 0:
             yield Holder("end of the graph", GRAPH, f"{beyond:,} bytes beyond its slots")
@@ -321,15 +318,15 @@ class FolderErasure(Erasure):
 
     def _source(self, living: int) -> Iterator[Holder]:
         state = self.table.state
-        found = read_source(self.table.location.uri, state.followed)
-        if found is None:
+        source = read_source(self.table.location.uri, state.followed)
+        if source is None:
             return
         if state.unusable:
-            yield Holder("table", found.uri, "the index cannot follow it: memwal-ops catchup --rebuild", blocks=True)
-        elif behind := versions_behind(found, state.followed):
-            yield Holder("table", found.uri, f"{counted(behind, 'version')} of it are to be followed first")
+            yield Holder("table", source.uri, "the index cannot follow it: memwal-ops catchup --rebuild", blocks=True)
+        elif behind := versions_behind(source, state.followed):
+            yield Holder("table", source.uri, f"{counted(behind, 'version')} of it are to be followed first")
         if living:
-            yield Holder("row", f"{living:,}", f"living in {found.uri}: erase them there first", blocks=True)
+            yield Holder("row", f"{living:,}", f"living in {source.uri}: erase them there first", blocks=True)
 
     def _classify(self, meta: ObjectMeta) -> tuple[str | None, Holder | None]:
         path = meta.path
@@ -347,13 +344,13 @@ class FolderErasure(Erasure):
 
     def erase(self) -> Survey:
         """See the base class."""
-        found = self.survey()
-        if found.living or found.holders:
-            found = self._work()
+        survey = self.survey()
+        if survey.living or survey.holders:
+            survey = self._work()
         source = read_source(self.table.location.uri, self.table.state.followed)
-        if source is not None and not found.holders:
+        if source is not None and not survey.holders:
             source.announce(self.table.parameters.uuid, self.table.location.uri, self.table.state.followed)
-        return found
+        return survey
 
     def _work(self) -> Survey:
         self._delete()
@@ -363,7 +360,7 @@ class FolderErasure(Erasure):
         self.context.step("merge")
         merged = merging.apply(self.table.newest(), MergeOptions(), self.context)
         self.count("blocks_merged", merged.blocks)
-        self.faults += [Holder("delta block", str(one.node), one.why, blocks=True) for one in merged.blocked]
+        self.faults += [Holder("delta block", str(part.node), part.why, blocks=True) for part in merged.blocked]
         self._collect()
         self._scrub()
         self._collect()

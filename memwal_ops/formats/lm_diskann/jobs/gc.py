@@ -84,11 +84,11 @@ class Tombstone:
 
 def tombstones(store: Store, after: int, most: int) -> NDArray[np.int64]:
     """The next deleted nodes above ``after``, ascending."""
-    [found] = store.columns(
+    [nodes] = store.columns(
         f"SELECT DISTINCT node_id FROM lmd_sweep_list WHERE node_id BETWEEN {after + 1} AND "
         f"{store.state.next_node_id - 1} ORDER BY node_id LIMIT {most}"
     )
-    return found.astype(np.int64)
+    return nodes.astype(np.int64)
 
 
 def read_tombstones(view: View, store: Store, nodes: NDArray[np.int64]) -> list[Tombstone]:
@@ -198,9 +198,9 @@ class IndexGcReport(GcReport[Candidate]):
     @property
     def decision(self) -> GcDecision:
         """The decision; deleted nodes and a truncation count as well, although they are no objects."""
-        found = super().decision
+        decision = super().decision
         more = any(self.counts[kind][Verdict.DELETE] for kind in (Kind.NODE, Kind.TAIL))
-        return GcDecision.DELETED if self.applied and more and found is GcDecision.NOTHING_TO_DELETE else found
+        return GcDecision.DELETED if self.applied and more and decision is GcDecision.NOTHING_TO_DELETE else decision
 
 
 class _Part(collector.Collector[Candidate]):
@@ -245,7 +245,7 @@ class Nodes(_InStore):
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check their gates again."""
-        return self._candidates(np.array(sorted(_node(one.path) for one in batch), np.int64))
+        return self._candidates(np.array(sorted(_node(candidate.path) for candidate in batch), np.int64))
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """One commit."""
@@ -261,24 +261,24 @@ class Nodes(_InStore):
 
     def _candidates(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
         needed = needed_from(self.table.location.uri, self._database.state.epoch)
-        for one in read_tombstones(self._view, self._database, nodes):
-            yield Candidate(Kind.NODE, f"nodes/{one.node}", 0, 1, tuple(_gates(one, needed)))
+        for tombstone in read_tombstones(self._view, self._database, nodes):
+            yield Candidate(Kind.NODE, f"nodes/{tombstone.node}", 0, 1, tuple(_gates(tombstone, needed)))
 
 
 def _node(path: str) -> int:
     return int(path.partition("/")[2])
 
 
-def _gates(one: Tombstone, needed: int) -> Iterator[Gate]:
-    if one.healed is None:
+def _gates(tombstone: Tombstone, needed: int) -> Iterator[Gate]:
+    if tombstone.healed is None:
         yield Gate(met=False, text="searches pass through it until catchup has healed its neighbours")
         return
-    text = f"its neighbours were healed at epoch {one.healed}; readers and holds need epochs from {needed} on"
-    yield Gate(one.healed <= needed, text)
+    text = f"its neighbours were healed at epoch {tombstone.healed}; readers and holds need epochs from {needed} on"
+    yield Gate(tombstone.healed <= needed, text)
     for holds, why, why_not in (
-        (one.linked, "a node links to it: run memwal-ops verify", "no node that searches can reach links to it"),
-        (one.entry, "it is an entry point of a retained epoch", "it is an entry point of no retained epoch"),
-        (one.unmerged, "a version of it is not merged", "all its versions are merged"),
+        (tombstone.linked, "a node links to it: run memwal-ops verify", "no node that searches can reach links to it"),
+        (tombstone.entry, "it is an entry point of a retained epoch", "it is an entry point of no retained epoch"),
+        (tombstone.unmerged, "a version of it is not merged", "all its versions are merged"),
     ):
         yield Gate(not holds, why if holds else why_not)
 
@@ -328,8 +328,8 @@ class Files(_Part):
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by the current ``CURRENT`` and locks."""
-        wanted = {one.path for one in batch}
-        return [one for one in self._found() if one.path in wanted]
+        wanted = {candidate.path for candidate in batch}
+        return [candidate for candidate in self._found() if candidate.path in wanted]
 
     def _found(self) -> list[Candidate]:
         folder, parameters = self.table.location.uri, read_parameters(self.table.location.uri)
@@ -337,22 +337,22 @@ class Files(_Part):
             raise TableReplacedError(f"{folder} does not contain the same index as before.")
         number = read_current(folder, parameters).number
         stale, dead = {*stale_files(folder, parameters)}, {*dead_readers(folder)}
-        found = []
+        candidates = []
         for meta in self.store.list(""):
             if meta.path in stale:
                 gate = Gate(met=True, text=f"{CURRENT} names view {number}")
-                found.append(Candidate(Kind.VIEW, meta.path, meta.size, 1, (gate,)))
+                candidates.append(Candidate(Kind.VIEW, meta.path, meta.size, 1, (gate,)))
             elif meta.path in dead:
                 gate = Gate(met=True, text="its reader's lock is released: the process has ended")
-                found.append(Candidate(Kind.READER, meta.path, meta.size, 1, (gate,)))
+                candidates.append(Candidate(Kind.READER, meta.path, meta.size, 1, (gate,)))
             elif not (
                 meta.path in _KNOWN
                 or _FOREIGN.fullmatch(meta.path)
                 or _VIEW.fullmatch(meta.path)
                 or meta.path.startswith(f"{READERS}/")
             ):
-                found.append(unrecognized(meta.path, meta.size, "its name is not one of the format's"))
-        return sorted(found, key=lambda one: one.path)
+                candidates.append(unrecognized(meta.path, meta.size, "its name is not one of the format's"))
+        return sorted(candidates, key=lambda candidate: candidate.path)
 
 
 def backlog(table: Table) -> Mapping[str, float]:
@@ -361,11 +361,7 @@ def backlog(table: Table) -> Mapping[str, float]:
 
 
 def plan(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
-    """The candidates. Reads only.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-    """
+    """The candidates. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     with opened(table, options) as collectors:
         return collector.plan(collectors, IndexGcReport(applied=False), options, context)
 
@@ -389,8 +385,7 @@ def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collecto
 def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
     """Delete the candidates. Safe to kill, to run twice, and concurrently with readers.
 
-    Raises:
-        IndexBusyError: another writer or job has the index.
+    Raises ``IndexBusyError``: another writer or job has the index.
     """
     if read_parameters(table.location.uri).uuid != table.parameters.uuid:
         raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")

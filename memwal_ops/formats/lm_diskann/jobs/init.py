@@ -11,7 +11,6 @@ from memwal_ops.core.run import run_job
 from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann.errors import need_extra
-from memwal_ops.formats.lm_diskann.source import Source, read_source
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.demo import DemoRun
     from memwal_ops.formats.lm_diskann.specs import InitOptions
-    from memwal_ops.formats.lm_diskann.wire import Parameters
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
 
 _RESULTS = {"created": "was created", "unchanged": "exists already", "dry_run": "would be created"}
+_ATTRIBUTES = {"R": "links", "L": "search_list"}
 
 
 @dataclass(frozen=True)
@@ -60,54 +59,33 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     """
     del store
     need_extra()
-    from memwal_ops.formats.lm_diskann import files, table  # noqa: PLC0415 - the extra is checked first
+    from memwal_ops.formats.lm_diskann import files, source, table  # noqa: PLC0415 - the extra is checked first
 
-    path = files.local_path(location.uri)
-    follows = None if options.table is None else Source(_place(options.table), str(options.column), options.key)
+    path, place = files.local_path(location.uri), options.table
+    if place is not None and "://" not in place:
+        place = os.path.abspath(os.path.expanduser(place))
+    follows = None if place is None else source.Source(place, str(options.column), options.key)
     wanted: dict[str, Any] = {
         "dimension": options.dimension if follows is None else follows.dimension(follows.open()),
-        "metric": options.index_metric,
-        "R": options.links,
-        "alpha": options.alpha,
-        "L": options.search_list,
+        "metric": options.index_metric, "R": options.links, "alpha": options.alpha, "L": options.search_list,
         "quantizer": options.quantizer,
-    }
+    }  # fmt: skip
+    followed = {} if follows is None else {"table": follows.uri, "column": follows.column, "key": follows.key}
     try:
-        found = _document(files.read_parameters(path))
+        existing = files.read_parameters(path)
     except (TableNotFoundError, NotALanceTableError):
         if not dry_run:
             table.create(path, **wanted, follows=follows)
-        return InitReport("dry_run" if dry_run else "created", path, wanted | _followed(follows))
-    differ = [name for name, value in wanted.items() if found[name] != value]
+        return InitReport("dry_run" if dry_run else "created", path, wanted | followed)
+    old = {name: getattr(existing, _ATTRIBUTES.get(name, name)) for name in wanted}
+    differ = [f"{name} is {old[name]}, not {value}" for name, value in wanted.items() if old[name] != value]
     if differ:
-        text = ", ".join(f"{name} is {found[name]}, not {wanted[name]}" for name in differ)
-        raise InvalidUsageError(f"{path} is already an index with other parameters: {text}.")
-    if read_source(path) != follows:
-        raise InvalidUsageError(f"{path} is already an index, which follows {_named(read_source(path))}.")
-    return InitReport("unchanged", path, wanted | _followed(follows))
-
-
-def _place(table: str) -> str:
-    return table if "://" in table else os.path.abspath(os.path.expanduser(table))
-
-
-def _followed(follows: Source | None) -> dict[str, Any]:
-    return {} if follows is None else {"table": follows.uri, "column": follows.column, "key": follows.key}
-
-
-def _named(follows: Source | None) -> str:
-    return "no table" if follows is None else f"column {follows.column} of {follows.uri}, key {follows.key}"
-
-
-def _document(found: Parameters) -> dict[str, Any]:
-    return {
-        "dimension": found.dimension,
-        "metric": found.metric,
-        "R": found.links,
-        "alpha": found.alpha,
-        "L": found.search_list,
-        "quantizer": found.quantizer,
-    }
+        raise InvalidUsageError(f"{path} is already an index with other parameters: {', '.join(differ)}.")
+    present = source.read_source(path)
+    if present != follows:
+        named = "no table" if present is None else f"column {present.column} of {present.uri}, key {present.key}"
+        raise InvalidUsageError(f"{path} is already an index, which follows {named}.")
+    return InitReport("unchanged", path, wanted | followed)
 
 
 # -- the demo
@@ -189,7 +167,7 @@ def _recall(folder: str, queries: NDArray[np.float32], exact: NDArray[np.int64],
     import numpy as np  # noqa: PLC0415 - see above
 
     with lm_diskann.open(folder, read_only=True) as index:
-        found, _ = index.search(queries, k=_K)
-    prove(not np.isin(found, deleted).any(), "A deleted vector was found.")
-    pairs = zip(found, exact, strict=True)
+        ids, _ = index.search(queries, k=_K)
+    prove(not np.isin(ids, deleted).any(), "A deleted vector was found.")
+    pairs = zip(ids, exact, strict=True)
     return float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in pairs]))

@@ -45,32 +45,36 @@ class Report:
 
     def describe(self) -> str:
         """The text for people."""
-        found = self.document
-        fixed, state, waits = found["parameters"], found["state"], found["backlog"]
-        graph = "no graph yet: every search compares all rows" if found["exact"] else "graph"
-        kept = f"Epochs {state['retained_from']} to {found['revision']} are retained"
+        document = self.document
+        fixed, state, waits = document["parameters"], document["state"], document["backlog"]
+        graph = "no graph yet: every search compares all rows" if document["exact"] else "graph"
+        kept = f"Epochs {state['retained_from']} to {document['revision']} are retained"
         return "\n".join(
             [
-                f"LM-DiskANN index, epoch {found['revision']}: {state['live']:,} rows ({graph}).",
+                f"LM-DiskANN index, epoch {document['revision']}: {state['live']:,} rows ({graph}).",
                 f"  {fixed['dimension']} dimensions, {fixed['metric']}, R {fixed['links']}, L {fixed['search_list']}, "
                 f"alpha {fixed['alpha']:g}, {fixed['quantizer']}.",
-                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {found['graph_bytes']:,} bytes "
+                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {document['graph_bytes']:,} bytes "
                 f"({waits['free_percent']:.1f} % of it can be given back).",
                 f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
                 f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
-                f"  {kept}; lowest reader: {found['lowest_reader'] or 'none'}.",
+                f"  {kept}; lowest reader: {document['lowest_reader'] or 'none'}.",
                 *self._followed(),
-                *(paragraph(f"BLOCKED: {one['detail']} {one['remedy']}", hanging="  ") for one in found["blocked"]),
+                *(
+                    paragraph(f"BLOCKED: {part['detail']} {part['remedy']}", hanging="  ")
+                    for part in document["blocked"]
+                ),
             ]
         )
 
     def _followed(self) -> list[str]:
-        found = self.document["follows"]
-        if found is None:
+        follows = self.document["follows"]
+        if follows is None:
             return []
-        rows = f"key {found['key']}" if found["key"] else "stable row ids"
-        behind = found["error"] or f"{counted(self.document['backlog']['versions_behind'], 'version')} behind."
-        return [f"  Follows column {found['column']} of {found['uri']} by {rows}: version {found['version']}; {behind}"]
+        rows = f"key {follows['key']}" if follows["key"] else "stable row ids"
+        behind = follows["error"] or f"{counted(self.document['backlog']['versions_behind'], 'version')} behind."
+        place = f"column {follows['column']} of {follows['uri']} by {rows}"
+        return [f"  Follows {place}: version {follows['version']}; {behind}"]
 
 
 def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
@@ -107,7 +111,7 @@ def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
             "follows": follows,
             "view": table.view_number,
             "view_error": None if table.view_error is None else str(table.view_error),
-            "blocked": [dict(one.document) for one in table.blocked],
+            "blocked": [dict(part.document) for part in table.blocked],
             "graph_bytes": os.path.getsize(os.path.join(table.location.uri, GRAPH)),
             "lowest_reader": lowest_reader(table.location.uri),
         }

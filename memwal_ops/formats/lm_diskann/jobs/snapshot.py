@@ -45,17 +45,14 @@ from memwal_ops.formats.lm_diskann.wire import Changes
 from memwal_ops.text import counted, size_text
 
 if TYPE_CHECKING:
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.copies import Destination
-    from memwal_ops.formats.lm_diskann.specs import SnapshotOptions
-    from memwal_ops.formats.lm_diskann.table import Table
-
-
-if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lm_diskann.copies import Destination
+    from memwal_ops.formats.lm_diskann.specs import SnapshotOptions
+    from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.wire import Parameters
 
     Advance = Callable[[int], None]  # receives the number of bytes that were copied
@@ -93,8 +90,8 @@ def snapshot(
 def refuse_overlap(path: str, to: Destination) -> None:
     """Check that neither of source and destination contains the other. Raises ``InvalidUsageError``."""
     if isinstance(to, LocalFolder):
-        one, other = os.path.realpath(path), os.path.realpath(to.uri)
-        if os.path.commonpath([one, other]) in {one, other}:
+        source, target = os.path.realpath(path), os.path.realpath(to.uri)
+        if os.path.commonpath([source, target]) in {source, target}:
             raise InvalidUsageError(
                 f"One of {path} and the destination {to.uri} contains the other.",
                 remedy="Choose a folder next to the index.",
@@ -131,8 +128,7 @@ def copy(
 def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
     """Restore a copy on a store to a folder; returns its bytes.
 
-    Raises:
-        TableCorruptError: a part is missing or damaged; no folder was created.
+    Raises ``TableCorruptError``: a part is missing or damaged; no folder was created.
     """
     manifest = table.manifest
 
@@ -142,7 +138,7 @@ def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
             advance(len(data))
 
     with to:
-        for file in sorted(manifest.files, key=lambda one: one.path == METADATA):
+        for file in sorted(manifest.files, key=lambda file: file.path == METADATA):
             to.write(file.path, reported(read_parts(table.store, manifest, file)))
         return to.publish(Identity(manifest.uuid, manifest.epoch), manifest.rows)
 
@@ -326,12 +322,11 @@ def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
 def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
     """The report of what a run would do; ``unchanged`` if the destination has this epoch.
 
-    Raises:
-        InvalidUsageError: something else is at the destination.
+    Raises ``InvalidUsageError``: something else is at the destination.
     """
     if isinstance(table, Copy):
-        found = table.manifest
-        wanted, rows, size = Identity(found.uuid, found.epoch), found.rows, found.size
+        manifest = table.manifest
+        wanted, rows, size = Identity(manifest.uuid, manifest.epoch), manifest.rows, manifest.size
     else:
         table.check_files()
         # The copy does not retain older epochs, by a commit of its own.

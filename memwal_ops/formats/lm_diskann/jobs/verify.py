@@ -64,8 +64,7 @@ SAMPLE = 100
 def unreachable(view: View, store: Store) -> NDArray[np.int64]:
     """Live nodes to which no path from an entry point leads; none if there is no graph.
 
-    Raises:
-        TableCorruptError: a block cannot be read.
+    Raises ``TableCorruptError``: a block cannot be read.
     """
     entries = view.entries(view.epoch)
     if not len(entries) or not view.state.codebook_id:
@@ -75,8 +74,8 @@ def unreachable(view: View, store: Store) -> NDArray[np.int64]:
     if reach(view.source, view.parameters.layout, entries, view.epoch, parents, queue) < 0:
         raise view.fail()
     [live] = store.columns("SELECT node_id FROM lmd_lookup WHERE removed_epoch IS NULL ORDER BY node_id")
-    found: NDArray[np.int64] = live[parents[live.astype(np.int64)] < ROOT].astype(np.int64)
-    return found
+    lost: NDArray[np.int64] = live[parents[live.astype(np.int64)] < ROOT].astype(np.int64)
+    return lost
 
 
 def lost_slots(store: Store) -> Iterator[str]:
@@ -97,8 +96,8 @@ def late_epochs(store: Store) -> Iterator[str]:
         f"SELECT node_id, commit_epoch FROM lmd_delta_blocks WHERE commit_epoch > {epoch} ORDER BY 1"
     )
     return (
-        f"node {node} has a version of epoch {one}; the index is at {epoch}"
-        for node, one in zip(nodes.tolist(), epochs.tolist(), strict=True)
+        f"node {node} has a version of epoch {version}; the index is at {epoch}"
+        for node, version in zip(nodes.tolist(), epochs.tolist(), strict=True)
     )
 
 
@@ -132,11 +131,11 @@ def recall(index: Index, store: Store, samples: int = SAMPLE, seed: int = 0) -> 
     )  # fmt: skip
     if done < 0:
         raise view.fail()
-    _, found = index.search(queries, k=k, as_of=view.epoch)
+    _, distances = index.search(queries, k=k, as_of=view.epoch)
     limits = index.given(far)
-    hits = (found <= limits[:, -1:] * ROUNDING).sum(axis=1)
+    hits = (distances <= limits[:, -1:] * ROUNDING).sum(axis=1)
     share = share_by_query(hits.tolist(), [k] * len(queries), seed)
-    itself = wilson(int((found[:, 0] <= limits[:, 0] * ROUNDING + ZERO).sum()), len(queries))
+    itself = wilson(int((distances[:, 0] <= limits[:, 0] * ROUNDING + ZERO).sum()), len(queries))
     assert share is not None  # noqa: S101 - there are queries
     assert itself is not None  # noqa: S101 - see above
     return Recall(share, itself, len(queries), len(live))
@@ -176,28 +175,28 @@ def verified(table: Table, options: VerifyOptions, context: RunContext) -> Verif
     _check_name(options)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
-    found, checked = Verified(Findings(options.max_findings)), dict[str, Any]()
+    checks, checked = Verified(Findings(options.max_findings)), dict[str, Any]()
     if not options.checks_all:
-        found.findings.extend(
-            finding_of(one, one.reason, "the folder", "Readers or jobs stop.") for one in table.faults
+        checks.findings.extend(
+            finding_of(fault, fault.reason, "the folder", "Readers or jobs stop.") for fault in table.faults
         )
     if not options.checks_all and _size(table) > options.max_bytes:  # without the lock, for which others wait
-        return VerifyReport(table.revision, found.findings, checked, answers=[_above(table)], seed=seed)
+        return VerifyReport(table.revision, checks.findings, checked, answers=[_above(table)], seed=seed)
     lock = WriterLock(table.location.uri, options.wait.total_seconds())
     try:
         if options.checks_all:
-            found = verify(table.location.uri, table.parameters, options.max_findings, context)
-            checked = {"blocks": found.blocks}
-        sound = not found.findings.counts
+            checks = verify(table.location.uri, table.parameters, options.max_findings, context)
+            checked = {"blocks": checks.blocks}
+        sound = not checks.findings.counts
         if options.asks:
-            answers = _answers(table, options, found, seed)
+            answers = _answers(table, options, checks, seed)
         if options.deep and sound:
             checked["recall"] = None if answers[0].recall is None else answers[0].recall.value
     finally:
         lock.release()
     if options.checks_all:
-        found.findings.extend(check_own_files(table))
-    return VerifyReport(table.revision, found.findings, checked, answers=answers, seed=seed if options.asks else None)
+        checks.findings.extend(check_own_files(table))
+    return VerifyReport(table.revision, checks.findings, checked, answers=answers, seed=seed if options.asks else None)
 
 
 def _check_name(options: VerifyOptions) -> None:
@@ -219,8 +218,8 @@ def _above(table: Table) -> IndexAnswers:
 
 def _planned(table: Table, options: VerifyOptions) -> AnswersPlan:
     size = _size(table)
-    one = IndexAnswers(**_BASE, queries=options.samples, bytes_at_most=size)
-    return AnswersPlan(table.revision, [one if size <= options.max_bytes else _above(table)], options.max_bytes)
+    answers = IndexAnswers(**_BASE, queries=options.samples, bytes_at_most=size)
+    return AnswersPlan(table.revision, [answers if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
 def _is_low(measured: Recall, least: float) -> bool:
@@ -247,9 +246,9 @@ def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -> list[IndexAnswers]:
+def _answers(table: Table, options: VerifyOptions, checks: Verified, seed: int) -> list[IndexAnswers]:
     """Recall of searches, unless there are findings already; with --deep, add the findings of that."""
-    if found.findings.counts:
+    if checks.findings.counts:
         return [IndexAnswers(**_BASE, skipped="there are other findings, which come first")]
     size = _size(table)
     if size > options.max_bytes and not options.deep:
@@ -258,10 +257,10 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     try:
         with Index(table.location.uri, read_only=True) as index:
             if options.deep:
-                found.add("epoch_beyond_end", late_epochs(store))
-                found.add("slot_lost", lost_slots(store))
+                checks.add("epoch_beyond_end", late_epochs(store))
+                checks.add("slot_lost", lost_slots(store))
                 lost = unreachable(index.view, store)
-                found.add("unreachable", (f"no path leads to node {node}" for node in lost))
+                checks.add("unreachable", (f"no path leads to node {node}" for node in lost))
             measured = recall(index, store, options.samples, seed)
             stale = measured is not None and _is_low(measured, options.min_recall) and is_stale(index, store)
     finally:
@@ -269,7 +268,7 @@ def _answers(table: Table, options: VerifyOptions, found: Verified, seed: int) -
     if measured is None:
         return [IndexAnswers(**_BASE, skipped="it has no rows")]
     wrong = [*_low(measured, options.min_recall, stale=stale)]
-    found.findings.extend(wrong)
+    checks.findings.extend(wrong)
     answers = IndexAnswers(
         **_BASE,
         settings=f"k {K}",
@@ -289,12 +288,13 @@ _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has 
 
 def _verified_for_repair(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
-    found = verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-    if found.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
-        found.findings.kept = [
-            replace(one, about=_DAMAGED_STORE) if one.check in OF_VIEW else one for one in found.findings.kept
+    report = verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    if report.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
+        report.findings.kept = [
+            replace(finding, about=_DAMAGED_STORE) if finding.check in OF_VIEW else finding
+            for finding in report.findings.kept
         ]
-    return found
+    return report
 
 
 def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
@@ -347,9 +347,9 @@ def _give_up(table: Table, keep: Keep) -> FixAttempt:
         if needed > store.state.retained_from:
             merging.give_up(index, needed, table.durable)
             merging.finish(index, table.durable)  # a view without the versions that are given up
-        found = Verified(Findings(1))
-        Check(folder, table.parameters, store, found, RunContext()).read_blocks()
-        if OLD_VERSION_DAMAGED in found.findings.counts:
+        checks = Verified(Findings(1))
+        Check(folder, table.parameters, store, checks, RunContext()).read_blocks()
+        if OLD_VERSION_DAMAGED in checks.findings.counts:
             raise UnsafeError(_NEEDED.format(needed))
     return FixAttempt.DONE
 

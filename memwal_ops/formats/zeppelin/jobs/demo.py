@@ -110,14 +110,14 @@ def _row(random_: random.Random, name: str, append: int) -> Row:
 
 def _rows(uri: str, live: int) -> dict[str, Row]:
     """All rows that a query returns, by id; without vectors, which queries do not return."""
-    found = zeppelin.query(uri, vector=[1.0] * DIMENSIONS, k=live + 1, nprobe=1 << 20)
-    return {row["id"]: row["attributes"] for row in found}
+    answers = zeppelin.query(uri, vector=[1.0] * DIMENSIONS, k=live + 1, nprobe=1 << 20)
+    return {row["id"]: row["attributes"] for row in answers}
 
 
 def _nearest(uri: str, expected: dict[str, Row]) -> int:
     """Query some vectors by their values. Returns how many."""
     sample = sorted(expected)[::40]
     for name in sample:
-        found = zeppelin.query(uri, vector=expected[name]["values"], k=1, nprobe=1 << 20)
-        prove(found[0]["distance"] < 1e-6, f"The vector of {name} is not found.")  # noqa: PLR2004 - of float32
+        answers = zeppelin.query(uri, vector=expected[name]["values"], k=1, nprobe=1 << 20)
+        prove(answers[0]["distance"] < 1e-6, f"The vector of {name} is not found.")  # noqa: PLR2004 - of float32
     return len(sample)

@@ -104,14 +104,10 @@ def _begin(table: Namespace, options: EraseOptions, context: RunContext) -> Name
 
 
 def _parsed(where: str) -> dict[str, Any]:
-    """The filter on a row's attributes and id.
-
-    Raises:
-        OptionError: it is no filter.
-    """
+    """The filter on a row's attributes and id. Raises ``OptionError``: it is no filter."""
     try:
-        found = json.loads(where)
-        if not isinstance(found, dict) or not found:
+        condition = json.loads(where)
+        if not isinstance(condition, dict) or not condition:
             raise OptionError("{where} is no filter, as queries have it: a JSON object that is not empty.", "where")
     except (ValueError, RecursionError) as error:
         raise OptionError(
@@ -119,7 +115,7 @@ def _parsed(where: str) -> dict[str, Any]:
             "where",
             remedy='Write it like {{"id": "a"}} or {{"op": "in", "field": "user", "values": [1, 2]}}.',
         ) from error
-    return found
+    return condition
 
 
 @dataclass
@@ -172,22 +168,24 @@ class NamespaceErasure(Erasure):
         if self._left is not None and newest.data == self._left.table.data:
             return self._left
         self.table = newest
-        found = Survey(newest, living=len(self._living()))
+        survey = Survey(newest, living=len(self._living()))
         if self.matches is None and (left := contested(newest)).ids:
-            found.holders.append(
+            survey.holders.append(
                 Holder("row", "wal/", f"{left}: delete them by an append, or write them again", blocks=True)
             )
         evidence = gc.Evidence.of(newest, self.gc_options, self.now)
         report = gc.ZeppelinGcReport(applied=False)
-        listed = {one.path: one for one in collector.candidates([gc.Objects(newest, evidence)], report)}
+        listed = {
+            candidate.path: candidate for candidate in collector.candidates([gc.Objects(newest, evidence)], report)
+        }
         why = {**self._of(newest.manifest, is_live=True), **self._retained(evidence)}
         for meta in newest.store.list():
             path = prefix_of(meta.path).rstrip("/") if meta.path.startswith("segments/") else meta.path
-            found.objects.append((meta, self._proof(path, why)))
-            if found.objects[-1][1] is None and path not in {one.name for one in found.holders}:
-                found.holders.append(self._holder(path, why.get(path), listed.get(path)))
-        self._left = found
-        return found
+            survey.objects.append((meta, self._proof(path, why)))
+            if survey.objects[-1][1] is None and path not in {holder.name for holder in survey.holders}:
+                survey.holders.append(self._holder(path, why.get(path), listed.get(path)))
+        self._left = survey
+        return survey
 
     def count(self, name: str, number: int) -> None:
         """See the base class."""
@@ -214,30 +212,30 @@ class NamespaceErasure(Erasure):
 
     def _matching(self, ids: Any, attributes: Any) -> Iterator[str]:
         assert self.matches is not None  # noqa: S101 - the callers check
-        return (name for name, one in zip(ids, attributes, strict=True) if self.matches(name, one))
+        return (name for name, values in zip(ids, attributes, strict=True) if self.matches(name, values))
 
     def _retained(self, evidence: gc.Evidence) -> dict[str, str | None]:
         """As :meth:`_of`, of objects that only a retained revision needs."""
         live = self.table.manifest
-        found: dict[str, str | None] = {}
-        for one in evidence.roots.revisions:
-            if one.kept is not None:
+        holders: dict[str, str | None] = {}
+        for revision in evidence.roots.revisions:
+            if revision.kept is not None:
                 with suppress(VersionGoneError):  # another collector has expired it meanwhile
-                    found |= self._of(read_revision(self.table, one.entry.revision), is_live=False)
+                    holders |= self._of(read_revision(self.table, revision.entry.revision), is_live=False)
         gone = live.fragment_keys | {prefix.rstrip("/") for prefix in live.prefixes}
-        return {path: why for path, why in found.items() if path not in gone}
+        return {path: why for path, why in holders.items() if path not in gone}
 
     def _of(self, manifest: Manifest, *, is_live: bool) -> dict[str, str | None]:
         """Why objects of a manifest may hold such rows; None: they do not."""
-        found: dict[str, str | None] = {}
+        holders: dict[str, str | None] = {}
         for ref in manifest.fragments:
-            found[ref.key] = self._once(ref.key, partial(self._why_fragment, ref, is_live=is_live))
+            holders[ref.key] = self._once(ref.key, partial(self._why_fragment, ref, is_live=is_live))
         for segment in manifest.segments:
             path = segment.prefix.rstrip("/")
-            found[path] = self._once(f"{path} {is_live}", partial(self._why_segment, segment, is_live=is_live))
+            holders[path] = self._once(f"{path} {is_live}", partial(self._why_segment, segment, is_live=is_live))
             for prefix in {prefix.rstrip("/") for prefix in manifest.prefixes} - {path}:
-                found.setdefault(prefix, found[path])  # clusters that a server carried over
-        return found
+                holders.setdefault(prefix, holders[path])  # clusters that a server carried over
+        return holders
 
     def _once(self, key: str, search: Callable[[], str | None]) -> str | None:
         if key not in self._read:
@@ -252,9 +250,9 @@ class NamespaceErasure(Erasure):
             meta = self.table.store.head(ref.key)
             old = meta is None or self.before is None or meta.last_modified < self.before
             return _MAY_HAVE if old or not is_live else None
-        found = read_fragment(self.table, ref)
-        gone = self._matching(found.deletes, [None] * len(found.deletes))
-        return self._counted(sum(1 for _ in (*self._matching(found.ids, found.attributes), *gone)))
+        fragment = read_fragment(self.table, ref)
+        gone = self._matching(fragment.deletes, [None] * len(fragment.deletes))
+        return self._counted(sum(1 for _ in (*self._matching(fragment.ids, fragment.attributes), *gone)))
 
     def _why_segment(self, segment: Any, *, is_live: bool) -> str | None:
         if self.matches is None:
@@ -294,8 +292,8 @@ class NamespaceErasure(Erasure):
         """See the base class."""
         if self.options.certificate is not None and self.matches is not None:
             self._remember()
-        found = self.survey()
-        if self.matches is not None and found.living:
+        survey = self.survey()
+        if self.matches is not None and survey.living:
             self.context.step("delete")
             gone = self._living()
             Writer(self.table).append(deletes=gone)

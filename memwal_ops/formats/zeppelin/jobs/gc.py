@@ -29,10 +29,11 @@ from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.core.gc_report import GcReport, KindText
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import BusyError, TableReplacedError
-from memwal_ops.formats.zeppelin.backlog import damaged_parts, ulid_time
+from memwal_ops.formats.zeppelin.backlog import damaged_parts
 from memwal_ops.formats.zeppelin.lease import DEFAULT_TTL, claim, held_lease
 from memwal_ops.formats.zeppelin.namespace import FencedError, probe, recorded, retried
 from memwal_ops.formats.zeppelin.roots import Cache, prefix_of, read_ledger, read_roots, write_ledger
+from memwal_ops.formats.zeppelin.wire import ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.storage.clock import CLOCK_FOLDER, store_time
 from memwal_ops.storage.probe import PROBE_FOLDER
@@ -223,13 +224,13 @@ class Objects(_Part):
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by roots that are read again."""
         self.evidence.refresh(self.table)
-        for one in batch:
-            if one.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
-                yield self.evidence.fragment(one.path, one.bytes)
-            elif one.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
-                yield self.evidence.segment(f"{one.path}/", one.bytes, one.objects)
-            elif (meta := self.store.head(one.path)) is not None:
-                yield self.evidence.note(one.path, meta.size, meta.last_modified)
+        for candidate in batch:
+            if candidate.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
+                yield self.evidence.fragment(candidate.path, candidate.bytes)
+            elif candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
+                yield self.evidence.segment(f"{candidate.path}/", candidate.bytes, candidate.objects)
+            elif (meta := self.store.head(candidate.path)) is not None:
+                yield self.evidence.note(candidate.path, meta.size, meta.last_modified)
 
     def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
         """The objects below a segment's prefix now."""
@@ -244,9 +245,9 @@ class Objects(_Part):
 
     def _listed(self, segments: dict[str, list[int]]) -> Iterator[Candidate]:
         for meta in self.store.list():
-            found = self._candidate(meta, segments)
-            if found is not None:
-                yield found
+            candidate = self._candidate(meta, segments)
+            if candidate is not None:
+                yield candidate
 
     def _candidate(self, meta: ObjectMeta, segments: dict[str, list[int]]) -> Candidate | None:
         path = meta.path
@@ -279,17 +280,19 @@ class Revisions(_Part):
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by the revisions that are retained now."""
         self.evidence.refresh(self.table)
-        wanted = {one.path for one in batch}
-        return [self._candidate(one) for one in self.evidence.roots.revisions if one.entry.path in wanted]
+        wanted = {candidate.path for candidate in batch}
+        return [
+            self._candidate(revision) for revision in self.evidence.roots.revisions if revision.entry.path in wanted
+        ]
 
-    def _candidate(self, one: Revision) -> Candidate:
-        cache, number = self.evidence.cache, one.entry.revision
+    def _candidate(self, revision: Revision) -> Candidate:
+        cache, number = self.evidence.cache, revision.entry.revision
         existing = sorted(self._objects.existing.intersection(chain(cache.fragments(number), cache.prefixes(number))))
         gates = (
-            Gate(one.kept is None, one.kept or "not retained"),
+            Gate(revision.kept is None, revision.kept or "not retained"),
             Gate(not existing, f"{existing[0]} still exists" if existing else "no object exists that only it lists"),
         )
-        return Candidate(Kind.REVISION, one.entry.path, one.entry.bytes, 1, gates)
+        return Candidate(Kind.REVISION, revision.entry.path, revision.entry.bytes, 1, gates)
 
 
 def backlog(table: Namespace) -> Mapping[str, float]:
@@ -328,7 +331,7 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     now = store_time(table.store)
     report = ZeppelinGcReport(applied=True, warnings=options.dangers())
     evidence = Evidence.of(table, options, now)
-    expiring = [one.entry.revision for one in evidence.roots.revisions if one.kept is None]
+    expiring = [revision.entry.revision for revision in evidence.roots.revisions if revision.kept is None]
     with ExitStack() as stack:
         if expiring:
             # A hold that is placed later finds the announcement; one placed earlier is read with the roots.
@@ -413,8 +416,7 @@ class Why:
     def plan(table: Namespace, options: WhyOptions, context: RunContext | None = None) -> Explanation:
         """Explain ``options.target``: a fragment's key, an object of a segment, a revision's record.
 
-        Raises:
-            ObjectNotFoundError: it does not exist, or is not an object that gc collects.
+        Raises ``ObjectNotFoundError``: it does not exist, or is not an object that gc collects.
         """
         del context
         evidence = Evidence.of(table, options, datetime.now(UTC))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
+from memwal_ops.core.documents import document
 from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.errors import (
@@ -66,7 +67,7 @@ class PassReport:
 
     def to_json(self) -> dict[str, Any]:
         """The ``passes`` entry."""
-        return {**vars(self), "seconds": round(self.seconds, 6)}
+        return document(self)
 
 
 @dataclass
@@ -85,17 +86,8 @@ class MergeReport(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""
-        return {
-            "decision": self.decision.value,
-            "version": self.version,
-            "fragments": self.fragments,
-            "passes": [one.to_json() for one in self.passes],
-            "blocked": [] if self.blocked is None else [self.blocked.to_json()],
-            "warnings": self.warnings,
-            "seconds": round(self.seconds, 6),
-            "engine": self.engine.name,
-            "engine_reason": self.engine.reason,
-        }
+        blocked = [] if self.blocked is None else [self.blocked]
+        return document(self, "contested", blocked=blocked, engine=self.engine.name, engine_reason=self.engine.reason)
 
     def describe(self) -> str:
         """The report as text for people."""
@@ -109,19 +101,19 @@ class MergeReport(MergeOutcome):
             MergeDecision.DRY_RUN: f"{counted(self.fragments, 'fragment')} would be compacted",
         }[self.decision]
         lines = [f"{self.decision}: {what}; the namespace is at revision {self.version}."]
-        for one in self.passes:
-            how = "new centroids" if one.retrained else "existing centroids"
+        for pass_ in self.passes:
+            how = "new centroids" if pass_.retrained else "existing centroids"
             lines.append(
-                f"  revision {one.version}: {counted(one.fragments, 'fragment')} ({one.upserts:,} upserts, "
-                f"{one.deletes:,} deletes) -> {one.segment or 'no segment'}, {counted(one.rows, 'row')}, {how}, "
-                f"{one.seconds:.1f} s"
+                f"  revision {pass_.version}: {counted(pass_.fragments, 'fragment')} ({pass_.upserts:,} upserts, "
+                f"{pass_.deletes:,} deletes) -> {pass_.segment or 'no segment'}, {counted(pass_.rows, 'row')}, {how}, "
+                f"{pass_.seconds:.1f} s"
             )
         if self.engine.name == "spark" or self.engine.fell_back:
             why = self.engine.reason.removesuffix(".")
             lines.append(paragraph(f"Engine: {self.engine.name} ({why}).", indent="  "))
         if self.blocked is not None:
             lines += [f"  blocked: {self.blocked.error}", f"           {self.blocked.error.remedy}"]
-        lines += [paragraph(f"WARNING: {one}", indent="  ", hanging="  ") for one in self.warnings]
+        lines += [paragraph(f"WARNING: {warning}", indent="  ", hanging="  ") for warning in self.warnings]
         return "\n".join(lines)
 
 
@@ -153,7 +145,7 @@ def plan(table: Namespace, options: MergeOptions, context: RunContext | None = N
         report.fragments = 0
     elif blocked is not None:
         report.blocked = blocked
-        report.fragments = [one.id for one in table.manifest.fragments].index(blocked.id)
+        report.fragments = table.manifest.fragment_ids.index(blocked.id)
     return report
 
 
@@ -182,7 +174,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
         report.decision = MergeDecision.BLOCKED
     elif _has_work(table.manifest, options) and (options.retrain or not left.alone):
         probe(table)
-        wanted = {one.id for one in table.manifest.fragments}
+        wanted = {*table.manifest.fragment_ids}
         try:
             with (
                 _spark(table, options, context, report) as spark,
@@ -222,7 +214,7 @@ def _engine(table: Namespace, options: MergeOptions) -> EngineChoice:
     manifest = table.manifest
     if len(manifest.segments) > 1 and options.engine != "local":
         return EngineChoice("local", "several segments, whose ids are compared in one process")
-    rows = sum(one.vectors for one in manifest.segments) + sum(one.vectors for one in manifest.fragments)
+    rows = manifest.segment_rows + sum(ref.vectors for ref in manifest.fragments)
     return choose_engine(options, "a namespace with vectors", 4 * rows * (_known_dimensions(table) or 0))
 
 
@@ -244,22 +236,21 @@ def _check(table: Namespace) -> None:
 def _damage(table: Namespace, report: MergeReport) -> BlockedPart | None:
     """The first fragment that is missing or cut; a segment without an index gets a warning.
 
-    Raises:
-        SegmentCorruptError: an object with rows is missing or cut.
+    Raises ``SegmentCorruptError``: an object with rows is missing or cut.
     """
-    found = damaged_parts(table)
-    for part in found:
+    parts = damaged_parts(table)
+    for part in parts:
         if part.kind == "segment" and part.has_rows:
             raise part.error
-    report.warnings += [f"{part.error} {part.error.remedy}" for part in found if not part.has_rows]
-    return next((part for part in found if part.kind == "fragment"), None)
+    report.warnings += [f"{part.error} {part.error.remedy}" for part in parts if not part.has_rows]
+    return next((part for part in parts if part.kind == "fragment"), None)
 
 
 def _blocked(table: Namespace) -> BlockedPart | None:
     """The first fragment, if it cannot be used: then nothing is written, not even a token."""
-    for ref, found in read_fragments(table, table.manifest.fragments[:1], _known_dimensions(table)):
-        if isinstance(found, MemwalOpsError) and any(one.id == ref.id for one in table.newest().manifest.fragments):
-            return BlockedPart("fragment", ref.id, found)
+    for ref, fragment in read_fragments(table, table.manifest.fragments[:1], _known_dimensions(table)):
+        if isinstance(fragment, MemwalOpsError) and any(one.id == ref.id for one in table.newest().manifest.fragments):
+            return BlockedPart("fragment", ref.id, fragment)
     return None
 
 
@@ -309,7 +300,7 @@ class _Run:
         while True:
             self.context.checkpoint()
             table = claim(table.newest(), self.lease)
-            if not first and not any(one.id in self.wanted for one in table.manifest.fragments):
+            if not first and not any(ref.id in self.wanted for ref in table.manifest.fragments):
                 return table
             if first and not _has_work(table.manifest, self.options):
                 return table  # another compactor finished before this run acquired the lease
@@ -353,7 +344,7 @@ class _Run:
             raise  # the manifest may list the segment: it is kept, and gc determines whether it is needed
         except BaseException:
             with suppress(MemwalOpsError):
-                table.discard([*compaction.built.paths, *(one.key for one in carried)])
+                table.discard([*compaction.built.paths, *(ref.key for ref in carried)])
             raise
         if built.segment is None:
             table.discard(built.paths)
@@ -391,11 +382,11 @@ class _Run:
         return chosen
 
     def _is_listed(self, table: Namespace, fragment: str) -> bool:
-        return any(one.id == fragment for one in table.newest().manifest.fragments)
+        return fragment in table.newest().manifest.fragment_ids
 
     def _lists_segments(self, table: Namespace) -> bool:
         """Whether the live manifest still lists them; else another compactor replaced them, and gc deleted them."""
-        return {one.id for one in table.manifest.segments} <= {one.id for one in table.newest().manifest.segments}
+        return {*table.manifest.segment_ids} <= {*table.newest().manifest.segment_ids}
 
     def _commit(self, inputs: Inputs, built: Built | None) -> Namespace:
         """Publish, if this run's token is current and all inputs are listed; checked at every attempt (S4-042, S4-043).
@@ -405,8 +396,8 @@ class _Run:
         Exactly the inputs are removed from the log: a fragment with a smaller ULID may have been appended meanwhile. In
         their place are those with the rows that stay in the log.
         """
-        read = {one.id for one in inputs.fragments}
-        old = set() if built is None else {one.id for one in inputs.table.manifest.segments}
+        read = {ref.id for ref in inputs.fragments}
+        old = set() if built is None else {*inputs.table.manifest.segment_ids}
         retired = self._retired(inputs, segments=bool(old)) if inputs.table.manifest.dialect == NATIVE else []
 
         def change(table: Namespace) -> Manifest:
@@ -414,22 +405,22 @@ class _Run:
             self.lease.check()
             if live.token != self.lease.token:
                 raise FencedError(f"The manifest has the token {live.token}; ours is {self.lease.token}.")
-            gone = (read - {one.id for one in live.fragments}) | (old - {one.id for one in live.segments})
+            gone = (read - {*live.fragment_ids}) | (old - {*live.segment_ids})
             if gone:
                 raise _ReplacedError(f"not listed any more: {', '.join(sorted(gone))}")
             if live.dialect == WIKI and set(live.pending) - inputs.hidden:
                 # They would hide ids that the log wrote again, which are in the new segment.
                 raise _ReplacedError("ids were added to pending_deletes")
-            segments = [one for one in live.segments if one.id not in old]
+            segments = [segment for segment in live.segments if segment.id not in old]
             if built is not None and built.segment is not None:
                 segments.insert(0, built.segment)
             if live.dialect == NATIVE:
-                pending = [*live.pending, *(one for one in retired if one not in live.pending)]
+                pending = [*live.pending, *(key for key in retired if key not in live.pending)]
             else:
-                later = {one.id for one in live.fragments} - read  # it may write hidden ids
-                pending = [one for one in live.pending if later or one in inputs.kept_pending]
+                later = {*live.fragment_ids} - read  # it may write hidden ids
+                pending = [key for key in live.pending if later or key in inputs.kept_pending]
             carried = () if built is None else built.carried
-            fragments = [*carried, *(one for one in live.fragments if one.id not in read)]
+            fragments = [*carried, *(ref for ref in live.fragments if ref.id not in read)]
             return live.changed(fragments=fragments, segments=segments, pending=pending)
 
         with self.context.phase("commit"):
@@ -439,10 +430,10 @@ class _Run:
         """Keys that the commit retires: those of the log, and of all objects that only the old segment needs."""
         prefixes = sorted(inputs.table.manifest.prefixes) if segments else []
         objects = [meta.path for prefix in prefixes for meta in inputs.table.store.list(prefix.rstrip("/"))]
-        return [*(one.key for one in inputs.fragments), *objects]
+        return [*(ref.key for ref in inputs.fragments), *objects]
 
     def _note(self, table: Namespace, inputs: Inputs, built: Built, seconds: float) -> None:
-        deletes = sum(one.deletes for one in inputs.fragments)
+        deletes = sum(ref.deletes for ref in inputs.fragments)
         segment = None if built.segment is None else built.segment.id
         counts = (len(inputs.fragments), inputs.upserts, deletes)
         self.report.passes.append(PassReport(table.revision, *counts, segment, built.rows, built.retrained, seconds))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops.core.documents import document
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.registry import open_sink
 from memwal_ops.errors import (
@@ -91,25 +92,11 @@ class MigrateReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        columns = {} if self.columns is None else self.columns.by_attribute
-        return {
-            "decision": self.decision.value,
-            "engine": self.engine,
-            "target": self.target,
-            "version": self.version,
-            "target_version": self.target_version,
-            "rows": self.rows,
-            "upserts": self.upserts,
-            "deletes": self.deletes,
-            "rounds": self.rounds,
-            "columns": [
-                {"attribute": name, "column": one.name, "type": str(one.type), "json": is_json(one)}
-                for name, one in columns.items()
-            ],
-            "not_carried": self.not_carried,
-            "compared_rows": self.compared,
-            "seconds": round(self.seconds, 6),
-        }
+        columns = [
+            {"attribute": name, "column": column.name, "type": str(column.type), "json": is_json(column)}
+            for name, column in ({} if self.columns is None else self.columns.by_attribute).items()
+        ]
+        return document(self, "uri", "compared", columns=columns, compared_rows=self.compared)
 
     def describe(self) -> str:
         """The report as text for people."""
@@ -125,12 +112,13 @@ class MigrateReport:
         }
         parts = [paragraph(f"{self.decision}: {texts[self.decision]}")]
         if self.columns is not None and self.columns.by_attribute:
+            mixed = "JSON text, as its values are of several types"
             columns = [
-                (name, one.name, "JSON text, as its values are of several types" if is_json(one) else str(one.type))
-                for name, one in self.columns.by_attribute.items()
+                (name, column.name, mixed if is_json(column) else str(column.type))
+                for name, column in self.columns.by_attribute.items()
             ]
             parts.append(grid(("attribute", "column", "type"), columns, words=("attribute", "column", "type")))
-        parts += [paragraph(f"Not carried over: {one}.") for one in self.not_carried]
+        parts += [paragraph(f"Not carried over: {what}.") for what in self.not_carried]
         if self.decision is MigrateDecision.PLANNED:
             parts.append("Nothing was changed; add --apply to do it.")
         return "\n\n".join(parts)
@@ -145,10 +133,10 @@ def plan(table: Namespace, options: MigrateOptions, context: RunContext) -> Migr
     run = _Run(table, options, context)
     _refuse_missing(table)
     with run.engine():
-        found = run.read(table)
-    if found is not None and (found.upserts or found.deletes or run.sink.record is None):
+        changes = run.read(table)
+    if changes is not None and (changes.upserts or changes.deletes or run.sink.record is None):
         run.report.decision = MigrateDecision.PLANNED
-        run.report.upserts, run.report.deletes = found.upserts, len(found.deletes)
+        run.report.upserts, run.report.deletes = changes.upserts, len(changes.deletes)
     return run.finished()
 
 
@@ -174,10 +162,10 @@ def _applied(run: _Run, table: Namespace, context: RunContext) -> MigrateReport:
         context.checkpoint()
         try:
             with _held(table):
-                found = run.read(table)
-                if found is None:
+                changes = run.read(table)
+                if changes is None:
                     return run.finished()
-                run.write(table, found)
+                run.write(table, changes)
                 is_current = _same_log(table, table.newest())
                 if is_current:
                     run.compare(table)
@@ -220,8 +208,8 @@ class _Run:
         if table.manifest.unwritable is not None:
             self.report.not_carried.append(f"what only a Zeppelin server understands ({table.manifest.unwritable})")
         for what, names in (
-            ("bitmap indexes of", {name for one in table.manifest.segments for name in one.bitmap_fields}),
-            ("inverted lists of", {name for one in table.manifest.segments for name in one.fts_fields}),
+            ("bitmap indexes of", {name for segment in table.manifest.segments for name in segment.bitmap_fields}),
+            ("inverted lists of", {name for segment in table.manifest.segments for name in segment.fts_fields}),
         ):
             if names:
                 self.report.not_carried.append(f"{what} {', '.join(sorted(names))}: create indexes of Lance")
@@ -245,34 +233,33 @@ class _Run:
         self.report.rounds += 1
         self.report.version = table.revision
         record = self.sink.record
-        found = None if record is None else self._since(table, record)
-        if found is None:
-            found = self._engine.find(table)
-        if found is not None:
-            self.report.columns, self.report.rows = found.columns, found.live
-        return found
+        changes = None if record is None else self._since(table, record)
+        if changes is None:
+            changes = self._engine.find(table)
+        if changes is not None:
+            self.report.columns, self.report.rows = changes.columns, changes.live
+        return changes
 
-    def write(self, table: Namespace, found: Found) -> None:
+    def write(self, table: Namespace, changes: Found) -> None:
         """Write the changes; the record comes last."""
-        schema, record = found.columns.schema, _record(self._source, table)
+        schema, record = changes.columns.schema, _record(self._source, table)
         if self.sink.record is None:
-            self.report.upserts += found.rows.create(self.sink, schema, record)
+            self.report.upserts += changes.rows.create(self.sink, schema, record)
         else:
-            if found.upserts or found.deletes:
+            if changes.upserts or changes.deletes:
                 self.sink.set_record({**self.sink.record, "finished": None})
-            self.sink.add_columns([one for one in schema if one.name not in self.sink.schema.names])
-            if found.upserts:
-                self.report.upserts += found.rows.upsert(self.sink, schema)
-            if found.deletes:
-                self.sink.delete(found.deletes, ID)
-                self.report.deletes += len(found.deletes)
+            self.sink.add_columns([field for field in schema if field.name not in self.sink.schema.names])
+            if changes.upserts:
+                self.report.upserts += changes.rows.upsert(self.sink, schema)
+            if changes.deletes:
+                self.sink.delete(changes.deletes, ID)
+                self.report.deletes += len(changes.deletes)
         self._context.revisions.append(self.sink.version)
 
     def compare(self, table: Namespace) -> None:
         """Prove that both have the same rows; then the migration is finished.
 
-        Raises:
-            InvariantViolatedError: they differ.
+        Raises ``InvariantViolatedError``: they differ.
         """
         both = self._engine.compare(table, Columns(self.sink.schema))
         if not both.same:
@@ -298,13 +285,13 @@ class _Run:
         known, manifest = {*record["fragments"]}, table.manifest
         if (
             record.get("finished") is None
-            or record["segments"] != [one.id for one in manifest.segments]
+            or record["segments"] != manifest.segment_ids
             or record["pending"] != sorted(manifest.pending)
-            or not known <= {one.id for one in manifest.fragments}
+            or not known <= {*manifest.fragment_ids}
         ):
             return None
         touched: set[str] = set()
-        new = [one for one in manifest.fragments if one.id not in known]
+        new = [ref for ref in manifest.fragments if ref.id not in known]
         for _, fragment in read_fragments(table, new, dimensions_of(table)):
             if not isinstance(fragment, Fragment):
                 raise fragment
@@ -327,16 +314,16 @@ def _record(source: str, table: Namespace) -> dict[str, Any]:
     return {
         "source": source,
         "revision": table.revision,
-        "segments": [one.id for one in manifest.segments],
-        "fragments": [one.id for one in manifest.fragments],
+        "segments": manifest.segment_ids,
+        "fragments": manifest.fragment_ids,
         "pending": sorted(manifest.pending),
         "finished": None,
     }
 
 
-def _same_log(one: Namespace, other: Namespace) -> bool:
+def _same_log(before: Namespace, after: Namespace) -> bool:
     """Whether two manifests have the same rows."""
-    return all(_record("", one)[name] == _record("", other)[name] for name in ("segments", "fragments", "pending"))
+    return all(_record("", before)[name] == _record("", after)[name] for name in ("segments", "fragments", "pending"))
 
 
 def _refuse_missing(table: Namespace) -> None:

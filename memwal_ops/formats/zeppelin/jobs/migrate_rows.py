@@ -80,20 +80,20 @@ class Kinds:
                     continue  # as an attribute that the row lacks
                 self.values[name].add(kind_of(value))
                 if isinstance(value, list):
-                    self.elements[name].update(kind_of(one) for one in value if one is not None)
+                    self.elements[name].update(kind_of(item) for item in value if item is not None)
 
     def to_json(self) -> dict[str, dict[str, list[str]]]:
         """The kinds as lists."""
         return {
-            what: {name: sorted(kinds) for name, kinds in found.items()}
-            for what, found in (("values", self.values), ("elements", self.elements))
+            what: {name: sorted(kinds) for name, kinds in kept.items()}
+            for what, kept in (("values", self.values), ("elements", self.elements))
         }
 
     def add_json(self, document: Mapping[str, Mapping[str, list[str]]]) -> None:
         """Add the kinds from a result of :meth:`to_json`."""
-        for what, found in (("values", self.values), ("elements", self.elements)):
+        for what, kept in (("values", self.values), ("elements", self.elements)):
             for name, kinds in document[what].items():
-                found[name].update(kinds)
+                kept[name].update(kinds)
 
     def type_of(self, name: str) -> pa.DataType | None:
         """The type that holds every value; None: only JSON text does."""
@@ -124,14 +124,13 @@ class Columns:
     def with_added(self, kinds: Kinds) -> Columns:
         """The same columns, and new ones for attributes that have none.
 
-        Raises:
-            InvalidUsageError: an attribute has values that its column cannot store.
+        Raises ``InvalidUsageError``: an attribute has values that its column cannot store.
         """
         by_attribute = self.by_attribute
         fields = [*self.schema]
         for name in sorted(kinds.values):
             if name not in by_attribute:
-                fields.append(_field(name, kinds.type_of(name), {one.name for one in fields}))
+                fields.append(_field(name, kinds.type_of(name), {field.name for field in fields}))
             elif not _fits(by_attribute[name], kinds, name):
                 raise InvalidUsageError(
                     f"The attribute {name!r} has new values that its column {by_attribute[name].name} of type "
@@ -144,9 +143,9 @@ class Columns:
     def by_attribute(self) -> dict[str, pa.Field]:
         """The field of each attribute."""
         return {
-            one.metadata[ATTRIBUTE.encode()].decode(): one
-            for one in self.schema
-            if one.metadata and ATTRIBUTE.encode() in one.metadata
+            field.metadata[ATTRIBUTE.encode()].decode(): field
+            for field in self.schema
+            if field.metadata and ATTRIBUTE.encode() in field.metadata
         }
 
     def convert(self, rows: Rows) -> pa.RecordBatch:
@@ -158,13 +157,13 @@ class Columns:
             ),
         }
         for name, field in self.by_attribute.items():
-            values = [None if one is None else one.get(name) for one in rows.attributes]
+            values = [None if attributes is None else attributes.get(name) for attributes in rows.attributes]
             if is_json(field):
-                texts = (None if one is None else json.dumps(one, ensure_ascii=False) for one in values)
+                texts = (None if value is None else json.dumps(value, ensure_ascii=False) for value in values)
                 arrays[field.name] = pa.array(texts, pa.string())
             else:
                 arrays[field.name] = pa.array(values, field.type)
-        return pa.record_batch([arrays[one.name] for one in self.schema], schema=self.schema)
+        return pa.record_batch([arrays[field.name] for field in self.schema], schema=self.schema)
 
     @property
     def dimensions(self) -> int:
@@ -178,29 +177,29 @@ def is_json(field: pa.Field) -> bool:
     return _JSON.encode() in metadata
 
 
-def _field(attribute: str, found: pa.DataType | None, taken: set[str]) -> pa.Field:
+def _field(attribute: str, kind: pa.DataType | None, taken: set[str]) -> pa.Field:
     # Lance interprets a dot as the path into a struct.
     wanted = attribute.replace(".", "_") or "attribute"
-    folded = {one.casefold() for one in taken}
+    folded = {taken_name.casefold() for taken_name in taken}
     name, number = wanted, 1
     while name.casefold() in folded:
         name, number = f"{wanted}_{number}", number + 1
-    metadata = {ATTRIBUTE: attribute} | ({_JSON: "true"} if found is None else {})
-    return pa.field(name, pa.string() if found is None else found, metadata=metadata)
+    metadata = {ATTRIBUTE: attribute} | ({_JSON: "true"} if kind is None else {})
+    return pa.field(name, pa.string() if kind is None else kind, metadata=metadata)
 
 
 def _fits(field: pa.Field, kinds: Kinds, name: str) -> bool:
     """Whether a column can store these values without loss."""
     if is_json(field):
         return True
-    found = kinds.type_of(name)
+    kind = kinds.type_of(name)
     if pa.types.is_list(field.type):
         if kinds.values[name] != {"list"}:
             return False
         whole = field.type == pa.list_(pa.float64()) and kinds.elements[name] <= {"int", "float"}
-        return whole or not kinds.elements[name] or (found is not None and found.equals(field.type))
+        return whole or not kinds.elements[name] or (kind is not None and kind.equals(field.type))
     whole = field.type == pa.float64() and kinds.values[name] <= {"int", "float"}
-    return whole or (found is not None and bool(found.equals(field.type)))
+    return whole or (kind is not None and bool(kind.equals(field.type)))
 
 
 def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -209,7 +208,7 @@ def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint6
     vectors = np.ascontiguousarray(batch.column(VECTOR).flatten().to_numpy(zero_copy_only=False)).reshape(-1, width)
     names = sorted({*batch.schema.names} - {ID, VECTOR})
     others: Iterable[dict[str, Any]] = batch.select(names).to_pylist() if names else ({} for _ in vectors)
-    texts = (json.dumps({k: v for k, v in one.items() if v is not None}, sort_keys=True) for one in others)
+    texts = (json.dumps({k: v for k, v in values.items() if v is not None}, sort_keys=True) for values in others)
     ids = batch.column(ID).to_pylist()
     rows = (
         xxhash.xxh3_64_intdigest(f"{name}\0{text}\0".encode("utf-8", "surrogatepass") + vector.tobytes())
@@ -220,7 +219,7 @@ def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint6
 
 def id_hashes(ids: Iterable[str]) -> NDArray[np.uint64]:
     """Per id its 64-bit hash."""
-    return np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
+    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in ids], np.uint64)
 
 
 @dataclass(frozen=True)
@@ -330,7 +329,7 @@ class LocalEngine:
         upserts, hashes = 0, []
         for rows in live_rows(table):
             hashes.append(id_hashes(rows.ids))
-            upserts += sum(int((~existing.has(*digests(one))).sum()) for one in batches(columns, rows))
+            upserts += sum(int((~existing.has(*digests(batch))).sum()) for batch in batches(columns, rows))
         live = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, np.uint64)
         every = Digests(live, live)
         deletes: list[str] = []
@@ -344,8 +343,8 @@ class LocalEngine:
     def compare(self, table: Namespace, columns: Columns) -> Comparison:
         """See the protocol."""
         wanted = Digests.of(_all(table, columns), self.context)
-        found = Digests.of(self.sink.rows(), self.context)
-        return Comparison(len(wanted.ids), len(found.ids), wanted == found)
+        digests_ = Digests.of(self.sink.rows(), self.context)
+        return Comparison(len(wanted.ids), len(digests_.ids), wanted == digests_)
 
     def of_ids(self, table: Namespace, columns: Columns, ids: frozenset[str]) -> Upserts:
         """The rows of the log with these ids."""

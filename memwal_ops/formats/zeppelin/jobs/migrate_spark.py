@@ -69,8 +69,8 @@ class SparkEngine:
     def __exit__(self, *_: object) -> None:
         """Unpersist what was persisted."""
         with suppress(Exception):  # the session may be gone
-            for one in self._kept:
-                one.unpersist()
+            for frame in self._kept:
+                frame.unpersist()
 
     def find(self, table: Namespace) -> Found | None:
         """See the protocol."""
@@ -80,7 +80,7 @@ class SparkEngine:
         if fresh and dimensions is None:
             return None
         columns = Columns.of(kinds, dimensions or 0) if fresh else Columns(self._sink.schema).with_added(kinds)
-        if fresh or not any(one.num_rows for one in self._sink.rows([ID])):
+        if fresh or not any(row.num_rows for row in self._sink.rows([ID])):
             return Found(columns, count, count, [], _Loaded(self._on_spark, self._converted(live, columns), count))
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
@@ -136,9 +136,9 @@ class SparkEngine:
     def _kinds(self, table: Namespace, live: DataFrame) -> tuple[Kinds, int, int | None]:
         """The kinds of all attributes, the number of rows, and of dimensions."""
 
-        def look(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def look(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kinds, count, widths = Kinds.empty(), 0, set()
-            for batch in found:
+            for batch in frames:
                 rows = _rows(batch)
                 kinds.add(rows)
                 count += len(rows.ids)
@@ -150,10 +150,10 @@ class SparkEngine:
             results = live.mapInArrow(self._on_spark.task(look), "found string").collect()
         kinds, count, widths = Kinds.empty(), 0, set()
         for result in results:
-            one = json.loads(result["found"])
-            kinds.add_json(one["kinds"])
-            count += one["count"]
-            widths |= {*one["widths"]}
+            document = json.loads(result["found"])
+            kinds.add_json(document["kinds"])
+            count += document["count"]
+            widths |= {*document["widths"]}
         if len(widths) > 1:
             raise FragmentCorruptError(f"Fragments have vectors of {sorted(widths)} dimensions.")
         return kinds, count, dimensions_of(table) or next(iter(widths), None)
@@ -162,12 +162,12 @@ class SparkEngine:
         """Rows in the columns of the table."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
-        plain = pa.schema([pa.field(one.name, _plain(one.type), one.nullable) for one in columns.schema])
+        plain = pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in columns.schema])
 
-        def convert(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in found:
-                for one in batches(columns, _rows(batch)):
-                    yield one.cast(plain)
+        def convert(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in frames:
+                for converted in batches(columns, _rows(batch)):
+                    yield converted.cast(plain)
 
         return live.mapInArrow(self._on_spark.task(convert), from_arrow_schema(plain))
 
@@ -175,8 +175,8 @@ class SparkEngine:
         """Per id how often it is ``wanted`` and ``found``, and whether both are the ``same`` one row."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
-        def wanted(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _digested(one for batch in found for one in batches(columns, _rows(batch)))
+        def wanted(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _digested(row for batch in frames for row in batches(columns, _rows(batch)))
 
         sides = (
             live.mapInArrow(self._on_spark.task(wanted), _DIGESTS).select(
@@ -259,15 +259,15 @@ class _Work:
     def of(cls, table: Namespace) -> _Work:
         """All parts of one manifest."""
         manifest, parts = table.manifest, []
-        for place, one in enumerate(manifest.segments):
-            SegmentReader(table.store, one)  # refuses what cannot be read
-            step = max(1, one.clusters * _ROWS_PER_TASK // max(1, one.vectors))
-            for start in range(0, one.clusters, step):
-                clusters = range(start, min(start + step, one.clusters))
-                parts.append(_Part(place, one.vectors * len(clusters) // one.clusters, one, clusters))
+        for place, segment in enumerate(manifest.segments):
+            SegmentReader(table.store, segment)  # refuses what cannot be read
+            step = max(1, segment.clusters * _ROWS_PER_TASK // max(1, segment.vectors))
+            for start in range(0, segment.clusters, step):
+                clusters = range(start, min(start + step, segment.clusters))
+                parts.append(_Part(place, segment.vectors * len(clusters) // segment.clusters, segment, clusters))
         place = len(manifest.segments)
         parts += [
-            _Part(place + 1 + number, one.vectors + one.deletes, one) for number, one in enumerate(manifest.fragments)
+            _Part(place + 1 + number, ref.vectors + ref.deletes, ref) for number, ref in enumerate(manifest.fragments)
         ]
         if manifest.hidden:
             parts.append(_Part(place + 1 + len(manifest.fragments), len(manifest.hidden)))
@@ -286,10 +286,10 @@ class _Work:
     def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in the schema ``_RAW``."""
         if isinstance(part.of, FragmentRef):
-            found = read_fragment(self._open(), part.of, self.dimensions)
+            fragment = read_fragment(self._open(), part.of, self.dimensions)
             # Of two rows of an id the later one counts.
-            places = np.array([*{name: at for at, name in enumerate(found.ids)}.values()], np.intp)
-            yield from _raw(Rows(found.ids, found.values, found.attributes).take(places), part.place)
+            places = np.array([*{name: at for at, name in enumerate(fragment.ids)}.values()], np.intp)
+            yield from _raw(Rows(fragment.ids, fragment.values, fragment.attributes).take(places), part.place)
         elif part.of is not None:
             reader = SegmentReader(self._open().store, part.of)
             for number in part.clusters:
@@ -301,8 +301,8 @@ class _Work:
         if part.of is None:
             ids = self.table.manifest.hidden
         elif isinstance(part.of, FragmentRef):
-            found = read_fragment(self._open(), part.of, self.dimensions)
-            ids = {*found.ids, *found.deletes}
+            fragment = read_fragment(self._open(), part.of, self.dimensions)
+            ids = {*fragment.ids, *fragment.deletes}
         elif part.place:
             reader = SegmentReader(self._open().store, part.of)
             ids = (name for number in part.clusters for name in reader.vectors(number)[0])
@@ -316,8 +316,8 @@ class _Work:
 def _raw(rows: Rows, place: int) -> Iterator[pa.RecordBatch]:
     """Rows as Spark carries them: vectors as bytes, attributes as JSON."""
     if rows.ids:
-        texts = [None if one is None else json.dumps(one) for one in rows.attributes]
-        vectors = [one.tobytes() for one in np.ascontiguousarray(rows.vectors, np.float32)]
+        texts = [None if attributes is None else json.dumps(attributes) for attributes in rows.attributes]
+        vectors = [row.tobytes() for row in np.ascontiguousarray(rows.vectors, np.float32)]
         yield pa.RecordBatch.from_pydict(
             {
                 ID: pa.array(rows.ids, pa.string()),
@@ -333,21 +333,21 @@ def _rows(batch: pa.RecordBatch) -> Rows:
     if not batch.num_rows:
         return Rows([], np.zeros((0, 0), np.float32), [])
     vectors = [np.frombuffer(one, np.float32) for one in batch.column("vector").to_pylist()]
-    widths = sorted({len(one) for one in vectors})
+    widths = sorted({len(vector) for vector in vectors})
     if len(widths) > 1:
         raise FragmentCorruptError(f"Fragments have vectors of {widths} dimensions.")
     texts = batch.column("attributes").to_pylist()
-    attributes = [None if one is None else json.loads(one) for one in texts]
+    attributes = [None if text is None else json.loads(text) for text in texts]
     return Rows(batch.column(ID).to_pylist(), np.stack(vectors), attributes)
 
 
-def _digested(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in found:
+def _digested(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in frames:
         yield pa.RecordBatch.from_pydict({ID: batch.column(ID), "digest": digests(batch)[1].view(np.int64)})
 
 
-def _packed(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in found:
+def _packed(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in frames:
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_stream(buffer, batch.schema) as stream:
             stream.write_batch(batch)

@@ -82,11 +82,7 @@ class Checked:
 def check_namespace(
     table: Namespace, options: VerifyOptions, context: RunContext, checked: Checked
 ) -> Iterator[Finding]:
-    """Yield every finding; ``checked`` is updated.
-
-    Raises:
-        StorageError: the store failed.
-    """
+    """Yield every finding; ``checked`` is updated. Raises ``StorageError``: the store failed."""
     yield from _settings(table)
     yield from _lease(table)
     yield from _log(table, context, checked)
@@ -156,24 +152,24 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
         dimensions = None  # reported with its segment
     refs, hidden = table.manifest.fragments, table.manifest.hidden.difference(table.manifest.pending_keys)
     contested: set[str] = set()
-    for ref, found in read_fragments(table, refs, dimensions):
+    for ref, fragment in read_fragments(table, refs, dimensions):
         context.advance("reading fragments", "fragments", total=len(refs))
         checked.fragments += 1
-        if not isinstance(found, Fragment):
-            yield finding_of(found, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
+        if not isinstance(fragment, Fragment):
+            yield finding_of(fragment, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
             continue
-        checked.rows += len(found.ids)
-        contested = contested.difference(found.deletes) | hidden.intersection(found.ids)
-        both = {*found.ids} & {*found.deletes}
+        checked.rows += len(fragment.ids)
+        contested = contested.difference(fragment.deletes) | hidden.intersection(fragment.ids)
+        both = {*fragment.ids} & {*fragment.deletes}
         if both:
             yield Finding(
                 Severity.WARNING, "fragment", ref.key, f"{min(both)!r} is both written and deleted in it.",
                 "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
             )  # fmt: skip
-        if dimensions is not None and found.dimensions not in {None, dimensions}:
-            error = other_dimensions(ref, found, dimensions)
+        if dimensions is not None and fragment.dimensions not in {None, dimensions}:
+            error = other_dimensions(ref, fragment, dimensions)
             yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
-        dimensions = dimensions or found.dimensions
+        dimensions = dimensions or fragment.dimensions
     if contested:
         yield Finding(
             Severity.WARNING, "pending_ids", "manifest.json",
@@ -189,7 +185,7 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
             "None for memwal-ops, which keeps the entries, and the objects as long as a manifest lists them.",
             "Remove them if no other program uses them.",
         )  # fmt: skip
-    ids = [one.id for one in refs]
+    ids = table.manifest.fragment_ids
     if table.manifest.dialect == WIKI and ids != sorted(ids):
         late = next(b for a, b in pairwise(ids) if b < a)
         yield Finding(
@@ -292,16 +288,16 @@ class _Segment:
 
     def _others(self) -> Iterator[Finding]:
         """Read what no cluster's check has read: codes, and objects of the segment as a whole."""
-        for one in self.reader.needed(None):
-            if one.has_rows or _INDEX.match(one.path.rpartition("/")[2]):
+        for item in self.reader.needed(None):
+            if item.has_rows or _INDEX.match(item.path.rpartition("/")[2]):
                 continue
             try:
-                size = len(self.reader.read(one.path))
-                wrong = None if one.size in {None, size} else f"It has {size} bytes; {one.size} are recorded."
+                size = len(self.reader.read(item.path))
+                wrong = None if item.size in {None, size} else f"It has {size} bytes; {item.size} are recorded."
             except SegmentCorruptError as error:
                 wrong = str(error)
             if wrong is not None:
-                yield _index(one.path, wrong)
+                yield _index(item.path, wrong)
 
     def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
         segment = self.segment
@@ -363,11 +359,11 @@ def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
         return
     counts = checked.objects
     for stage in Objects(table, evidence).stages():
-        for one in stage.candidates:
-            counts[str(one.kind)] = counts.get(str(one.kind), 0) + 1
-            if one.verdict is Verdict.UNKNOWN:
+        for candidate in stage.candidates:
+            counts[str(candidate.kind)] = counts.get(str(candidate.kind), 0) + 1
+            if candidate.verdict is Verdict.UNKNOWN:
                 yield Finding(
-                    Severity.INFO, "unrecognized", one.path, one.why, "None: gc keeps it.",
+                    Severity.INFO, "unrecognized", candidate.path, candidate.why, "None: gc keeps it.",
                     "Delete it by hand if it is yours.",
                 )  # fmt: skip
     for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT):

@@ -79,7 +79,7 @@ def json_text(value: Any, in_order: Callable[[Iterable[str]], list[str]] = sorte
     if isinstance(value, dict):
         return "{" + ",".join(f"{_quoted(key)}:{json_text(value[key], in_order)}" for key in in_order(value)) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(json_text(one, in_order) for one in value) + "]"
+        return "[" + ",".join(json_text(item, in_order) for item in value) + "]"
     return _quoted(value)
 
 
@@ -99,8 +99,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list) else value
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
 
 
 def joined(parts: Sequence[str]) -> str:
@@ -279,34 +279,34 @@ def _decode_wiki(data: bytes) -> Fragment:
     _check_known(document, _WIKI_FIELDS, "It")
     if twice:
         raise UnstorableError(f"The member {twice[0]!r:.40} is twice in one of its objects: only one can be stored.")
-    rows = [_wiki_row(one) for one in vectors]
+    rows = [_wiki_row(vector) for vector in vectors]
     return Fragment(
         id=check_id(document["id"], "The fragment's"),
         ids=[row[0] for row in rows],
         values=matrix([row[1] for row in rows]),
         attributes=[row[2] for row in rows],
-        deletes=[check_id(one, "The deleted") for one in deletes],
+        deletes=[check_id(name, "The deleted") for name in deletes],
         namespace=_text(document.get("namespace")),
         created_at=_text(document.get("created_at")),
     )
 
 
-def _wiki_values(one: Any) -> list[float]:
-    if not isinstance(one, dict) or not isinstance(one.get("values"), list):
-        raise InvalidFormatError(f"{one!r:.80} is not a vector.")
-    found: list[float] = one["values"]
-    return found
+def _wiki_values(entry: Any) -> list[float]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("values"), list):
+        raise InvalidFormatError(f"{entry!r:.80} is not a vector.")
+    values: list[float] = entry["values"]
+    return values
 
 
-def _wiki_row(one: Any) -> tuple[str, list[float], Attributes | None]:
-    values = _wiki_values(one)
-    _check_known(one, _VECTOR_FIELDS, f"The vector {one.get('id')!r:.80}")
-    return check_id(one.get("id"), "The vector's"), values, check_attributes(one.get("attributes"), WIKI)
+def _wiki_row(entry: Any) -> tuple[str, list[float], Attributes | None]:
+    values = _wiki_values(entry)
+    _check_known(entry, _VECTOR_FIELDS, f"The vector {entry.get('id')!r:.80}")
+    return check_id(entry.get("id"), "The vector's"), values, check_attributes(entry.get("attributes"), WIKI)
 
 
-def _check_known(found: Mapping[str, Any], fields: set[str], what: str) -> None:
+def _check_known(entry: Mapping[str, Any], fields: set[str], what: str) -> None:
     """Refuse other members: the compaction would drop them. Raises ``UnstorableError``."""
-    unknown = found.keys() - fields
+    unknown = entry.keys() - fields
     if unknown:
         raise UnstorableError(f"{what} has the member {min(unknown)!r:.40}, which no segment can store.")
 
@@ -356,17 +356,17 @@ def _wiki_spellings(text: str, vectors: list[Any], deletes: list[Any]) -> Iterat
             yield strings(deletes), strings(vectors)
         yield json_text(deletes), json_text(vectors, in_order)
     try:
-        singles = vector_texts(matrix([_wiki_values(one) for one in vectors]))
+        singles = vector_texts(matrix([_wiki_values(vector) for vector in vectors]))
     except InvalidFormatError:
         return  # no single-precision numbers
     for in_order in orders:
         for rest in (partial(json_text, in_order=in_order), _python(ensure_ascii=False, sort_keys=in_order is sorted)):
             rows = zip(vectors, singles, strict=True)
-            yield rest(deletes), joined([_members_text(one, rest, values, in_order) for one, values in rows])
+            yield rest(deletes), joined([_members_text(row, rest, values, in_order) for row, values in rows])
 
 
-def _members_text(one: Mapping[str, Any], rest: Callable[[Any], str], values: str, in_order: _Order) -> str:
-    parts = [f"{rest(key)}:{values if key == 'values' else rest(one[key])}" for key in in_order(one)]
+def _members_text(entry: Mapping[str, Any], rest: Callable[[Any], str], values: str, in_order: _Order) -> str:
+    parts = [f"{rest(key)}:{values if key == 'values' else rest(entry[key])}" for key in in_order(entry)]
     return "{" + ",".join(parts) + "}"
 
 
@@ -387,7 +387,7 @@ def _with_tokens(value: Any, strings: Callable[[Any], str], in_order: _Order) ->
         parts = (f"{strings(key)}:{_with_tokens(value[key], strings, in_order)}" for key in in_order(value))
         return "{" + ",".join(parts) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(_with_tokens(one, strings, in_order) for one in value) + "]"
+        return "[" + ",".join(_with_tokens(item, strings, in_order) for item in value) + "]"
     return strings(value)
 
 
@@ -402,19 +402,19 @@ def _members(text: str, twice: list[str]) -> tuple[dict[str, Any], dict[str, tup
         return members
 
     decoder = json.JSONDecoder(parse_constant=_refused, object_pairs_hook=unique)
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     spans: dict[str, tuple[int, int]] = {}
     at = _skip(text, 0)
     if text[at : at + 1] != "{":
         raise InvalidFormatError(f"It begins with {text[:8]!r}, so it is not a JSON object.")
     at = _skip(text, at + 1)
-    while text[at : at + 1] != "}" or found:
+    while text[at : at + 1] != "}" or members:
         key, at = decoder.raw_decode(text, at)
         at = _skip(text, at)
-        if not isinstance(key, str) or key in found or text[at : at + 1] != ":":
+        if not isinstance(key, str) or key in members or text[at : at + 1] != ":":
             raise InvalidFormatError(f"{key!r:.40} is not a member of a fragment, or a duplicate.")
         begins = _skip(text, at + 1)
-        found[key], at = decoder.raw_decode(text, begins)
+        members[key], at = decoder.raw_decode(text, begins)
         spans[key] = (begins, at)
         at = _skip(text, at)
         if text[at : at + 1] == "}":
@@ -424,7 +424,7 @@ def _members(text: str, twice: list[str]) -> tuple[dict[str, Any], dict[str, tup
         at = _skip(text, at + 1)
     if _skip(text, at + 1) != len(text):
         raise InvalidFormatError(f"There is extra data after its end, at character {at + 1}.")
-    return found, spans
+    return members, spans
 
 
 def _skip(text: str, at: int) -> int:
@@ -467,23 +467,23 @@ def _packed(packer: Any, values: NDArray[np.float32]) -> bytes:
 
 
 def _decode_native(data: bytes) -> Fragment:
-    found = msgpack.unpackb(memoryview(data)[1:], strict_map_key=True)
-    if not isinstance(found, list) or len(found) != len(_NATIVE_FIELDS):
+    document = msgpack.unpackb(memoryview(data)[1:], strict_map_key=True)
+    if not isinstance(document, list) or len(document) != len(_NATIVE_FIELDS):
         raise InvalidFormatError("It is not a list of id, vectors, deletes and checksum.")
-    name, vectors, deletes, checksum = found
-    rows = [(one[0], one[1], one[2] if len(one) == 3 else None) for one in vectors]  # noqa: PLR2004 - with attributes
-    if any(len(one) not in {2, 3} for one in vectors):
+    name, vectors, deletes, checksum = document
+    rows = [(vector[0], vector[1], vector[2] if len(vector) == 3 else None) for vector in vectors]  # noqa: PLR2004 - with attributes
+    if any(len(vector) not in {2, 3} for vector in vectors):
         raise InvalidFormatError("A vector has neither two nor three parts.")
     return _native(name, rows, deletes, checksum)
 
 
 def _decode_native_json(data: bytes) -> Fragment:
-    found = json.loads(data, parse_constant=_refused)
-    if found.keys() - _NATIVE_FIELDS or _NATIVE_FIELDS - found.keys():
-        raise InvalidFormatError(f"It has the unexpected members {', '.join(sorted(found))}.")
-    rows = [(one["id"], one["values"], one.get("attributes")) for one in found["vectors"]]
-    fragment = _native(found["id"], rows, found["deletes"], found["checksum"])
-    for vector in found["vectors"]:
+    document = json.loads(data, parse_constant=_refused)
+    if document.keys() - _NATIVE_FIELDS or _NATIVE_FIELDS - document.keys():
+        raise InvalidFormatError(f"It has the unexpected members {', '.join(sorted(document))}.")
+    rows = [(entry["id"], entry["values"], entry.get("attributes")) for entry in document["vectors"]]
+    fragment = _native(document["id"], rows, document["deletes"], document["checksum"])
+    for vector in document["vectors"]:
         _check_known(vector, _VECTOR_FIELDS, f"The vector {vector['id']!r:.80}")
     return fragment
 
@@ -494,7 +494,7 @@ def _native(name: Any, rows: list[tuple[Any, Any, Any]], deletes: list[Any], che
         ids=[check_id(row[0], "The vector's") for row in rows],
         values=matrix([row[1] for row in rows]),
         attributes=[check_attributes(row[2], NATIVE) for row in rows],
-        deletes=[check_id(one, "The deleted") for one in deletes],
+        deletes=[check_id(name, "The deleted") for name in deletes],
     )
     if checksum != native_checksum(fragment):
         raise InvalidFormatError(f"Its checksum is {checksum!r}, which does not match its content.")
@@ -519,15 +519,15 @@ def matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
     try:
         with np.errstate(over="ignore"):
             wide = np.array(rows)
-            found = wide.astype(np.float32)
+            narrow = wide.astype(np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise UnstorableError(f"A vector has a value that is not a number: {error}.") from error
-    if wide.dtype.kind not in "fiu" or found.ndim != 2 or not np.isfinite(found).all():  # noqa: PLR2004 - a matrix
+    if wide.dtype.kind not in "fiu" or narrow.ndim != 2 or not np.isfinite(narrow).all():  # noqa: PLR2004 - a matrix
         raise UnstorableError("A vector has a value that is not a finite single-precision number.")
-    return found
+    return narrow
 
 
-def check_attributes(found: Any, dialect: str) -> Attributes | None:
+def check_attributes(attributes: Any, dialect: str) -> Attributes | None:
     """Check that attributes can be stored, and return them.
 
     Args:
@@ -539,15 +539,15 @@ def check_attributes(found: Any, dialect: str) -> Attributes | None:
         InvalidFormatError: they are not a map.
         UnstorableError: a value that cannot be stored.
     """
-    if found is None:
+    if attributes is None:
         return None
-    if not isinstance(found, dict):
-        raise InvalidFormatError(f"The attributes {found!r:.80} are not a map.")
+    if not isinstance(attributes, dict):
+        raise InvalidFormatError(f"The attributes {attributes!r:.80} are not a map.")
     check = _is_json if dialect == WIKI else _is_native
-    for key, value in found.items():
+    for key, value in attributes.items():
         if not isinstance(key, str) or not _is_text(key) or not check(value):
             raise UnstorableError(f"The attribute {key!r:.40} is {reprlib.repr(value):.80}, which cannot be stored.")
-    return found
+    return attributes
 
 
 def _is_text(value: str) -> bool:
@@ -573,7 +573,7 @@ def _is_json(value: object, depth: int = 0) -> bool:
 
 def _is_native(value: object) -> bool:
     if isinstance(value, list):
-        kinds = {type(one) for one in value}
+        kinds = {type(item) for item in value}
         return (kinds <= {str} or kinds <= {int, float}) and all(map(_is_native, value))
     if isinstance(value, int):
         return isinstance(value, bool) or value in _INT64
@@ -585,7 +585,7 @@ def _is_scalar(value: object) -> bool:
     return _is_text(value) if isinstance(value, str) else isinstance(value, float) and math.isfinite(value)
 
 
-def _text(found: object) -> str | None:
-    if found is not None and not isinstance(found, str):
-        raise InvalidFormatError(f"{found!r:.80} is not a string.")
-    return found
+def _text(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidFormatError(f"{value!r:.80} is not a string.")
+    return value

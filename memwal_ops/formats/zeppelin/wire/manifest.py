@@ -151,18 +151,33 @@ class Manifest:
     @property
     def prefixes(self) -> frozenset[str]:
         """Prefixes of all segments' objects."""
-        return frozenset(prefix for one in self.segments for prefix in one.prefixes)
+        return frozenset(prefix for segment in self.segments for prefix in segment.prefixes)
+
+    @property
+    def fragment_ids(self) -> list[str]:
+        """Ids of all listed fragments, in the order of replay."""
+        return [ref.id for ref in self.fragments]
+
+    @property
+    def segment_ids(self) -> list[str]:
+        """Ids of the live segments."""
+        return [segment.id for segment in self.segments]
+
+    @property
+    def segment_rows(self) -> int:
+        """The rows of all segments, also those that are superseded."""
+        return sum(segment.vectors for segment in self.segments)
 
     @property
     def fragment_keys(self) -> frozenset[str]:
         """Keys of all listed fragments."""
-        return frozenset(one.key for one in self.fragments)
+        return frozenset(ref.key for ref in self.fragments)
 
     @property
     def borrowed(self) -> frozenset[str]:
         """Native: ids of fragments and segments whose objects belong to another namespace, as a branch has them."""
         return frozenset(
-            str(one["id"]) for one in self._raw("fragments", "segments") if one.get("artifact_origin") is not None
+            str(entry["id"]) for entry in self._raw("fragments", "segments") if entry.get("artifact_origin") is not None
         )
 
     @property
@@ -176,7 +191,7 @@ class Manifest:
         if self.dialect != WIKI:
             return ()
         return tuple(
-            one for one in self.pending if one.startswith((f"{self.namespace}/wal/", f"{self.namespace}/segments/"))
+            key for key in self.pending if key.startswith((f"{self.namespace}/wal/", f"{self.namespace}/segments/"))
         )
 
     @property
@@ -207,24 +222,24 @@ class Manifest:
     ) -> Manifest:
         """The next manifest: with these parts replaced, the version one higher, and a new ``updated_at``."""
         document = dict(self.document)
-        kept = {one["id"]: one for one in self._raw("fragments")}
+        kept = {entry["id"]: entry for entry in self._raw("fragments")}
         if fragments is not None:
-            document["fragments"] = [kept.get(one.id) or self._fragment(one) for one in fragments]
+            document["fragments"] = [kept.get(ref.id) or self._fragment(ref) for ref in fragments]
         if segments is not None:
-            by_id = {one["id"]: one for one in self._raw("segments")}
-            document["segments"] = [by_id.get(one.id) or self._segment(one) for one in segments]
+            by_id = {entry["id"]: entry for entry in self._raw("segments")}
+            document["segments"] = [by_id.get(segment.id) or self._segment(segment) for segment in segments]
             if self.dialect == NATIVE:
                 document["active_segment"] = segments[-1].id if segments else None
                 if encodings := document.get("coarse_payload_encodings"):
-                    live = {one.id for one in segments}
+                    live = {segment.id for segment in segments}
                     document["coarse_payload_encodings"] = {k: v for k, v in encodings.items() if k in live}
         if pending is not None:
-            document["pending_deletes"] = [self._absolute(one) for one in pending]
+            document["pending_deletes"] = [self._absolute(key) for key in pending]
         if token is not None:
             document["fencing_token"] = token
         if self.dialect == NATIVE:
             document["version"] = (self.version or 0) + 1
-            top = max((one.order for one in fragments or ()), default=-1) + 1
+            top = max((ref.order for ref in fragments or ()), default=-1) + 1
             document["next_sequence"] = max(document.get("next_sequence") or 0, top)
         document["updated_at"] = timestamp(now or datetime.now(UTC))
         return replace(
@@ -237,28 +252,36 @@ class Manifest:
         )
 
     def _raw(self, *names: str) -> list[Mapping[str, Any]]:
-        return [one for name in names for one in self.document.get(name) or ()]
+        return [entry for name in names for entry in self.document.get(name) or ()]
 
     def _absolute(self, entry: str) -> str:
         return f"{self.namespace}/{entry}" if self.dialect == NATIVE else entry
 
-    def _fragment(self, one: FragmentRef) -> dict[str, Any]:
+    def _fragment(self, ref: FragmentRef) -> dict[str, Any]:
         if self.dialect == WIKI:
-            found = (one.id, f"{self.namespace}/{one.key}", one.vectors, one.deletes, one.created_at)
-            return dict(zip(_WIKI_FRAGMENT, found, strict=True))
+            values = (ref.id, f"{self.namespace}/{ref.key}", ref.vectors, ref.deletes, ref.created_at)
+            return dict(zip(_WIKI_FRAGMENT, values, strict=True))
         return dict(
-            zip(FRAGMENT_FIELDS, (one.id, one.vectors, one.deletes, one.order, one.bytes or 0, None), strict=True)
+            zip(FRAGMENT_FIELDS, (ref.id, ref.vectors, ref.deletes, ref.order, ref.bytes or 0, None), strict=True)
         )
 
-    def _segment(self, one: SegmentRef) -> dict[str, Any]:
-        fields = ([*one.bitmap_fields], [*one.fts_fields])
+    def _segment(self, segment: SegmentRef) -> dict[str, Any]:
+        fields = ([*segment.bitmap_fields], [*segment.fts_fields])
         if self.dialect == WIKI:
-            prefix = f"{self.namespace}/{one.prefix}"
-            found = (one.id, prefix, one.vectors, one.clusters, one.created_at, one.quantization, *fields)
-            return dict(zip(_WIKI_SEGMENT, found, strict=True))
-        kind = one.quantization or "none"
+            prefix = f"{self.namespace}/{segment.prefix}"
+            values = (
+                segment.id,
+                prefix,
+                segment.vectors,
+                segment.clusters,
+                segment.created_at,
+                segment.quantization,
+                *fields,
+            )
+            return dict(zip(_WIKI_SEGMENT, values, strict=True))
+        kind = segment.quantization or "none"
         more: tuple[Any, ...] = (False, [], None, [], None, None, None)
-        values = (one.id, one.vectors, one.clusters, kind, False, *fields, *more)
+        values = (segment.id, segment.vectors, segment.clusters, kind, False, *fields, *more)
         return dict(zip(SEGMENT_FIELDS, values, strict=True))
 
 
@@ -280,8 +303,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         return json.dumps(manifest.document, indent=2, ensure_ascii=False).encode()
     top, fragments, segments = manifest.arity
     document = dict(manifest.document)
-    document["fragments"] = [_positional(one, FRAGMENT_FIELDS, fragments) for one in document["fragments"]]
-    document["segments"] = [_positional(one, SEGMENT_FIELDS, segments) for one in document["segments"]]
+    document["fragments"] = [_positional(entry, FRAGMENT_FIELDS, fragments) for entry in document["fragments"]]
+    document["segments"] = [_positional(entry, SEGMENT_FIELDS, segments) for entry in document["segments"]]
     payload: bytes = msgpack.packb(_positional(document, FIELDS, top))
     return manifest.header + payload
 
@@ -349,18 +372,18 @@ def _decode_envelope(data: bytes, namespace: str) -> Manifest:
 
 
 def _decode_packed(payload: bytes, namespace: str, encoding: str, header: bytes) -> Manifest:
-    found = msgpack.unpackb(payload, strict_map_key=False)
-    if not isinstance(found, list) or not 1 < len(found) <= len(FIELDS):
+    document = msgpack.unpackb(payload, strict_map_key=False)
+    if not isinstance(document, list) or not 1 < len(document) <= len(FIELDS):
         raise InvalidFormatError("It is not a list with the number of fields of a manifest.")
-    document = dict(zip(FIELDS, found, strict=False))
+    document = dict(zip(FIELDS, document, strict=False))
     fragments, segments = document["fragments"], document["segments"]
     arity = (
-        len(found),
-        max((len(one) for one in fragments), default=len(FRAGMENT_FIELDS)),
-        max((len(one) for one in segments), default=len(SEGMENT_FIELDS)),
+        len(document),
+        max((len(ref) for ref in fragments), default=len(FRAGMENT_FIELDS)),
+        max((len(segment) for segment in segments), default=len(SEGMENT_FIELDS)),
     )
-    document["fragments"] = [_named(one, FRAGMENT_FIELDS) for one in fragments]
-    document["segments"] = [_named(one, SEGMENT_FIELDS) for one in segments]
+    document["fragments"] = [_named(ref, FRAGMENT_FIELDS) for ref in fragments]
+    document["segments"] = [_named(segment, SEGMENT_FIELDS) for segment in segments]
     return replace(_decode(document, namespace, NATIVE, encoding, header), arity=arity)
 
 
@@ -376,8 +399,8 @@ def _positional(document: Mapping[str, Any], names: Sequence[str], arity: int) -
 
 def _dialect(document: Mapping[str, Any], known: str | None) -> str:
     entries = [*(document.get("fragments") or ()), *(document.get("segments") or ())]
-    signs = {WIKI for one in entries if "key" in one or "key_prefix" in one}
-    signs |= {NATIVE for one in entries if "sequence_number" in one or "cluster_count" in one}
+    signs = {WIKI for entry in entries if "key" in entry or "key_prefix" in entry}
+    signs |= {NATIVE for entry in entries if "sequence_number" in entry or "cluster_count" in entry}
     if document.keys() & {"active_segment", "next_sequence", "compaction_watermark"}:
         signs.add(NATIVE)
     if known is not None:
@@ -401,103 +424,107 @@ def _decode(document: Mapping[str, Any], namespace: str, dialect: str, encoding:
     # A native manifest may have its namespace's name; a different name means that it was copied here by mistake.
     if named and named != namespace:
         raise InvalidFormatError(f"It is the manifest of the namespace {named!r}.")
-    fragments = sorted((_native_fragment(one) for one in document["fragments"]), key=lambda one: one.order)
-    pending = [_relative(str(one), namespace) for one in document.get("pending_deletes") or ()]
+    fragments = sorted((_native_fragment(entry) for entry in document["fragments"]), key=lambda ref: ref.order)
+    pending = [_relative(str(key), namespace) for key in document.get("pending_deletes") or ()]
     active = document.get("active_segment")
-    segments = {one["id"]: _native_segment(one, namespace) for one in document["segments"]}
+    segments = {entry["id"]: _native_segment(entry, namespace) for entry in document["segments"]}
     if active is not None and active not in segments:
         raise InvalidFormatError(f"Its active segment {active!r} is not in its list of segments.")
     live = (segments[active],) if active is not None else ()
-    found = Manifest(NATIVE, namespace, tuple(fragments), live, tuple(pending), token, document, encoding, header)
-    return _unique(found)
+    manifest = Manifest(NATIVE, namespace, tuple(fragments), live, tuple(pending), token, document, encoding, header)
+    return _unique(manifest)
 
 
 def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Manifest:
-    keys = [str(one["key"]) for one in document["fragments"]] + [str(one["key_prefix"]) for one in document["segments"]]
+    keys = [str(entry["key"]) for entry in document["fragments"]] + [
+        str(entry["key_prefix"]) for entry in document["segments"]
+    ]
     names = {key.partition("/")[0] for key in keys}
     if len(names) > 1:
         raise InvalidFormatError(f"Its keys belong to several namespaces: {', '.join(sorted(names))}.")
     namespace = names.pop() if names else namespace
     fragments = []
-    for order, one in enumerate(document["fragments"]):
-        key = _relative(one["key"], namespace)
-        if key != f"wal/{_checked(one['id'])}.fragment.json":
-            raise InvalidFormatError(f"The fragment {one['id']} has the key {one['key']!r}.")
-        counts = _count(one.get("vector_count", 0)), _count(one.get("delete_count", 0))
-        created = one.get("created_at")
-        fragments.append(FragmentRef(one["id"], key, *counts, order, created if isinstance(created, str) else None))
+    for order, entry in enumerate(document["fragments"]):
+        key = _relative(entry["key"], namespace)
+        if key != f"wal/{_checked(entry['id'])}.fragment.json":
+            raise InvalidFormatError(f"The fragment {entry['id']} has the key {entry['key']!r}.")
+        counts = _count(entry.get("vector_count", 0)), _count(entry.get("delete_count", 0))
+        created = entry.get("created_at")
+        fragments.append(FragmentRef(entry["id"], key, *counts, order, created if isinstance(created, str) else None))
     segments = []
-    for one in document["segments"]:
-        prefix = _relative(one["key_prefix"], namespace)
+    for entry in document["segments"]:
+        prefix = _relative(entry["key_prefix"], namespace)
         prefix = prefix if prefix.endswith("/") else f"{prefix}/"
-        if prefix != f"segments/{_checked(one['id'])}/":
-            raise InvalidFormatError(f"The segment {one['id']} has the prefix {one['key_prefix']!r}.")
+        if prefix != f"segments/{_checked(entry['id'])}/":
+            raise InvalidFormatError(f"The segment {entry['id']} has the prefix {entry['key_prefix']!r}.")
         segments.append(
             SegmentRef(
-                one["id"],
+                entry["id"],
                 prefix,
-                _count(one["vector_count"]),
-                _clusters(one["centroid_count"]),
-                one.get("quantization"),
-                _fields(one, "bitmap_fields"),
-                _fields(one, "fts_fields"),
-                created_at=one.get("created_at"),
-                others=tuple((prefix + name, None) for name in _CODES.get(one.get("quantization"), ())),
+                _count(entry["vector_count"]),
+                _clusters(entry["centroid_count"]),
+                entry.get("quantization"),
+                _fields(entry, "bitmap_fields"),
+                _fields(entry, "fts_fields"),
+                created_at=entry.get("created_at"),
+                others=tuple((prefix + name, None) for name in _CODES.get(entry.get("quantization"), ())),
             )
         )
-        if one.get("quantization") not in {None, "scalar", "product"}:
-            raise InvalidFormatError(f"The segment {one['id']} has the quantization {one['quantization']!r}.")
+        if entry.get("quantization") not in {None, "scalar", "product"}:
+            raise InvalidFormatError(f"The segment {entry['id']} has the quantization {entry['quantization']!r}.")
     pending = document.get("pending_deletes") or []
-    if not all(isinstance(one, str) for one in pending):
+    if not all(isinstance(key, str) for key in pending):
         raise InvalidFormatError("Its pending deletes are not ids.")
     return _unique(Manifest(WIKI, namespace, tuple(fragments), tuple(segments), tuple(pending), token, document))
 
 
-def _native_fragment(one: Mapping[str, Any]) -> FragmentRef:
-    order = _count(one.get("sequence_number") or 0)
-    name = _checked(one["id"])
-    counts = _count(one["vector_count"]), _count(one["delete_count"])
-    return FragmentRef(name, f"wal/{name}.wal", *counts, order, bytes=one.get("size_bytes") or None)
+def _native_fragment(entry: Mapping[str, Any]) -> FragmentRef:
+    order = _count(entry.get("sequence_number") or 0)
+    name = _checked(entry["id"])
+    counts = _count(entry["vector_count"]), _count(entry["delete_count"])
+    return FragmentRef(name, f"wal/{name}.wal", *counts, order, bytes=entry.get("size_bytes") or None)
 
 
-def _native_segment(one: Mapping[str, Any], namespace: str) -> SegmentRef:
-    objects = one.get("cluster_objects") or []
+def _native_segment(entry: Mapping[str, Any], namespace: str) -> SegmentRef:
+    objects = entry.get("cluster_objects") or []
     if objects and not isinstance(objects[0], dict):
         names = ("key", "clusters", "live_offset", "live_len", "size_bytes", "cluster_layout_version", "row_layouts")
         objects = [_named(each, names) for each in objects]
     objects = [{**each, "key": _relative(each["key"], namespace)} for each in objects]
-    kind = one.get("quantization") or "none"
+    kind = entry.get("quantization") or "none"
     if not isinstance(kind, str):
-        raise InvalidFormatError(f"The segment {one['id']} has the quantization {kind!r:.80}.")
+        raise InvalidFormatError(f"The segment {entry['id']} has the quantization {kind!r:.80}.")
     return SegmentRef(
-        _checked(one["id"]),
-        f"segments/{one['id']}/",
-        _count(one["vector_count"]),
-        _clusters(one["cluster_count"]),
+        _checked(entry["id"]),
+        f"segments/{entry['id']}/",
+        _count(entry["vector_count"]),
+        _clusters(entry["cluster_count"]),
         None if kind == "none" else kind,
-        _fields(one, "bitmap_fields"),
-        _fields(one, "fts_fields"),
-        _owners(one),
+        _fields(entry, "bitmap_fields"),
+        _fields(entry, "fts_fields"),
+        _owners(entry),
         tuple(objects),
-        bool(one.get("hierarchical")),
-        others=tuple(_others(one, namespace)),
+        bool(entry.get("hierarchical")),
+        others=tuple(_others(entry, namespace)),
     )
 
 
-def _others(one: Mapping[str, Any], namespace: str) -> Iterator[tuple[str, int | None]]:
+def _others(entry: Mapping[str, Any], namespace: str) -> Iterator[tuple[str, int | None]]:
     """The objects of a native segment as a whole: in MessagePack lists, in JSON maps; the key first."""
     for name, size_at in (("sketch", 4), ("bootstrap", 1), ("membership", 1)):
-        found = one.get(name)
-        if found is not None:
-            key, size = (found["key"], found["size_bytes"]) if isinstance(found, dict) else (found[0], found[size_at])
+        objects = entry.get(name)
+        if objects is not None:
+            key, size = (
+                (objects["key"], objects["size_bytes"]) if isinstance(objects, dict) else (objects[0], objects[size_at])
+            )
             yield _relative(key, namespace), size or None
-    if one.get("has_global_fts"):
-        yield f"segments/{one['id']}/global_fts.bin", None
+    if entry.get("has_global_fts"):
+        yield f"segments/{entry['id']}/global_fts.bin", None
 
 
 def _unique(manifest: Manifest) -> Manifest:
     for named in (manifest.fragments, manifest.segments):
-        ids = [one.id for one in named]
+        ids = [entry.id for entry in named]
         if len(ids) != len(set(ids)):
             raise InvalidFormatError("It lists a fragment or segment twice.")
     return manifest
@@ -517,27 +544,27 @@ def _checked(name: object) -> str:
     return name
 
 
-def _fields(one: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    found = one.get(name) or []
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise InvalidFormatError(f"The segment {one['id']} has the {name} {found!r:.80}.")
-    return tuple(found)
+def _fields(entry: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    names = entry.get(name) or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise InvalidFormatError(f"The segment {entry['id']} has the {name} {names!r:.80}.")
+    return tuple(names)
 
 
-def _owners(one: Mapping[str, Any]) -> tuple[str, ...]:
-    owners = tuple(f"segments/{_checked(owner)}/" for owner in one.get("cluster_owners") or ())
-    if owners and len(owners) != one["cluster_count"]:
+def _owners(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    owners = tuple(f"segments/{_checked(owner)}/" for owner in entry.get("cluster_owners") or ())
+    if owners and len(owners) != entry["cluster_count"]:
         raise InvalidFormatError(
-            f"The segment {one['id']} has {len(owners)} owners of {one['cluster_count']} clusters."
+            f"The segment {entry['id']} has {len(owners)} owners of {entry['cluster_count']} clusters."
         )
     return owners
 
 
 def _clusters(value: object) -> int:
-    found = _count(value)
-    if found > _MAX_CLUSTERS:
-        raise InvalidFormatError(f"{found} is not a number of clusters.")
-    return found
+    count = _count(value)
+    if count > _MAX_CLUSTERS:
+        raise InvalidFormatError(f"{count} is not a number of clusters.")
+    return count
 
 
 def _count(value: object) -> int:

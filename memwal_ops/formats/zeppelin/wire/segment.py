@@ -28,7 +28,11 @@ from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError, compact_j
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
+
+    Matrix = NDArray[np.float32]
 
 
 _BITMAP, _TEXT = b"ZBMP\x01", b"ZFTS\x01"
@@ -59,8 +63,8 @@ def decode_bitmaps(data: bytes) -> dict[str, dict[str, BitMap]]:
     document = _document(data, _BITMAP)
     try:
         return {
-            field: {value: BitMap.deserialize(bytes(rows)) for value, rows in found["values"].items()}
-            for field, found in document["fields"].items()
+            field: {value: BitMap.deserialize(bytes(rows)) for value, rows in entry["values"].items()}
+            for field, entry in document["fields"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidFormatError(f"Its bitmaps cannot be read: {error!r:.120}.") from error
@@ -79,17 +83,17 @@ def value_key(value: Any) -> str:
 
 def encode_text_index(rows: Sequence[Attributes | None], fields: Iterable[str]) -> bytes:
     """The inverted lists of some fields."""
-    built = {field: found for field in sorted(fields) if (found := _inverted(rows, field)) is not None}
+    built = {field: inverted for field in sorted(fields) if (inverted := _inverted(rows, field)) is not None}
     document = {"vector_count": len(rows), "fields": built}
     return _TEXT + compact_json(document)
 
 
 def decode_text_index(data: bytes) -> Mapping[str, Any]:
     """Per field ``avg_doc_length``, ``doc_count`` and ``postings``. Raises ``InvalidFormatError``."""
-    found = _document(data, _TEXT).get("fields")
-    if not isinstance(found, dict):
+    fields = _document(data, _TEXT).get("fields")
+    if not isinstance(fields, dict):
         raise InvalidFormatError("It has no fields.")
-    return found
+    return fields
 
 
 def words(text: object) -> list[str]:
@@ -113,13 +117,13 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
             continue
         present.add(position)
         is_list = is_list or isinstance(value, list)
-        for one in value if isinstance(value, list) else (value,):
-            if not isinstance(one, str | int | float):
+        for item in value if isinstance(value, list) else (value,):
+            if not isinstance(item, str | int | float):
                 return None
-            values.setdefault(value_key(one), BitMap()).add(position)
-            if isinstance(one, int | float) and not isinstance(one, bool):
+            values.setdefault(value_key(item), BitMap()).add(position)
+            if isinstance(item, int | float) and not isinstance(item, bool):
                 try:
-                    numbers.add(float(one))
+                    numbers.add(float(item))
                 except OverflowError:
                     return None
     if len(values) > _MAX_VALUES:
@@ -127,7 +131,7 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
     return {
         "present": [*present.serialize()],
         "values": {key: [*values[key].serialize()] for key in sorted(values)},
-        "sorted_numeric_keys": [_bits(one) for one in sorted(numbers)],
+        "sorted_numeric_keys": [_bits(number) for number in sorted(numbers)],
         "is_list": is_list,
     }
 
@@ -136,10 +140,10 @@ def _inverted(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] |
     postings: dict[str, list[dict[str, int]]] = {}
     lengths = []
     for position, row in enumerate(rows):
-        found = words((row or {}).get(field))
-        if found:
-            lengths.append(len(found))
-        for word, count in Counter(found).items():
+        terms = words((row or {}).get(field))
+        if terms:
+            lengths.append(len(terms))
+        for word, count in Counter(terms).items():
             postings.setdefault(word, []).append({"position": position, "tf": count})
     if not lengths:
         return None
@@ -159,20 +163,13 @@ def _document(data: bytes, magic: bytes) -> dict[str, Any]:
     if not data.startswith(magic):
         raise InvalidFormatError(f"It begins with {data[:5]!r}, and not with {magic!r}.")
     try:
-        found = json.loads(data[len(magic) :])
+        document = json.loads(data[len(magic) :])
     except (ValueError, RecursionError) as error:
         raise InvalidFormatError(f"It is not JSON: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidFormatError("It is not a JSON object.")
-    return found
+    return document
 
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Matrix2 = NDArray[np.float32]
 
 CALIBRATION = "sq_calibration.bin"
 CODEBOOK = "pq_codebook.bin"
@@ -183,8 +180,8 @@ CODES = 256
 class ScalarQuantizer:
     """One byte for each dimension: the range from ``least`` to ``most`` in 255 steps, rounded down as Zeppelin does."""
 
-    least: Matrix2
-    most: Matrix2
+    least: Matrix
+    most: Matrix
 
     def artifact(self) -> tuple[str, bytes]:
         """Name and bytes of the segment's quantizer object."""
@@ -195,7 +192,7 @@ class ScalarQuantizer:
         """The name of a cluster's codes."""
         return f"sq_cluster_{number}.bin"
 
-    def cluster(self, number: int, ids: Sequence[str], vectors: Matrix2) -> tuple[str, bytes]:
+    def cluster(self, number: int, ids: Sequence[str], vectors: Matrix) -> tuple[str, bytes]:
         """Name and bytes of a cluster's codes."""
         span = self.most - self.least
         flat = span < np.finfo(np.float32).eps
@@ -208,7 +205,7 @@ class ScalarQuantizer:
 class ProductQuantizer:
     """One byte for each of ``len(codebook)`` parts of a vector; ``codebook`` has shape (parts, 256, part width)."""
 
-    codebook: Matrix2
+    codebook: Matrix
 
     def artifact(self) -> tuple[str, bytes]:
         """Name and bytes of the segment's quantizer object."""
@@ -218,7 +215,7 @@ class ProductQuantizer:
         """The name of a cluster's codes."""
         return f"pq_cluster_{number}.bin"
 
-    def cluster(self, number: int, ids: Sequence[str], vectors: Matrix2) -> tuple[str, bytes]:
+    def cluster(self, number: int, ids: Sequence[str], vectors: Matrix) -> tuple[str, bytes]:
         """Name and bytes of a cluster's codes."""
         parts, _, width = self.codebook.shape
         codes = np.empty((len(vectors), parts), dtype=np.uint8)
@@ -239,15 +236,6 @@ def _coded(ids: Sequence[str], codes: NDArray[np.uint8], width: int) -> bytes:
         parts += [struct.pack("<I", len(encoded)), encoded, code.tobytes()]
     return b"".join(parts)
 
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from memwal_ops.formats.zeppelin.wire.fragment import Attributes
-
-    Matrix = NDArray[np.float32]
 
 CENTROIDS = "centroids.bin"
 _CENTROIDS_2 = b"ZCT2"
@@ -274,18 +262,17 @@ def encode_centroids(centroids: Matrix) -> bytes:
 def decode_centroids(data: bytes) -> Matrix:
     """Centroids, shape (clusters, dimensions).
 
-    Raises:
-        InvalidFormatError: truncated or foreign bytes, a value that is not finite.
+    Raises ``InvalidFormatError``: truncated or foreign bytes, a value that is not finite.
     """
     begins = len(_CENTROIDS_2) if data[:4] == _CENTROIDS_2 else 0
     count, width = _header(data, begins)
     end = begins + 8 + 4 * count * width
     if len(data) < end or (not begins and len(data) > end):
         raise InvalidFormatError(f"{count} centroids of {width} dimensions do not fit into {len(data)} bytes.")
-    found = np.frombuffer(data, "<f4", count * width, begins + 8).reshape(count, width)
-    if not np.isfinite(found).all():
+    centroids = np.frombuffer(data, "<f4", count * width, begins + 8).reshape(count, width)
+    if not np.isfinite(centroids).all():
         raise InvalidFormatError("A centroid has a value that is not a finite number.")
-    return found.astype(np.float32)
+    return centroids.astype(np.float32)
 
 
 def encode_cluster(ids: Sequence[str], vectors: Matrix, dimensions: int) -> bytes:
@@ -302,8 +289,7 @@ def encode_cluster(ids: Sequence[str], vectors: Matrix, dimensions: int) -> byte
 def decode_cluster(data: bytes) -> tuple[list[str], Matrix]:
     """Ids and full-precision vectors of a cluster object, of any layout except the grouped ones.
 
-    Raises:
-        InvalidFormatError: truncated or foreign bytes.
+    Raises ``InvalidFormatError``: truncated or foreign bytes.
     """
     if data[:4] in _SECTIONS:
         begins, length = struct.unpack_from("<QQ", _whole(data, 0, 36), 20)
@@ -342,7 +328,9 @@ def decode_grouped(data: bytes, cluster: int, described: Mapping[str, Any]) -> t
     """
     kind, (entries,) = data[:4], struct.unpack_from("<I", _whole(data, 0, 8), 4)
     if kind == _GROUP_5:
-        layout = next((one for one in map(_layout, described["row_layouts"]) if one[0] == cluster), None)
+        layout = next(
+            (row_layout for row_layout in map(_layout, described["row_layouts"]) if row_layout[0] == cluster), None
+        )
         if layout is None:
             raise InvalidFormatError(f"The manifest has no row layout of cluster {cluster}.")
         return _decode_rows(data, layout)
@@ -351,9 +339,9 @@ def decode_grouped(data: bytes, cluster: int, described: Mapping[str, Any]) -> t
     form = "<IQQ" if kind == _GROUP_1 else "<IQQQQ"
     size = struct.calcsize(form)
     for number in range(entries):
-        found = struct.unpack(form, _whole(data, 8 + number * size, size))
-        if found[0] == cluster:
-            return decode_cluster(_whole(data, *found[-2:]))
+        values = struct.unpack(form, _whole(data, 8 + number * size, size))
+        if values[0] == cluster:
+            return decode_cluster(_whole(data, *values[-2:]))
     raise InvalidFormatError(f"It does not contain cluster {cluster}.")
 
 
@@ -365,20 +353,19 @@ def encode_attributes(rows: Sequence[Attributes | None]) -> bytes:
 def decode_attributes(data: bytes, count: int) -> list[Attributes | None]:
     """The attributes of a cluster with ``count`` rows.
 
-    Raises:
-        InvalidFormatError: it is not a JSON list of that many maps or nulls.
+    Raises ``InvalidFormatError``: it is not a JSON list of that many maps or nulls.
     """
     try:
-        found = json.loads(data)
+        rows = json.loads(data)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InvalidFormatError(f"It is not JSON: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise UnstorableError(f"It has attributes that cannot be read: {error}.") from error
-    if not isinstance(found, list) or len(found) != count:
+    if not isinstance(rows, list) or len(rows) != count:
         raise InvalidFormatError(f"It is not a list of the attributes of {count} rows.")
-    if not all(one is None or isinstance(one, dict) for one in found):
+    if not all(part is None or isinstance(part, dict) for part in rows):
         raise InvalidFormatError("Attributes are neither a map nor null.")
-    return found
+    return rows
 
 
 def _decode_rows(data: bytes, layout: Sequence[int]) -> tuple[list[str], Matrix]:
@@ -396,11 +383,11 @@ def _decode_rows(data: bytes, layout: Sequence[int]) -> tuple[list[str], Matrix]
     return ids, vectors.astype(np.float32)
 
 
-def _layout(found: Any) -> Sequence[int]:
+def _layout(entry: Any) -> Sequence[int]:
     """A row layout: a list in MessagePack, a map in JSON; the same order of fields."""
-    values = [*found.values()] if isinstance(found, dict) else [*found]
-    if len(values) != 8 or not all(type(one) is int and one >= 0 for one in values):  # noqa: PLR2004 - as many
-        raise InvalidFormatError(f"{found!r:.80} is not a row layout.")
+    values = [*entry.values()] if isinstance(entry, dict) else [*entry]
+    if len(values) != 8 or not all(type(value) is int and value >= 0 for value in values):  # noqa: PLR2004 - as many
+        raise InvalidFormatError(f"{entry!r:.80} is not a row layout.")
     return values
 
 
@@ -412,10 +399,10 @@ def _header(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _whole(data: bytes, begins: int, length: int) -> bytes:
-    found = data[begins : begins + length]
-    if len(found) != length:
+    part = data[begins : begins + length]
+    if len(part) != length:
         raise InvalidFormatError(f"It is truncated: {length} bytes from {begins} on are missing.")
-    return found
+    return part
 
 
 def _id(data: bytes) -> str:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
-from memwal_ops.formats.zeppelin.backlog import new_ulid, ulid_time, written_at
+from memwal_ops.formats.zeppelin.backlog import written_at
 from memwal_ops.formats.zeppelin.lease import decode_lease
+from memwal_ops.formats.zeppelin.wire import new_ulid, ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import (
     NATIVE,
     WIKI,

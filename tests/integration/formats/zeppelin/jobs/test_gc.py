@@ -23,12 +23,13 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.zeppelin import writer
-from memwal_ops.formats.zeppelin.backlog import damaged_parts, new_ulid
+from memwal_ops.formats.zeppelin.backlog import damaged_parts
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import held_lease
 from memwal_ops.formats.zeppelin.namespace import retried
 from memwal_ops.formats.zeppelin.roots import ledger_path
 from memwal_ops.formats.zeppelin.specs import GcOptions
+from memwal_ops.formats.zeppelin.wire import new_ulid
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.stores import Beside, refusing
