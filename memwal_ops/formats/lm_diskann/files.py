@@ -121,9 +121,17 @@ def sync(file: int) -> None:
 
 def sync_folder(folder: str) -> None:
     """Sync a folder's names to disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_file(folder, os.O_RDONLY | os.O_DIRECTORY) as file:
         sync(file)
+
+
+@contextmanager
+def open_file(path: str, flags: int = os.O_WRONLY) -> Iterator[int]:
+    """A file, open for the time of a block. Raises ``StorageError``."""
+    with io_errors():
+        file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
     finally:
         os.close(file)
 

@@ -21,7 +21,7 @@ from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, RESTORE, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import GRAPH, Slots, Step, needed_from, sync
+from memwal_ops.formats.lm_diskann.files import GRAPH, Slots, Step, needed_from, open_file, sync
 from memwal_ops.formats.lm_diskann.kernels.reading import intact
 from memwal_ops.formats.lm_diskann.transaction import write_runs
 from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
@@ -278,12 +278,9 @@ def check_blocks(
 
 def write_blocks(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8], step: Step) -> None:
     """Write blocks into slots that no reader uses, and sync the graph."""
-    file = os.open(os.path.join(folder, GRAPH), os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with open_file(os.path.join(folder, GRAPH)) as file:
         step("write blocks into free slots", lambda: write_runs(file, size, slots, blocks))
         step("sync the graph", lambda: sync(file))
-    finally:
-        os.close(file)
 
 
 _SHOWN = 20

@@ -21,6 +21,7 @@ from memwal_ops.formats.lm_diskann.files import (
     io_errors,
     log_path,
     needed_from,
+    open_file,
     replace_file,
     sync,
     sync_folder,
@@ -157,33 +158,22 @@ def catch_up(view: View, store: Store, step: Step) -> None:
 
 def append(view: View, changes: Changes, step: Step) -> None:
     """Publish a commit: append one frame to the log."""
-    sections: dict[str, NDArray[Any]] = {"state": _state(changes.state)}
-    if len(changes.row_ids):
-        sections |= {"rows": changes.row_ids.astype(I8), "rownodes": changes.row_nodes.astype(U4)}
-    if len(changes.moved_nodes):
-        moves = np.stack([changes.moved_nodes, changes.moved_epochs, changes.moved_slots], axis=1)
-        sections["moves"] = moves.astype(U8)
-    if len(changes.merged_nodes):
-        sections["merged"] = changes.merged_nodes.astype(U8)
-    if len(changes.removed):
-        sections["dead"] = changes.removed.astype(U4)
-    if len(changes.reclaimed):
-        sections["gone"] = changes.reclaimed.astype(U4)
+    moves = np.stack([changes.moved_nodes, changes.moved_epochs, changes.moved_slots], axis=1)
+    sections: dict[str, NDArray[Any]] = {
+        "state": _state(changes.state), "rows": changes.row_ids.astype(I8), "rownodes": changes.row_nodes.astype(U4),
+        "moves": moves.astype(U8), "merged": changes.merged_nodes.astype(U8), "dead": changes.removed.astype(U4),
+        "gone": changes.reclaimed.astype(U4), "dnodes": changes.delta_nodes.astype(U8), "blocks": changes.blocks,
+    }  # fmt: skip
+    sections = {name: values for name, values in sections.items() if len(values)}
     if changes.entries is not None:
         sections["entries"] = changes.entries.astype(U8)
     if changes.codebook is not None:
         sections["codebook"] = changes.codebook[1]
-    if len(changes.delta_nodes):
-        sections |= {"dnodes": changes.delta_nodes.astype(U8), "blocks": changes.blocks}
     data = wire.encode_frame(wire.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
 
     def write() -> None:
-        with io_errors():
-            file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with open_file(os.path.join(view.folder, log_path(view.number))) as file:
             write_all(file, data, view.end)
-        finally:
-            os.close(file)
 
     step("append the commit to the view", write)
     _reach(view.folder, view.parameters, view.number, changes.state.epoch, step)
@@ -197,12 +187,8 @@ def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: S
     data = wire.encode_frame(wire.CURRENT, number, epoch, parameters.uuid, {})
 
     def write() -> None:
-        with suppress(OSError, StorageError):
-            file = os.open(os.path.join(folder, CURRENT), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                write_all(file, data, 0)
-            finally:
-                os.close(file)
+        with suppress(StorageError), open_file(os.path.join(folder, CURRENT)) as file:
+            write_all(file, data, 0)
 
     step("record the epoch of the view", write)
 
@@ -211,12 +197,8 @@ def settle(view: View, step: Step) -> None:
     """Make the view durable: a slot is reused only below the epoch of the view after a machine crash."""
 
     def act() -> None:
-        with io_errors():
-            file = os.open(os.path.join(view.folder, log_path(view.number)), os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with open_file(os.path.join(view.folder, log_path(view.number))) as file:
             sync(file)
-        finally:
-            os.close(file)
 
     step("sync the view", act)
 
@@ -238,7 +220,11 @@ def _publish(folder: str, parameters: Parameters, store: Store, since: int, step
     store.check_own()
     with io_errors():
         os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
-    number = 1 + max([*_numbers(folder), _current(folder, parameters)])
+    stems = (name.partition(".")[0] for name in os.listdir(os.path.join(folder, VIEW)))
+    numbers = [int(stem) for stem in stems if stem.isdigit()]
+    with suppress(MemwalOpsError):
+        numbers.append(read_current(folder, parameters).number)
+    number = 1 + max(numbers, default=0)
     data = wire.encode_frame(
         wire.BASE, number, store.state.epoch, parameters.uuid, _base_sections(store, parameters, since)
     )
@@ -296,17 +282,6 @@ def first_view(folder: str, parameters: Parameters, state: State) -> None:
     sync_folder(folder)
 
 
-def _numbers(folder: str) -> list[int]:
-    stems = (name.partition(".")[0] for name in os.listdir(os.path.join(folder, VIEW)))
-    return [int(stem) for stem in stems if stem.isdigit()]
-
-
-def _current(folder: str, parameters: Parameters) -> int:
-    with suppress(MemwalOpsError):
-        return read_current(folder, parameters).number
-    return 0
-
-
 def _state(state: State) -> NDArray[np.uint64]:
     return np.array(astuple(state), U8)
 
@@ -328,6 +303,8 @@ def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str
     dead, dead_at = store.columns("SELECT node_id, deletion_epoch FROM lmd_tombstoned_nodes ORDER BY node_id")
     entries = store.columns("SELECT node_id, added_epoch, removed_epoch FROM lmd_entry_points ORDER BY 1, 2")
     store.check_below(store.state.next_node_id, "lmd_entry_points", entries[0])
+    # NULL is read as the highest value.
+    until = np.where(entries[2] == np.iinfo(entries[2].dtype).max, NEVER, entries[2]).astype(U8)
     sections: dict[str, NDArray[Any]] = {
         "state": _state(store.state),
         "slots": mapped,
@@ -338,7 +315,7 @@ def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str
         "rownodes": row_nodes.astype(U4),
         "dead": dead.astype(U4),
         "deadat": dead_at.astype(U8),
-        "entries": np.stack([entries[0], entries[1], _or_never(entries[2])], axis=1).astype(U8),
+        "entries": np.stack([entries[0], entries[1], until], axis=1).astype(U8),
     }
     if len(sample := store.sample()):
         sections["sample"] = sample
@@ -356,8 +333,3 @@ def _history(graph: Sequence[NDArray[Any]], delta: NDArray[Any]) -> NDArray[np.u
     several = (versions[nodes.astype(np.int64)] > 1) | np.isin(nodes, delta)
     history = np.stack([nodes, epochs, slots], axis=1).astype(U8)[several]
     return history[np.lexsort((history[:, 1], history[:, 0]))]
-
-
-def _or_never(epochs: NDArray[Any]) -> NDArray[np.uint64]:
-    """Replace NULL, which is read as the highest value, by "never"."""
-    return np.where(epochs == np.iinfo(epochs.dtype).max, NEVER, epochs).astype(U8)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from memwal_ops.errors import InvalidUsageError, StorageError, TableReplacedError
 from memwal_ops.formats.lm_diskann.errors import IndexBusyError, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, check_store_file, headers_in, io_error
+from memwal_ops.formats.lm_diskann.files import GRAPH, check_identity, check_store_file, headers_in, open_file
 from memwal_ops.formats.lm_diskann.wire import TOMBSTONED, U8, State, headers
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ _SAMPLED = 16
 _STATE = ", ".join(State.__dataclass_fields__)
 # A checkpoint rewrites whatever changed of tables with millions of rows: one for 64 MiB of log instead of 16.
 _CONFIG = {"threads": 1, "memory_limit": "512MB", "checkpoint_threshold": "64MB"}
-_DTYPES = {pa.from_numpy_dtype(np.dtype(one)): np.dtype(one) for one in ("i8", "u8", "i4", "u4", "u2")}
+_DTYPES = {pa.from_numpy_dtype(np.dtype(name)): np.dtype(name) for name in ("i8", "u8", "i4", "u4", "u2")}
 # DuckDB appends the text of the system's error to its own; a file that is too short has none.
-_OF_THE_SYSTEM = ("Could not write", "fsync", *(os.strerror(one) for one in (
+_OF_THE_SYSTEM = ("Could not write", "fsync", *(os.strerror(number) for number in (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM, errno.ESTALE,
 )))  # fmt: skip
@@ -323,25 +323,20 @@ class Store:
         sample = self.sample()
         if not len(sample):
             return
-        graph = self._opened_graph(folder)
-        try:
+        with self._graph(folder or self._folder) as graph:
             check_identity(graph, folder or self._folder, self._parameters.layout.block_size, sample)
-        finally:
-            os.close(graph)
 
     def begin_sample(self) -> None:
         """Record a sample of the graph, if there is none: an earlier release wrote the store."""
         with _errors(self.path):
             self._record_sample(self._redrawn(np.zeros((0, 3), U8), np.zeros(0, U8)))
 
-    def _opened_graph(self, folder: str | None = None) -> int:
-        folder = folder or self._folder
-        try:
-            return os.open(os.path.join(folder, GRAPH), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise IndexCorruptError(f"{GRAPH} in {folder} is missing.") from None
-        except OSError as error:
-            raise io_error(error) from error
+    @contextmanager
+    def _graph(self, folder: str) -> Iterator[int]:
+        if not os.path.exists(os.path.join(folder, GRAPH)):
+            raise IndexCorruptError(f"{GRAPH} in {folder} is missing.")
+        with open_file(os.path.join(folder, GRAPH), os.O_RDONLY) as graph:
+            yield graph
 
     def _redrawn(self, written: NDArray[np.uint64], gone: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The sample of the graph after a commit; empty: the recorded one, of which most is left.
@@ -359,11 +354,8 @@ class Store:
         stay = np.stack(mapped, axis=1).astype(U8)
         random = np.random.default_rng(self.state.epoch)
         drawn = random.permutation(np.concatenate([stay[~np.isin(stay[:, 0], gone)], written]))[:_SAMPLED]
-        graph = self._opened_graph()
-        try:
+        with self._graph(self._folder) as graph:
             heads = headers_in(graph, self._parameters.layout.block_size, drawn[:, 1])
-        finally:
-            os.close(graph)
         own = (heads["node_id"] == drawn[:, 0]) & (heads["creation_epoch"] == drawn[:, 2])
         return np.column_stack([drawn[own], heads["origin_txn"][own]]).astype(U8)
 

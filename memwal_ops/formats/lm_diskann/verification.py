@@ -151,7 +151,8 @@ class Check:
             self._links(blocks)
         self._entries()
         self._overflow()
-        self._compare_links()
+        differ = np.flatnonzero((self.incoming != self.backlinks) & self._alive(np.arange(len(self.marks))))
+        self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
         self._lookup()
         self._view()
         self._followed()
@@ -357,10 +358,6 @@ class Check:
         use = known.copy()
         use[known] = self._alive(targets[known]) & self._alive(referrers[known])
         self._sum(targets[use], referrers[use], forward=False)
-
-    def _compare_links(self) -> None:
-        differ = np.flatnonzero((self.incoming != self.backlinks) & self._alive(np.arange(len(self.marks))))
-        self.found.add("backlinks_differ", (f"backlinks of node {node} differ from links to it" for node in differ))
 
     def read_blocks(self) -> Blocks:
         """Read and check all blocks, and collect their rows."""

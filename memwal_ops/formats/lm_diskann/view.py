@@ -172,8 +172,7 @@ class View:
             self._files = None
 
     def _load_base(self) -> None:
-        assert self._files is not None  # noqa: S101 - opened before
-        base = self._files[BASE]
+        base = self.files[BASE]
         size = os.fstat(base).st_size
         if not size:
             raise _unreadable(self.folder, base_path(self.number))
@@ -224,10 +223,9 @@ class View:
         self._count_deltas(nodes)
 
     def _new_source(self, slots: NDArray[Any], epoch: int, versions: int) -> Source:
-        assert self._files is not None  # noqa: S101 - opened before
         room = power(2 * versions + _ROOM)
         return Source(
-            np.array(self._files, np.int32), slots, np.array([epoch], np.int64), np.zeros(2 * room, np.int64),
+            np.array(self.files, np.int32), slots, np.array([epoch], np.int64), np.zeros(2 * room, np.int64),
             np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
             self._pool, self._tags, self._stamps, self._overlay, self.counts,
         )  # fmt: skip
@@ -319,8 +317,7 @@ class View:
             )
 
     def _apply_log(self) -> None:
-        assert self._files is not None  # noqa: S101 - opened before
-        log = self._files[LOG]
+        log = self.files[LOG]
         size = os.fstat(log).st_size
         while size - self.end >= wire.HEADER_BYTES:
             magic, length = os.pread(log, 8, self.end), int.from_bytes(os.pread(log, 8, self.end + 8), "little")

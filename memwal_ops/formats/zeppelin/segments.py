@@ -215,7 +215,7 @@ def make_quantizer(kind: str | None, sample: Matrix2) -> Quantizer | None:
     if kind != "product":
         return None
     dimensions = sample.shape[1]
-    width = next(one for one in (_SUBSPACE, 2, 1) if dimensions % one == 0)
+    width = next(size for size in (_SUBSPACE, 2, 1) if dimensions % size == 0)
     books = []
     for begins in range(0, dimensions, width):
         book = train(sample[:, begins : begins + width], CODES, "euclidean")

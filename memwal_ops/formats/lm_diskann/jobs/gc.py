@@ -16,7 +16,6 @@ import os
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +35,7 @@ from memwal_ops.formats.lm_diskann.files import (
     WRITER,
     dead_readers,
     needed_from,
+    open_file,
     read_parameters,
     sync,
 )
@@ -157,17 +157,14 @@ def trim(index: Index, horizon: int, step: Step) -> int:
     if beyond:
         # Otherwise, after a crash of the machine, an older view could refer to truncated blocks.
         publishing.settle(index.view, step)
-        step("trim the graph", partial(_truncate, os.path.join(index.folder, GRAPH), kept * size))
+        with open_file(os.path.join(index.folder, GRAPH)) as graph:
+
+            def cut() -> None:
+                os.ftruncate(graph, kept * size)
+                sync(graph)
+
+            step("trim the graph", cut)
     return beyond
-
-
-def _truncate(path: str, length: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.ftruncate(file, length)
-        sync(file)
-    finally:
-        os.close(file)
 
 
 _KNOWN = {FOLLOW, METADATA, GRAPH, NAME, LOG, WRITER, CURRENT}

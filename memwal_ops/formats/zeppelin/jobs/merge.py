@@ -249,7 +249,7 @@ def _damage(table: Namespace, report: MergeReport) -> BlockedPart | None:
 def _blocked(table: Namespace) -> BlockedPart | None:
     """The first fragment, if it cannot be used: then nothing is written, not even a token."""
     for ref, fragment in read_fragments(table, table.manifest.fragments[:1], _known_dimensions(table)):
-        if isinstance(fragment, MemwalOpsError) and any(one.id == ref.id for one in table.newest().manifest.fragments):
+        if isinstance(fragment, MemwalOpsError) and ref.id in table.newest().manifest.fragment_ids:
             return BlockedPart("fragment", ref.id, fragment)
     return None
 

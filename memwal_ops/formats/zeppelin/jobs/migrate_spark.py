@@ -332,7 +332,7 @@ def _rows(batch: pa.RecordBatch) -> Rows:
     """The reverse of :func:`_raw`."""
     if not batch.num_rows:
         return Rows([], np.zeros((0, 0), np.float32), [])
-    vectors = [np.frombuffer(one, np.float32) for one in batch.column("vector").to_pylist()]
+    vectors = [np.frombuffer(data, np.float32) for data in batch.column("vector").to_pylist()]
     widths = sorted({len(vector) for vector in vectors})
     if len(widths) > 1:
         raise FragmentCorruptError(f"Fragments have vectors of {widths} dimensions.")
