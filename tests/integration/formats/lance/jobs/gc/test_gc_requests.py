@@ -35,10 +35,11 @@ REGIONS = 40
 # Of each step the most for the run, and the most for each region; the server sees pylance's own, too, and the probe.
 # Opening lists the table's root once, which tells its format. Writers put two log entries or three, as their clock
 # ticks: up to two requests a region. What the table and the region are is read once for a run and a region, and
-# again right before each deletion. Before the first drain or deletion, three folders of the base are listed.
+# again right before each deletion. Before the first drain or deletion, three folders of the base are listed, and its
+# deletion file is opened once.
 LIFE = {
-    "plan, a generation to drain": ((11, 4), (15, 4)),
-    "apply, drains it": ((15, 20), (19, 21)),
+    "plan, a generation to drain": ((12, 4), (16, 4)),
+    "apply, drains it": ((16, 20), (20, 21)),
     "plan, a generation to delete": ((12, 9), (16, 9)),
     "apply, deletes it": ((16, 25), (20, 27)),
     "plan, nothing to do": ((9, 7), (13, 7)),
