@@ -112,7 +112,7 @@ protos: $(VENV)/.dev  ## Generate the protobuf modules from protos/
 protos-check: $(VENV)/.dev
 	@$(BIN)/python tools/build_protos.py --check
 
-docs: $(VENV)/.dev  ## Write docs/cli.md from the commands' options
+docs: $(VENV)/.dev  ## Write build/cli.md from the commands' options, as the site has it
 	@$(BIN)/python -m tools.build_docs
 
 docs-check: $(VENV)/.dev

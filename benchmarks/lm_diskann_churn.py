@@ -3,7 +3,7 @@
 Each round deletes a tenth of the rows and inserts as many new ones. One folder is healed, merged, compacted and
 collected after each round, the other is merged only. Beside them, a folder that is built anew of the rows of that
 round: after the first, the middle and the last one. Prints Markdown, and writes the charts of
-docs/formats/lm-diskann-figures.md. With ``--drift``, the rows of each round are around two new centres, and queries
+benchmarks/lm-diskann.md. With ``--drift``, the rows of each round are around two new centres, and queries
 are rows of that round; nothing is drawn.
 """
 

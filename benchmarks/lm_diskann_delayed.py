@@ -1,6 +1,6 @@
 """What reverse links that are applied later would save: ``python -m benchmarks.lm_diskann_delayed --rows 100000``.
 
-A simulation in memory of a second version of the format (docs/formats/lm-diskann-figures.md): an insert writes its own
+A simulation in memory of a second version of the format (benchmarks/lm-diskann.md): an insert writes its own
 block, and for each neighbour an entry of a log (a link to the new node, and the backlink from it); a block is written
 once it has ``k`` entries. One entry: as now, without the blocks that the rows of one batch share. Prints Markdown.
 """

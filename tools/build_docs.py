@@ -1,9 +1,10 @@
-"""Write docs/cli.md from the options of all commands; with ``--check``, report whether it is current."""
+"""Make the site's page of all commands from their options; with ``--check``, report options without a help text."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
 
-_ROOT = Path(__file__).resolve().parent.parent
-PAGE = _ROOT / "docs" / "cli.md"
+PAGE = Path("docs/cli.md")
+_BUILT = Path(__file__).resolve().parent.parent / "build" / "cli.md"
 _HEAD = """# Commands
 
-Generated from the commands' own options by `make docs`; do not edit. [jobs.md](jobs.md) explains what the jobs do;
+Made from the commands' own options. [jobs.md](jobs.md) explains what the jobs do;
 [runbooks/README.md](../runbooks/README.md#you-have-an-exit-code) has the exit codes.
 """
 _JOBS = """## Jobs
@@ -137,9 +138,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     text = page()
     if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit("docs/cli.md is not what the options say; run make docs and commit the result")
+        _BUILT.parent.mkdir(exist_ok=True)
+        _BUILT.write_text(text, encoding="utf-8")
+        print(_BUILT)
+    elif unexplained := [line for line in text.splitlines() if re.search(r"^\| `.*\|\s*(None)?\s*\|$", line)]:
+        sys.exit("\n".join(["Options without a help text:", *unexplained]))
 
 
 if __name__ == "__main__":

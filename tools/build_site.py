@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import requirements
+from tools import build_docs, requirements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,8 +144,8 @@ class Site:
 
 
 def whole_site() -> Site:
-    """The site of this project, with the page of the specifications' statements."""
-    return Site(generated={requirements.PAGE: requirements.page()})
+    """The site of this project, with the pages of the commands and of the specifications' statements."""
+    return Site(generated={build_docs.PAGE: build_docs.page(), requirements.PAGE: requirements.page()})
 
 
 def _reference() -> str:

@@ -123,7 +123,7 @@ def _read(spec: JobSpec, given: Options | Mapping[str, Any]) -> Options:
 
 def _names(spec: JobSpec) -> str:
     listed = ", ".join(option.name for option in describe(spec.options)) or "none"
-    return f"The options of {spec.name}: {listed}. docs/cli.md explains those of the built-in jobs."
+    return f"The options of {spec.name}: {listed}."
 
 
 @contextmanager

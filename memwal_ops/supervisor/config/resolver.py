@@ -398,7 +398,7 @@ class Resolver:
             job.options.read(options)
         except OptionError as error:
             place = layers.option_place(error.names[0]) if error.names else layers.place("options")
-            fix = error.remedy if "remedy" in vars(error) else f"docs/cli.md has the options of {job.name}."
+            fix = error.remedy if "remedy" in vars(error) else _help(job)
             self._problem(place or (), str(error), fix)
         except InvalidUsageError as error:
             self._problem(layers.place("options") or (), str(error), error.remedy)
@@ -432,7 +432,7 @@ class Resolver:
                 except OptionError as error:
                     good = False
                     # Formats may differ in their bounds: one invalid value is one problem.
-                    self._problem(place, str(error), f"docs/cli.md has the options of {job.name}.", once=str(value))
+                    self._problem(place, str(error), _help(job), once=str(value))
         return good
 
     def _check_uri(self, place: Place, entry: TableConfig) -> None:
@@ -586,3 +586,7 @@ class Resolver:
         if key not in self._reported:
             self._reported.add(key)
             self._document.add(place, message, fix)
+
+
+def _help(job: JobSpec) -> str:
+    return f"memwal-ops {job.command or job.name} --help has its options."

@@ -43,8 +43,10 @@ REASONS = "|".join(
 
 @cache
 def pages() -> list[Path]:
-    folders = (path for name in ("docs", "runbooks", "tests") for path in sorted((ROOT / name).rglob("*.md")))
-    return [*sorted(ROOT.glob("*.md")), *folders, ROOT / "benchmarks/README.md"]
+    folders = (
+        path for name in ("benchmarks", "docs", "runbooks", "tests") for path in sorted((ROOT / name).rglob("*.md"))
+    )
+    return [*sorted(ROOT.glob("*.md")), *folders]
 
 
 @pytest.fixture
