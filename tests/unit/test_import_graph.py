@@ -16,7 +16,7 @@ def imports() -> grimp.ImportGraph:
 def test_no_circles(imports: grimp.ImportGraph) -> None:
     graph = {module: imports.find_modules_directly_imported_by(module) for module in imports.modules}
     order = [*graphlib.TopologicalSorter(graph).static_order()]  # CycleError names the circle
-    assert len(order) > 400
+    assert len(order) > 300
     assert order.index("memwal_ops.errors") < order.index("memwal_ops.cli.main")
 
 

@@ -34,7 +34,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lm_diskann.errors import COPY_AGAIN, IndexBusyError, IndexCorruptError
+from memwal_ops.formats.lm_diskann.errors import COPY, COPY_AGAIN, IndexBusyError, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import (
     GRAPH,
     METADATA,
@@ -45,7 +45,6 @@ from memwal_ops.formats.lm_diskann.files import (
     read_parameters,
     sync_folder,
 )
-from memwal_ops.formats.lm_diskann.format import COPY
 from memwal_ops.formats.lm_diskann.source import FOLLOW
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
 from memwal_ops.formats.lm_diskann.view import View

@@ -6,6 +6,9 @@ from memwal_ops.errors import BusyError, ExtraMissingError, TableCorruptError, U
 
 __all__ = ["ExtraMissingError", "IdsExhaustedError", "IndexBusyError", "IndexCorruptError", "need_extra"]
 
+COPY = "snapshot.lmd"
+"""The manifest of a copy on an object store."""
+
 RESTORE = (
     "Keep the folder aside. Restore a copy of it (memwal-ops snapshot COPY FOLDER), and write again what changed "
     "since, as catchup does for an index that follows a table; or build a new index from the rows."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import TableSummary
 from memwal_ops.errors import UnsupportedFeatureError
+from memwal_ops.formats.lm_diskann.errors import COPY, need_extra
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 MARKER = "metadata.lmd"
-COPY = "snapshot.lmd"
-"""The manifest of a copy on an object store."""
 _OTHERS = frozenset({"graph.lmd", "diskann_store.duckdb"})
 
 
@@ -50,8 +49,6 @@ class LmDiskAnnFormat:
             ExtraMissingError: the extra is not installed.
             MemwalOpsError: see :func:`memwal_ops.formats.lm_diskann.table.load`.
         """
-        from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - the extra is checked first
-
         if store.head(COPY) is not None and store.head(MARKER) is None:
             need_extra()
             from memwal_ops.formats.lm_diskann.copies import load_copy  # noqa: PLC0415

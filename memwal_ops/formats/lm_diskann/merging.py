@@ -9,32 +9,30 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memwal_ops.core.documents import document
-from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import publishing
-from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, RESTORE, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import GRAPH, Slots, Step, needed_from, open_file, sync
+from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, needed_from, open_file, sync
 from memwal_ops.formats.lm_diskann.kernels.reading import intact
+from memwal_ops.formats.lm_diskann.store import Slots
 from memwal_ops.formats.lm_diskann.transaction import write_runs
 from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
-from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.library import Index
-    from memwal_ops.formats.lm_diskann.specs import MergeOptions
     from memwal_ops.formats.lm_diskann.store import Store
-    from memwal_ops.formats.lm_diskann.table import Table
+    from memwal_ops.formats.lm_diskann.transaction import Transaction
+    from memwal_ops.formats.lm_diskann.view import View
+    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 BATCH = 64 << 20
@@ -68,7 +66,33 @@ def missing_blocks(store: Store) -> list[Bad]:
     return [Bad(node, f"row {row} has no block") for row, node in zip(rows.tolist(), nodes.tolist(), strict=True)]
 
 
-def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[Batch]:
+class Writable(Protocol):
+    """An index folder that is open for writing."""
+
+    @property
+    def folder(self) -> str:
+        """Its path."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Its parameters."""
+
+    @property
+    def view(self) -> View:
+        """Its published view."""
+
+    @property
+    def epoch(self) -> int:
+        """Its newest epoch."""
+
+    def writable(self) -> Store:
+        """Its store."""
+
+    def staged(self) -> AbstractContextManager[Transaction]:
+        """A transaction that is committed and published at the end of the block."""
+
+
+def merge(index: Writable, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[Batch]:
     """Merge the whole backlog, ascending by node; each batch is committed and published when it is yielded.
 
     Args:
@@ -103,14 +127,14 @@ def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iter
             yield Batch(len(versions), len(versions) * size, final.state.epoch)
 
 
-def finish(index: Index, step: Step) -> None:
+def finish(index: Writable, step: Step) -> None:
     """Publish a base without a log, and delete the views before the previous one."""
     number = publishing.publish(index.folder, index.parameters, index.writable(), step)
     publishing.drop_older(index.folder, index.parameters, number - 1, step)
     index.view.refresh()
 
 
-def finish_large(index: Index, moved: int, step: Step) -> None:
+def finish_large(index: Writable, moved: int, step: Step) -> None:
     """:func:`finish` after a commit that moved a large share of the nodes.
 
     In a base, a node needs 16 bytes of every reader's memory, in the log 100. The commit is already published: if there
@@ -121,7 +145,7 @@ def finish_large(index: Index, moved: int, step: Step) -> None:
             finish(index, step)
 
 
-def raise_horizon(index: Index, step: Step) -> int:
+def raise_horizon(index: Writable, step: Step) -> int:
     """Return the epoch up to which freed slots may be reused, and superseded versions dropped.
 
     It is raised first if there are freed slots or healed nodes, or if superseded versions would need much space in the
@@ -145,12 +169,12 @@ def raise_horizon(index: Index, step: Step) -> int:
     return min(store.state.retained_from, needed_from(index.folder, store.state.epoch))
 
 
-def give_up(index: Index, epoch: int, step: Step) -> None:
+def give_up(index: Writable, epoch: int, step: Step) -> None:
     """Stop retaining the epochs below ``epoch``."""
     commit(index, Changes(index.writable().raise_retained(epoch)), step)
 
 
-def commit(index: Index, changes: Changes, step: Step) -> None:
+def commit(index: Writable, changes: Changes, step: Step) -> None:
     """Commit to the store, and publish the commit."""
     store = index.writable()
     step("commit to the store", lambda: store.commit(changes))
@@ -281,85 +305,3 @@ def write_blocks(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArr
     with open_file(os.path.join(folder, GRAPH)) as file:
         step("write blocks into free slots", lambda: write_runs(file, size, slots, blocks))
         step("sync the graph", lambda: sync(file))
-
-
-_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Report(MergeOutcome):
-    """The result of a merge, or its plan.
-
-    Attributes:
-        blocks: number of delta blocks; ``bytes``: their size.
-        epoch: of the index afterwards.
-        blocked: nodes that could not be merged, or have no block.
-        republished: the view was damaged, or behind the store, and was published again.
-    """
-
-    decision: MergeDecision
-    blocks: int
-    bytes: int
-    epoch: int
-    blocked: tuple[Bad, ...] = field(default=())
-    republished: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """The document."""
-        return document(self, blocked=[{"node": part.node, "reason": part.why} for part in self.blocked])
-
-    def describe(self) -> str:
-        """The text for people."""
-        lines = [f"{self.decision}: {counted(self.blocks, 'delta block')}; the index is at epoch {self.epoch}."]
-        if self.republished:
-            lines.append("The published view was damaged, or behind the store; it was published again.")
-        lines += [f"  node {part.node}: {part.why}" for part in self.blocked[:_SHOWN]]
-        if self.blocked:
-            lines.append(paragraph(RESTORE))
-        return "\n".join(lines)
-
-
-def backlog(table: Table) -> Mapping[str, float]:
-    """The backlog metrics, from the published view and the sizes of the files."""
-    nodes = max(1, table.state.next_node_id)
-    return {
-        "delta_blocks": table.delta_blocks,
-        "delta_bytes": table.delta_blocks * table.parameters.layout.block_size,
-        "dirty_percent": 100 * table.delta_nodes / nodes,
-        "blocked_parts": len(table.faults),
-    }
-
-
-def plan(table: Table, options: MergeOptions, context: RunContext) -> Report:
-    """The backlog, from the published view; damaged blocks are found by a run only."""
-    del options, context
-    table.check_files()
-    size = table.parameters.layout.block_size
-    return Report(MergeDecision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
-
-
-def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
-    """Merge the whole backlog.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-        LeaseLostError: the guard denies; earlier commits are kept.
-        StorageError: the disk is full, or failed; earlier commits are kept.
-    """
-    bad: dict[int, Bad] = {}
-    blocks = size = 0
-    with table.open(options.wait.total_seconds()) as index:
-        missing = missing_blocks(index.writable())
-        for batch in merge(index, options.max_bytes, table.durable, bad):
-            blocks, size = blocks + batch.versions, size + batch.bytes
-            context.revisions.append(batch.epoch)
-            context.figures["blocks_merged"] += batch.versions
-            context.figures["bytes_merged"] += batch.bytes
-            context.advance("merging", "blocks", batch.versions, total=table.delta_blocks)
-            context.checkpoint()
-        if blocks:
-            finish(index, table.durable)
-        blocked = (*bad.values(), *missing)
-        done = MergeDecision.MERGED if blocks else MergeDecision.NOTHING_TO_MERGE
-        decision = MergeDecision.BLOCKED if blocked else done
-        return Report(decision, blocks, size, index.writable().state.epoch, blocked, index.republished)

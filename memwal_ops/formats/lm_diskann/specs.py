@@ -154,7 +154,7 @@ again; readers are not affected. Waits for another writer or job.
 Exit codes: 0 merged, nothing_to_merge or dry_run; 10 a delta block is missing or damaged (the others are merged); 57
 busy; others: runbooks/README.md.""",
     options=MergeOptions,
-    load="memwal_ops.formats.lm_diskann.merging",
+    load="memwal_ops.formats.lm_diskann.jobs.merge",
     pool="merge",
     enabled=True,
     every=timedelta(minutes=10),

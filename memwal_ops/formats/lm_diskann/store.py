@@ -590,3 +590,45 @@ def _matrix(chunk: pa.BinaryArray, size: int) -> tuple[NDArray[np.uint8], NDArra
         part = whole[first:last][:size]
         blocks[row, : len(part)] = part
     return blocks, fits
+
+
+class Slots:
+    """The slots that a transaction or a merge allocates.
+
+    Args:
+        store: open.
+        horizon: slots that were freed at this epoch or before it may be used.
+    """
+
+    def __init__(self, store: Store, horizon: int) -> None:
+        self._store, self._horizon = store, horizon
+        self._free: NDArray[np.int64] | None = None
+        self._used = 0
+        self.count = store.state.slot_count
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Allocate that many slots, ascending."""
+        if self._free is None:
+            self._free = self._store.free_slots(self._horizon)
+        reused = self._free[self._used : self._used + count]
+        self._used += len(reused)
+        fresh = np.arange(self.count, self.count + count - len(reused), dtype=np.int64)
+        self.count += len(fresh)
+        return np.concatenate([reused, fresh])
+
+    @property
+    def taken(self) -> NDArray[np.uint64]:
+        """The allocated slots that were on the free list."""
+        return np.zeros(0, U8) if self._free is None else self._free[: self._used].astype(U8)
+
+    def superseded(self, nodes: NDArray[np.uint64], epoch: int) -> NDArray[np.uint64]:
+        """The current slots of these nodes: [n, 4] of slot, node, epoch of its version, epoch of the next version."""
+        if not len(nodes):
+            return np.zeros((0, 4), U8)
+        # If a version in between is in the delta table, the old slot's version ends at that one's epoch.
+        columns = self._store.columns(
+            "SELECT slot, node_id, from_epoch, coalesce((SELECT min(commit_epoch) FROM lmd_delta_blocks d "
+            f"WHERE d.node_id = s.node_id AND d.commit_epoch > s.from_epoch), {epoch}) "
+            "FROM lmd_slots s WHERE node_id IN (SELECT id FROM moved)", moved=nodes.astype(U8),
+        )  # fmt: skip
+        return np.stack(columns, axis=1).astype(U8)

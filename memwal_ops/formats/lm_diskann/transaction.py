@@ -17,10 +17,11 @@ import numpy as np
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, StorageError
 from memwal_ops.formats.lm_diskann import publishing
 from memwal_ops.formats.lm_diskann.errors import IdsExhaustedError
-from memwal_ops.formats.lm_diskann.files import GRAPH, Slots, Step, sync, write_all
+from memwal_ops.formats.lm_diskann.files import GRAPH, Step, sync, write_all
 from memwal_ops.formats.lm_diskann.kernels.healing import neighbours
 from memwal_ops.formats.lm_diskann.kernels.inserting import insert, set_tombstones
 from memwal_ops.formats.lm_diskann.kernels.reading import scratch, seal, touch
+from memwal_ops.formats.lm_diskann.store import Slots
 from memwal_ops.formats.lm_diskann.vectors import encode, entry_points
 from memwal_ops.formats.lm_diskann.view import read_starts
 from memwal_ops.formats.lm_diskann.wire import I8, MAX_CODEBOOKS, MAX_NODES, OVERFLOW, TOMBSTONED, U8, Changes, headers

@@ -28,6 +28,7 @@ from memwal_ops.formats.zeppelin.segments import (
     SegmentReader,
     SegmentWriter,
     Training,
+    by_cluster,
     clusters_for,
     create,
     imbalance,
@@ -35,21 +36,17 @@ from memwal_ops.formats.zeppelin.segments import (
     make_quantizer,
     nearest,
     outgrown,
+    pack,
     read_training,
     too_imbalanced,
     train,
     training_bytes,
     training_path,
+    unpack,
 )
 from memwal_ops.formats.zeppelin.wire import new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef, timestamp
-from memwal_ops.formats.zeppelin.wire.segment import (
-    decode_attributes,
-    decode_cluster,
-    encode_attributes,
-    encode_cluster,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -417,30 +414,6 @@ def staging_path(token: int) -> str:
 
 # Product quantization trains 256 codes for each part of a vector.
 CODES_SAMPLED = 16
-
-
-def by_cluster(rows: Rows, labels: NDArray[np.intp]) -> Iterator[tuple[int, Rows]]:
-    """The rows of each cluster that a label names, in their order."""
-    if not len(labels):
-        return
-    order = np.argsort(labels, kind="stable")
-    numbers, starts = np.unique(labels[order], return_index=True)
-    for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
-        yield int(number), rows.take(places)
-
-
-def pack(rows: Rows) -> bytes:
-    """Some rows as bytes, with their length."""
-    cluster = encode_cluster(rows.ids, rows.vectors, rows.vectors.shape[1])
-    attributes = encode_attributes(rows.attributes)
-    return struct.pack("<QQ", len(cluster), len(attributes)) + cluster + attributes
-
-
-def unpack(data: bytes) -> Rows:
-    """The reverse of :func:`pack`."""
-    clusters, _ = struct.unpack_from("<QQ", data)
-    ids, vectors = decode_cluster(data[16 : 16 + clusters])
-    return Rows(ids, vectors, decode_attributes(data[16 + clusters :], len(ids)))
 
 
 class Spill:

@@ -6,6 +6,7 @@ Memory: one cluster, or one group of clusters, at a time.
 from __future__ import annotations
 
 import json
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -564,3 +565,27 @@ def _decoded(path: str, decode: Callable[[], T]) -> T:
         raise UnsupportedFeatureError(f"{path} cannot be read: {error}", remedy=remedies.SERVER) from error
     except InvalidFormatError as error:
         raise SegmentCorruptError(f"{path} cannot be read: {error}") from error
+
+
+def by_cluster(rows: Rows, labels: NDArray[np.intp]) -> Iterator[tuple[int, Rows]]:
+    """The rows of each cluster that a label names, in their order."""
+    if not len(labels):
+        return
+    order = np.argsort(labels, kind="stable")
+    numbers, starts = np.unique(labels[order], return_index=True)
+    for number, places in zip(numbers, np.split(order, starts[1:]), strict=True):
+        yield int(number), rows.take(places)
+
+
+def pack(rows: Rows) -> bytes:
+    """Some rows as bytes, with their length."""
+    cluster = encode_cluster(rows.ids, rows.vectors, rows.vectors.shape[1])
+    attributes = encode_attributes(rows.attributes)
+    return struct.pack("<QQ", len(cluster), len(attributes)) + cluster + attributes
+
+
+def unpack(data: bytes) -> Rows:
+    """The reverse of :func:`pack`."""
+    clusters, _ = struct.unpack_from("<QQ", data)
+    ids, vectors = decode_cluster(data[16 : 16 + clusters])
+    return Rows(ids, vectors, decode_attributes(data[16 + clusters :], len(ids)))

@@ -21,8 +21,17 @@ from memwal_ops.core.guard import Unguarded
 from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.faults import reported
 from memwal_ops.core.spark.runner import Stage
-from memwal_ops.formats.zeppelin.compaction import by_cluster, pack, unpack
-from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader, SegmentWriter, Written, joined, nearest
+from memwal_ops.formats.zeppelin.segments import (
+    Rows,
+    SegmentReader,
+    SegmentWriter,
+    Written,
+    by_cluster,
+    joined,
+    nearest,
+    pack,
+    unpack,
+)
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:

@@ -29,19 +29,18 @@ from memwal_ops.formats.lm_diskann.files import (
     METADATA,
     READERS,
     WRITER,
-    Slots,
     io_errors,
     log_path,
     lowest_reader,
     needed_from,
     sync_folder,
 )
-from memwal_ops.formats.lm_diskann.jobs import catchup, gc
+from memwal_ops.formats.lm_diskann.jobs import catchup, gc, merge
 from memwal_ops.formats.lm_diskann.jobs.catchup import versions_behind
 from memwal_ops.formats.lm_diskann.kernels.reading import seal
 from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
 from memwal_ops.formats.lm_diskann.specs import CatchupOptions, EraseOptions, GcOptions, MergeOptions
-from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Slots, Store
 from memwal_ops.formats.lm_diskann.view import read_current
 from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
 from memwal_ops.storage.clock import store_time
@@ -358,7 +357,7 @@ class FolderErasure(Erasure):
         healed = catchup.apply(self.table, CatchupOptions(), self.context)
         self.count("nodes_healed", healed.healed)
         self.context.step("merge")
-        merged = merging.apply(self.table.newest(), MergeOptions(), self.context)
+        merged = merge.apply(self.table.newest(), MergeOptions(), self.context)
         self.count("blocks_merged", merged.blocks)
         self.faults += [Holder("delta block", str(part.node), part.why, blocks=True) for part in merged.blocked]
         self._collect()

@@ -12,7 +12,7 @@ from memwal_ops.formats.lm_diskann.files import GRAPH, lowest_reader
 from memwal_ops.formats.lm_diskann.jobs.catchup import drift, unhealed, versions_behind
 from memwal_ops.formats.lm_diskann.jobs.compact import backlog as compact_backlog
 from memwal_ops.formats.lm_diskann.jobs.gc import backlog as gc_backlog
-from memwal_ops.formats.lm_diskann.merging import backlog as merge_backlog
+from memwal_ops.formats.lm_diskann.jobs.merge import backlog as merge_backlog
 from memwal_ops.formats.lm_diskann.source import Unusable, read_source
 from memwal_ops.text import counted, paragraph
 
