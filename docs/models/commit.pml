@@ -7,7 +7,7 @@
  * was built on.
  *
  * Read publish first: what is asserted there holds for every version. Then Merger: a process of several steps, between any two of
- * which all others may run; its steps have the numbers of docs/architecture.md, "the commit". Each of the others is one step, which
+ * which all others may run; its steps have the numbers of docs/protocol.md, "commit of progress". Each of the others is one step, which
  * may come at any moment. A merger that is killed begins again, or makes no further step. When every process has ended, the last
  * lines assert that nothing is left to merge. live[v] falls when an expiry deletes the manifest: then the number is free again.
  *
