@@ -36,6 +36,7 @@ from memwal_ops.supervisor.observe.findings import (
     partial_fault,
     writer_findings,
 )
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.workers.polling import poll_table
 from memwal_ops.text import counted, counted_as, printable
 
@@ -257,8 +258,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         yield WARNING, f"{table['name']}: {one['what']}"
     if table["look_error"]:
         yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
-    for job, state in table["jobs"].items():
-        yield from job_findings(f"{table['name']}/{job}", state)
-        if state["last_outcome"] == "partial" and job != name and not (job == ASKED_BY and bad_indexes):
-            level, what = partial_fault(job)
+    for other, state in applicable_jobs(table).items():
+        yield from job_findings(f"{table['name']}/{other}", state)
+        if state["last_outcome"] == "partial" and other != name and not (other == ASKED_BY and bad_indexes):
+            level, what = partial_fault(other)
             yield level, f"{table['name']}: {what}"

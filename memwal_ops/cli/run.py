@@ -12,6 +12,7 @@ from memwal_ops.cli.options import config_option
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.service import Service
 from memwal_ops.supervisor.workers.worker import NOT_APPLICABLE
 from memwal_ops.text import counted, printable, size_text
@@ -78,7 +79,7 @@ def _left(done: Sequence[Mapping[str, Any]]) -> str:
 
 def _idle(tables: Sequence[TableStatus]) -> str:
     """Return why nothing ran: the deferred jobs, or the next due one."""
-    jobs = [(f"{table['name']} {name}", job) for table in tables for name, job in table["jobs"].items()]
+    jobs = [(f"{table['name']} {name}", job) for table in tables for name, job in applicable_jobs(table).items()]
     deferred = [f"{name} is due, and waits for: {job['waiting_for']}." for name, job in jobs if job["waiting_for"]]
     if deferred:
         return "\n".join(deferred)

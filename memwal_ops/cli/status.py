@@ -38,7 +38,7 @@ from memwal_ops.supervisor.observe.findings import (
     service_findings,
 )
 from memwal_ops.supervisor.observe.status import FleetStatus
-from memwal_ops.supervisor.observe.status_document import budget_text
+from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_text
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.state.directory import state_dir
 from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, time_text
@@ -121,7 +121,7 @@ def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
     shown = [budget_text(budget)] if budget.get("own") and budget["limits"] else []
     if budget["shadow"]:
         return shown
-    waiting = sum(job["waiting_for"] == "over_budget" for table in tables for job in table["jobs"].values())
+    waiting = sum(job["waiting_for"] == "over_budget" for table in tables for job in applicable_jobs(table).values())
     jobs = counted(waiting, "due job")
     if budget["used_up"] is None:
         return [*shown, f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else shown
@@ -200,7 +200,7 @@ def _place(table: Mapping[str, Any]) -> str:
 
 
 def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]:
-    for name, job in table["jobs"].items():
+    for name, job in applicable_jobs(table).items():
         if in_full or job["consecutive_failures"] or job["state"] == "running" or job["last_outcome"] == "partial":
             yield [
                 table["name"], name, job["waiting_for"] or job["state"], job["last_outcome"] or "none",
@@ -210,13 +210,13 @@ def _job_rows(table: Mapping[str, Any], *, in_full: bool) -> Iterator[list[str]]
 
 def _next_runs(table: Mapping[str, Any], *, several: bool) -> Iterator[str]:
     where = f" of {table['name']}" if several else ""
-    for name, job in table["jobs"].items():
+    for name, job in applicable_jobs(table).items():
         if job.get("next_run"):
             yield paragraph(f"The next {name}{where}: {describe_next_run(job['next_run'])}.", hanging="  ")
 
 
 def _lease_rows(table: Mapping[str, Any]) -> Iterator[list[str]]:
-    for name, job in table["jobs"].items():
+    for name, job in applicable_jobs(table).items():
         lease = job["lease"]
         if lease["state"] != "free":
             suffix = " (this service)" if lease["state"] == "held" else ""

@@ -229,8 +229,14 @@ class Stage:
         self.scheduler.on_message(worker, None)  # type: ignore[arg-type]
         self.turn()
 
-    def see(self, table: str, recorded: Mapping[str, Any] | None = None, **figures: float) -> None:
-        """A look at a table's backlog is asked for, and answered; `recorded`: the last runs by the leases."""
+    def see(
+        self,
+        table: str,
+        recorded: Mapping[str, Any] | None = None,
+        applies: tuple[str, ...] | None = None,
+        **figures: float,
+    ) -> None:
+        """A poll of a table is asked for, and answered; `recorded`: the last runs by the leases."""
         self.scheduler.poll(table)
         self.turn()
         worker, request = next(
@@ -238,7 +244,7 @@ class Stage:
             for worker, request in reversed(self.pools.given)
             if isinstance(request, PollRequest) and request.uri == f"/{table}"
         )
-        answer = Result(request.id, "succeeded", figures=figures, version=3, recorded=recorded or {})
+        answer = Result(request.id, "succeeded", figures=figures, version=3, recorded=recorded or {}, applies=applies)
         self.scheduler.on_message(worker, vars_of(answer))  # type: ignore[arg-type]
         self.turn()
 

@@ -14,6 +14,7 @@ from memwal_ops.core.bad_answers import ASKED_BY, bad_answers
 from memwal_ops.core.bad_answers import PAGE as ANSWERS_PAGE
 from memwal_ops.core.figures import backlog_of, jobs_of
 from memwal_ops.errors import TableCorruptError, runbook
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.text import counted, counted_as, time_text
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield failure.finding(table, file)
     failing = {job for failure in failures for job in failure.jobs}
     if error is None:
-        yield from _late(table, [name for name in table["jobs"] if name not in failing], file)
+        yield from _late(table, [name for name in applicable_jobs(table) if name not in failing], file)
     behind = limits.level(backlog)
     if behind:
         count = counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
@@ -308,7 +309,7 @@ class _Failure:
 def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
     """Return the failures of a table's jobs: those that failed for the same reason are one."""
     found: dict[object, _Failure] = {}
-    for name, job in table["jobs"].items():
+    for name, job in applicable_jobs(table).items():
         if job["last_outcome"] == "partial":
             error = errors.last_error(table["name"], name)
             if error is not None:
@@ -400,8 +401,9 @@ def level_of_finding(finding: Mapping[str, Any]) -> int:
 def backlog_job(table: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return the name of the job that processes the backlog, and its status; None if it is not configured."""
     known = jobs_of("backlog")
-    name = next((one for one in known if one in table["jobs"]), known[0])
-    return name, table["jobs"].get(name)
+    jobs = applicable_jobs(table)
+    name = next((job for job in known if job in jobs), known[0])
+    return name, jobs.get(name)
 
 
 WAITS = {

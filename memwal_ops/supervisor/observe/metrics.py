@@ -40,6 +40,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.events import OUTCOMES
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
 from memwal_ops.text import printable
@@ -453,7 +454,7 @@ class _StatusCollector(Collector):
 
     def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]
-        jobs = [((one["name"], job), of) for one in tables for job, of in one["jobs"].items()]
+        jobs = [((one["name"], job), of) for one in tables for job, of in applicable_jobs(one).items()]
         yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
         faults = [((), float(len(service["discovery_faults"])))]

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.storage.catalogs import is_catalog
 from memwal_ops.supervisor.observe.findings import CRITICAL, OK, WARNING, WORDS, level_of_finding
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,7 +116,7 @@ def row_of(
     rows, uncovered = backlog.amount("table_rows"), backlog.amount("uncovered")
     covered = rows and uncovered is not None and backlog.amount("indexes")
     recalls = [one["recall"] for one in table["answers"] if one.get("recall") is not None]
-    jobs = {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
+    jobs = applicable_jobs(table)
     ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=("", None))
     due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=("", None))
     worst = max(findings, key=level_of_finding, default=None)

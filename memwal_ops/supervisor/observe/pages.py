@@ -33,7 +33,7 @@ from memwal_ops.pages.rendering import content_security_policy, render, runbook_
 from memwal_ops.supervisor.http.access import ANONYMOUS
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, WORDS, findings_of, no_tables, service_findings
 from memwal_ops.supervisor.observe.overview import Overview, Query, group_names, groups_of, page_of, totals
-from memwal_ops.supervisor.observe.status_document import budget_notes
+from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_notes
 from memwal_ops.supervisor.observe.table_view import (
     answers_view,
     budget_chart,
@@ -63,7 +63,7 @@ _MAX_JOBS = 3
 
 def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
     """Add the buttons to the view of a table: those of its findings, and of its jobs."""
-    jobs = {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
+    jobs = applicable_jobs(table)
     for one in view["findings"]:
         named = [name for name in one["jobs"] if name in jobs and jobs[name]["state"] != "running"]
         one["buttons"] = [_start(table["name"], name, jobs[name]) for name in named[:_MAX_JOBS]]
@@ -86,10 +86,9 @@ def table_buttons(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:
     """Yield the commands that do the same as the buttons, for a viewer without them; ``file``: the configuration."""
     given = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])}"
-    for name, job in table["jobs"].items():
-        if job.get("applies", True):
-            action = "cancel" if job["state"] == "running" else "retry" if _waits(job) else "run"
-            yield f"memwal-ops service {action} {given} --job {name}"
+    for name, job in applicable_jobs(table).items():
+        action = "cancel" if job["state"] == "running" else "retry" if _waits(job) else "run"
+        yield f"memwal-ops service {action} {given} --job {name}"
     yield f"memwal-ops service {'resume' if table.get('paused') else 'pause'} {given}"
 
 

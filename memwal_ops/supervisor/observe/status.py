@@ -128,11 +128,16 @@ def _table(
             name: {
                 **job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key)),
                 "breaker": breaker_status(entry, scheduler.settings.config.backoff.longest, now),
-                "applies": state.applies is None or name in state.applies,
+                **_applying(applies=state.applies_to(entry)),
             }
             for name, entry in sorted(state.entries.items())
         },
     }
+
+
+def _applying(*, applies: bool) -> Any:
+    """The keys of a job that depend on whether it applies to its table: what does not apply has no success."""
+    return {"applies": True} if applies else {"applies": False, "last_success": None, "seconds_since_success": None}
 
 
 def budget_status(scheduler: Scheduler) -> BudgetStatus | None:
@@ -341,7 +346,10 @@ class FleetStatus:
             "answers": self._answers(table) if in_service is None else in_service["answers"],
             "paused": None if in_service is None else in_service.get("paused"),
             "jobs": {
-                name: self._job(TableJob(table, jobs[name], now), leases.get(name), known.get(name), now, figures)
+                name: {
+                    **self._job(TableJob(table, jobs[name], now), leases.get(name), known.get(name), now, figures),
+                    **_applying(applies=reading.jobs is None or jobs[name].named or name in reading.jobs),
+                }
                 for name in sorted(jobs)
             },
         }

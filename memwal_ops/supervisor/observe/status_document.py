@@ -52,6 +52,11 @@ def _amount(name: str, amount: float, currency: str) -> str:
     return time_text(amount) if name == "cpu" else size_text(amount) if name == "bytes_written" else f"{amount:,.0f}"
 
 
+def applicable_jobs(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The jobs in a table's status that apply to it: the others never run, and say nothing of it."""
+    return {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
+
+
 class LeaseHolder(TypedDict):
     """The holder of a lease."""
 

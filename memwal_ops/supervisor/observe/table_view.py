@@ -23,6 +23,7 @@ from memwal_ops.supervisor.observe.findings import (
     level_of_finding,
     waits_text,
 )
+from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
@@ -49,7 +50,7 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
         findings: what is wrong with it.
     """
     backlog = backlog_of(table)
-    jobs = {name: job for name, job in table["jobs"].items() if job.get("applies", True)}
+    jobs = applicable_jobs(table)
     return {
         **{name: table[name] for name in ("name", "uri", "version", "looked_at")},
         "blocked": table["blocked"][MAX_BLOCKED:],

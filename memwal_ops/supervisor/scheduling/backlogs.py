@@ -146,6 +146,9 @@ class PollResults:
         state.history = result.get("report") or state.history
         if result.get("applies") is not None:
             state.applies = frozenset(result["applies"])
+            for entry in state.entries.values():
+                if entry.state == QUEUED and not entry.at_once and not state.applies_to(entry):
+                    entry.state, entry.due, entry.waiting = IDLE, None, None
         self._take_outcome(state, result, reading.began)
         idle = good and not state.blocked
         if good or result.get("figures"):
@@ -317,16 +320,18 @@ class BacklogPolling:
     def decide_at_next_poll(self, entry: TableJob) -> bool:
         """Leave it to the next poll whether a scheduled run is necessary; False if it is known to be necessary.
 
-        Where that depends on the table's figures alone, no poll is requested: that of the timer is soon enough.
+        The first poll shows which jobs apply to the table. Where the decision depends on the table's figures alone, no
+        poll is requested: that of the timer is soon enough.
         """
         if entry.state != IDLE:
             return False
         unchanged, state = self.due.is_unchanged(entry), self._shared.tables[entry.table.name]
         by_lease = self.due.asks_lease(state, entry)
-        if not (unchanged or by_lease or entry.settings.skips_if_not_due):
+        unread = state.polled is None and state.error is None and not entry.settings.named
+        if not (unchanged or by_lease or unread or entry.settings.skips_if_not_due):
             return False
         state.scheduled[entry.settings.name] = self._shared.clock.monotonic()
-        if unchanged or by_lease:
+        if unchanged or by_lease or unread:
             self.request(entry.table.name)
         return True
 

@@ -250,7 +250,7 @@ class DueJobs:
 
     def queue_triggered(self, state: TableState, began: float) -> None:
         """Queue the jobs whose trigger the figures meet, and those that restore an objective."""
-        for entry in state.entries.values():
+        for entry in filter(state.applies_to, state.entries.values()):
             why = triggered_by(entry.settings, state.figures, entry.table.settings.objectives)
             if why is None or self._is_unproductive(entry, state) or self._is_stopped(entry):
                 continue
@@ -286,6 +286,8 @@ class DueJobs:
         now = self._shared.clock.now()
         for name, due in [*state.scheduled.items()]:
             entry = state.entries.get(name)
+            if entry is not None and not state.applies_to(entry):
+                entry = None
             last = (state.recorded or {}).get(name)
             if entry is not None and entry.started is None and last and self._is_done_elsewhere(entry, last):
                 del state.scheduled[name]

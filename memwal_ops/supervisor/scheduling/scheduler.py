@@ -324,7 +324,9 @@ class Scheduler(SharedState):
     def on_schedule(self, table: str, job: str) -> None:
         """Queue a job that is due by its schedule, unless the next poll may find that there is nothing to do."""
         entry = self.find(table, job)
-        if entry is None or self.stopping or not self._polling.decide_at_next_poll(entry):
+        if entry is None or self.stopping or not self.tables[table].applies_to(entry):
+            return
+        if not self._polling.decide_at_next_poll(entry):
             self.enqueue(table, job, "schedule")
 
     def queue_scheduled(self) -> None:

@@ -240,6 +240,10 @@ class TableState:
         """The figures with their meaning."""
         return Figures(self.figures, self.table.settings.format)
 
+    def applies_to(self, entry: TableJob) -> bool:
+        """Whether a job applies, as far as polls have shown; one that its own entry names fails if it does not."""
+        return self.applies is None or entry.settings.named or entry.settings.name in self.applies
+
     def clock_set_back(self, by: timedelta, now: datetime) -> None:
         """Correct the times after the wall clock was set back by ``by``."""
         if self.polled is not None:

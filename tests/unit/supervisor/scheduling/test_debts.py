@@ -149,6 +149,7 @@ def test_what_comes_after_a_compaction_waits_until_that_is_decided(tmp_path: Pat
     jobs = "expire: {apply: true}, catchup: {schedule: 30m}, verify: {enabled: false}"
     text = f"defaults: {{jobs: {{{jobs}}}}}\ntables: [{{uri: /a}}]\n"
     stage = Stage(tmp_path, text, once=True)
+    stage.see("a")
     stage.scheduler.queue_scheduled()
     stage.turn()
     stage.answer("a", "merge")

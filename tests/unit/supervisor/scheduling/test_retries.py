@@ -95,7 +95,7 @@ def test_another_table_of_the_name_begins_anew(tmp_path: Path) -> None:
     stage.scheduler.set_settings(right)
     stage.scheduler.set_tables(stage.tables(right))
     timers.sync()
-    stage.turn()
+    stage.see("a")
     states = {job: stage.job("a", job) for job in ("merge", "compact", "gc")}
     assert {state["consecutive_failures"] for state in states.values()} == {0}
     assert {state["state"] for state in states.values()} <= {"running", "queued"}

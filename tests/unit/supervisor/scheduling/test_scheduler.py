@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from memwal_ops.errors import HistoryError
+from memwal_ops.supervisor.scheduling.due import queue_retry
 from memwal_ops.supervisor.state.outcomes import log_fields, repeated
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import START, THEM, Stage, vars_of
@@ -458,3 +459,31 @@ def test_a_poll_that_makes_nothing_due_looks_at_no_other_table(stage: Stage, mon
     seen.clear()
     stage.turn(1.5)
     assert seen, "a window may have begun"
+
+
+PLAIN_JOBS = ("catchup", "compact", "expire", "gc", "verify")
+
+
+def started(stage: Stage, *applies: str, **figures: float) -> set[str]:
+    """What is queued or runs once the schedules of all jobs have fired, and a poll has shown which apply."""
+    for entry in [*stage.scheduler.entries()]:
+        stage.scheduler.on_schedule(*entry.key)
+    stage.see("a", applies=applies, **figures)
+    return {entry.settings.name for entry in stage.scheduler.entries() if entry.state != "idle"}
+
+
+def test_jobs_that_do_not_apply_are_never_started(tmp_path: Path) -> None:
+    """Half of a history were merges and snapshots of plain tables, each of which found that it does not apply."""
+    stage = Stage(tmp_path, "tables: [{uri: /a}]\n")
+    queue_retry(stage.scheduler.tables["a"].entries["snapshot"], START, None)  # of an earlier release
+    assert started(stage, *PLAIN_JOBS) <= {*PLAIN_JOBS}
+    stage.scheduler.tables["a"].entries["merge"].succeeded = START
+    assert stage.job("a", "merge")["applies"] is False
+    assert stage.job("a", "merge")["last_success"] is None
+    assert "merge" not in started(stage, *PLAIN_JOBS)
+    assert "merge" in started(stage, "merge", *PLAIN_JOBS, generations=9.0, bytes=1.0), "it has a log by now"
+
+
+def test_a_job_that_the_entry_of_its_table_names_fails_if_it_does_not_apply(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "tables: [{uri: /a, jobs: {merge: {schedule: 1h}}}]\n")
+    assert "merge" in started(stage, *PLAIN_JOBS)
