@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.line_chart import line_chart
 from benchmarks.markdown import head, row
-from memwal_ops.core.cost import Spent
+from memwal_ops.core.cost import LIST_PRICES, Spent, money_of, money_text
 from memwal_ops.core.fleet_budget import FleetBudget, amounts_of
 from memwal_ops.core.job import DebtSpec, JobSpec, Saving
 from memwal_ops.core.options import Options
-from memwal_ops.core.prices import LIST_PRICES, money_of, money_text
 from memwal_ops.core.turns import Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, looks_secret
+from memwal_ops.storage.options import RedactedOptions, is_secret_key, looks_secret
 
 # Airflow's names for the fields of an AWS connection, with the names of the storage options.
 _AWS_EXTRA = {

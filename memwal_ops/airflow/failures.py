@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops import errors
 from memwal_ops.core.options import NotABooleanError
 from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
-from memwal_ops.storage.disk_full import DiskFullError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.api import DiskFullError
+from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -22,7 +22,7 @@ from memwal_ops.airflow.connections import check_public, secrets_of, storage_opt
 from memwal_ops.airflow.failures import NATIVE, Failure, from_error
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.redaction import RedactedOptions
+from memwal_ops.storage.options import RedactedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

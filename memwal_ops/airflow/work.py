@@ -14,7 +14,7 @@ from memwal_ops.core.run import run_job as run
 from memwal_ops.core.tracing import parent
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,13 +12,13 @@ import click
 from memwal_ops.cli.options import BRANCH, TABLE, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.bad_answers import ASKED_BY, bad_answers
+from memwal_ops.core.answers import ASKED_BY, bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
 from memwal_ops.core.registry import format_errors
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, is_damage
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.client import ServiceClient, why_silent
 from memwal_ops.supervisor.observe.findings import (

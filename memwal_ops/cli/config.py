@@ -15,7 +15,7 @@ from memwal_ops.cli.config_units import cron, kubernetes, systemd
 from memwal_ops.cli.options import config_argument, json_output
 from memwal_ops.cli.printing import echo_result, error_document, with_pages
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
 from memwal_ops.supervisor.config.effective import DEFAULT
 from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings

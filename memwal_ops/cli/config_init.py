@@ -15,12 +15,12 @@ import click
 from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo, echo_json, written_file
 from memwal_ops.cli.process import open_table
+from memwal_ops.core.maintain import tables_of_database
 from memwal_ops.core.registry import format_of_folder, short_name
-from memwal_ops.core.scan import tables_of_database
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import split_query
-from memwal_ops.storage.redaction import is_secret_key
+from memwal_ops.storage.options import is_secret_key
 from memwal_ops.text import counted, printable
 
 if TYPE_CHECKING:

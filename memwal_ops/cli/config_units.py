@@ -22,7 +22,7 @@ from memwal_ops.cli.options import config_argument
 from memwal_ops.cli.printing import echo, written_file
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.locations import split_query
-from memwal_ops.storage.redaction import is_secret_key
+from memwal_ops.storage.options import is_secret_key
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.version import __version__

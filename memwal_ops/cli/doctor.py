@@ -289,7 +289,7 @@ def _guarantees(store: Store) -> Iterator[Check]:
 
 def _bucket(location: Location) -> Iterator[Check]:
     """Check the bucket's settings that delete objects, or keep deleted ones, without gc's knowledge."""
-    from memwal_ops.storage.buckets import bucket_settings  # noqa: PLC0415 - boto3, only for S3
+    from memwal_ops.storage.aws import bucket_settings  # noqa: PLC0415 - boto3, only for S3
     from memwal_ops.storage.locations import bucket_and_prefix  # noqa: PLC0415
 
     bucket, prefix = bucket_and_prefix(location)

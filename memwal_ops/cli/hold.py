@@ -14,8 +14,7 @@ from memwal_ops.core.holds import holds, release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError, StorageError
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import grid
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text, grid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

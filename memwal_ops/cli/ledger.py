@@ -10,26 +10,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.achieved import achieved_by
-from memwal_ops.core.bad_answers import ASKED_BY
-from memwal_ops.core.cost import describe_cost, expected_cost, spent_by
+from memwal_ops.core.answers import ASKED_BY
+from memwal_ops.core.cost import CURRENCY, LIST_PRICES, describe_cost, expected_cost, spent_by
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.prices import CURRENCY, LIST_PRICES
 from memwal_ops.core.report import PlanReport, bounded
 from memwal_ops.core.run import plugin_errors
 from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.places import default_config_path, default_state_dir
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.cost import Cost
+    from memwal_ops.core.cost import Cost, Prices
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.prices import Prices
     from memwal_ops.core.protocols import Table
     from memwal_ops.core.report import Report
     from memwal_ops.supervisor.config.model import Config

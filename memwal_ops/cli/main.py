@@ -22,7 +22,7 @@ from memwal_ops.cli import process
 from memwal_ops.cli.commands import Commands
 from memwal_ops.cli.printing import echo, echo_json, error_document, page_path, with_pages
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:

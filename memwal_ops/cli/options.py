@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.places import default_config_path
 from memwal_ops.storage.options import parse_options
-from memwal_ops.units import parse_duration
+from memwal_ops.text import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,12 +10,11 @@ import click
 
 from memwal_ops.cli.options import Duration, config_option, json_output
 from memwal_ops.cli.printing import echo_result
-from memwal_ops.core.cost import MAX_RUNS, describe_cost, spent_by
+from memwal_ops.core.cost import MAX_RUNS, describe_cost, money_text, spent_by
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, FleetBudget, Others
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.prices import money_text
 from memwal_ops.errors import HistoryError, InvalidUsageError, MemwalOpsError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.membership.reading import read_others
 from memwal_ops.supervisor.observe.forecast import forecast
@@ -27,8 +26,7 @@ from memwal_ops.supervisor.scheduling.ranking import budget_status, new_budget
 from memwal_ops.supervisor.state.directory import history_path, instance_of, members_of, state_dir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.outcomes import charged_runs
-from memwal_ops.text import counted, grid, paragraph, size_text, time_text
-from memwal_ops.units import duration_text
+from memwal_ops.text import counted, duration_text, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

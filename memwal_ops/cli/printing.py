@@ -13,7 +13,7 @@ import click
 
 import memwal_ops
 from memwal_ops.errors import InvalidUsageError, runbook
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from memwal_ops.core.table_history import history_document, storage_of_gc
 from memwal_ops.core.verification import Severity
 from memwal_ops.errors import BusyError, InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.pages.rendering import render
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.observe.findings import (
     CRITICAL,
     DEFAULT_LIMITS,

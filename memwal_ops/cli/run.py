@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from memwal_ops import log as logging_setup
 from memwal_ops.cli.options import config_option
 from memwal_ops.cli.printing import echo, echo_json
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.service import Service

@@ -14,10 +14,10 @@ from memwal_ops.cli.ledger import RunHistory
 from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.bad_answers import PAGE
+from memwal_ops.core.answers import PAGE
+from memwal_ops.core.maintain import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
-from memwal_ops.core.scan import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
@@ -33,7 +33,7 @@ from memwal_ops.text import counted, grid, paragraph, printable, size_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.core.bad_answers import BadAnswers
+    from memwal_ops.core.answers import BadAnswers
 
 _MAX_BLOCKED, _MAX_WRITTEN = 3, 5
 _MAX_SKIPPED = 10

@@ -17,8 +17,7 @@ from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.access import read_tokens, token_file_of
 from memwal_ops.supervisor.http.client import ServiceClient, target
 from memwal_ops.supervisor.notify import Change, Found, Message, NotificationError, send
-from memwal_ops.text import counted
-from memwal_ops.units import duration_text
+from memwal_ops.text import counted, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

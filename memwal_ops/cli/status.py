@@ -18,9 +18,9 @@ from memwal_ops.cli.check import ask_service, backlog_limits
 from memwal_ops.cli.options import Duration, config_option, json_output
 from memwal_ops.cli.printing import echo, echo_json, echo_result, error_document, page_path
 from memwal_ops.core.figures import backlog_of, shared_noun
-from memwal_ops.core.next_run import describe_next_run
+from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.client import ServiceClient
 from memwal_ops.supervisor.observe.findings import (

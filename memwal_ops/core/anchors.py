@@ -9,19 +9,172 @@ backup has the same effect: objects that were deletable are needed again.
 
 A revision's number and file names do not identify a table; the anchor's size, modification time and entity tag do. If
 the anchor is gone, an expiry cannot be distinguished from a new table, and nothing more is deleted.
+
+The commit guard: refuse every publication and deletion of a run once its lease is lost.
+
+One guard is checked before every effect: mutations through the store (:class:`GuardedStore`), and, by the formats
+themselves, effects that do not use it (pylance's commits, transactions of an embedded database, page writes that
+a reader may see). After a loss it denies everything with one exception: a run may still remove the exact paths that
+it registered as its own unpublished files.
+
+Why deny by default: a stalled supervisor resumes after another one took its lease, and its job is inside a library
+call. Whatever it then publishes is still ordered by the format's own compare-and-swap, so nothing is lost; but the
+proofs of its deletions are from before the stall.
+
+A guard saves work and shortens that window, but it is no proof: the lease may be lost between the check and the
+effect. Publication is decided by the format's own conditional write.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
 
-from memwal_ops.errors import TableReplacedError
+from memwal_ops.errors import LeaseLostError, TableReplacedError
+from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+# Every other method of a store counts as a mutation, until it is listed here.
+_READS = frozenset({"get", "get_with_tag", "get_range", "head", "list", "list_level"})
+
+
+class CommitGuard(Protocol):
+    """Checked before every publication and deletion."""
+
+    def heartbeat(self) -> None:
+        """Called at each request: a heartbeat of the run."""
+
+    def check(self) -> None:
+        """Raise ``LeaseLostError`` if the run must not have any further effect."""
+
+    def register(self, paths: Iterable[str]) -> None:
+        """Allow the removal of these paths even without a lease: unpublished files that the run itself wrote."""
+
+    def may_remove(self, path: str) -> bool:
+        """Whether a path is registered and may be removed without a lease."""
+
+
+class Unguarded:
+    """The guard of a run without a lease (a command, or leases switched off): allows everything."""
+
+    def heartbeat(self) -> None:
+        """Ignored."""
+
+    def check(self) -> None:
+        """Never raises."""
+
+    def register(self, paths: Iterable[str]) -> None:
+        """Ignored."""
+
+    def may_remove(self, path: str) -> bool:
+        """Always true."""
+        del path
+        return True
+
+
+class LeaseGuard:
+    """The guard of a run that holds a lease. After the first denial, it always denies.
+
+    Args:
+        check: raises ``LeaseLostError`` if the run does not hold the lease any more; may send requests to the store.
+        heartbeat: called at every request of the run.
+    """
+
+    def __init__(self, check: Callable[[], None], heartbeat: Callable[[], None] = lambda: None) -> None:
+        """Start without registered paths."""
+        self._check = check
+        self._alive = heartbeat
+        self._own: set[str] = set()
+        self._lock = threading.Lock()
+        self._lost: LeaseLostError | None = None
+
+    def heartbeat(self) -> None:
+        """See the interface."""
+        self._alive()
+
+    def check(self) -> None:
+        """Check the lease. A lost lease stays lost: another supervisor may have acted on it.
+
+        Raises:
+            LeaseLostError: the lease is lost.
+        """
+        if self._lost is None:
+            try:
+                self._check()
+            except LeaseLostError as error:
+                self._lost = error
+        if self._lost is not None:
+            raise self._lost
+
+    def register(self, paths: Iterable[str]) -> None:
+        """See the interface. Safe from any thread."""
+        with self._lock:
+            self._own.update(paths)
+
+    def may_remove(self, path: str) -> bool:
+        """Whether the path was registered."""
+        with self._lock:
+            return path in self._own
+
+
+class GuardedStore(StoreWrapper):
+    """A store that checks a guard before each mutation.
+
+    Args:
+        inner: the store itself.
+        guard: checked before each mutation; its ``heartbeat`` is called at each request.
+    """
+
+    def __init__(self, inner: Store, guard: CommitGuard) -> None:
+        """Wrap ``inner``."""
+        super().__init__(inner)
+        self._guard = guard
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+        """See the interface; a page is requested as its first object is taken."""
+        for meta in self._inner.list(prefix, after=after):
+            self._guard.heartbeat()
+            yield meta
+
+    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+        """Guarded, unless every path is registered as the run's own."""
+        wanted = [*paths]
+        self._guard.heartbeat()
+        if not all(self._guard.may_remove(path) for path in wanted):
+            self._guard.check()
+        return self._inner.delete_many(wanted)
+
+    def _call(self, verb: str, method: Callable[_P, _R], /, *arguments: _P.args, **named: _P.kwargs) -> _R:
+        self._guard.heartbeat()
+        if verb not in _READS:
+            self._guard.check()
+        return method(*arguments, **named)
+
+
+class GuardedTable:
+    """Base of a format's table, a frozen dataclass with ``store`` and ``guard``: guarded copies, own files."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    store: Store
+    guard: CommitGuard
+
+    def with_guard(self, guard: CommitGuard) -> Self:
+        """The same revision with a guard that is checked before each mutation of the store and each commit."""
+        return replace(self, store=GuardedStore(self.store, guard), guard=guard)
+
+    def discard(self, paths: Iterable[str]) -> DeleteReport:
+        """Delete files that this run wrote and no revision refers to: allowed even after the run's lease is lost."""
+        own = [*paths]
+        self.guard.register(own)
+        return self.store.delete_many(own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from memwal_ops.core.erasure import ByteScan, Holder
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -8,32 +8,63 @@ run still holds its lease. If either fails, nothing more is deleted, and the rep
 
 A run can be killed at any line: drained objects still exist but are not listed for readers any more, deleted objects
 are gone, and the next run completes the work.
+
+Write every candidate of a plan to a file as JSON lines, atomically.
 """
 
 from __future__ import annotations
 
 import abc
+import json
+import os
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from memwal_ops.core.anchors import delete_proven
 from memwal_ops.core.candidates import Candidate, Gate, Verdict
-from memwal_ops.core.options import Options, count, text
-from memwal_ops.core.plan_file import plan_file
+from memwal_ops.core.options import OptionError, Options, count, text
 from memwal_ops.errors import MemwalOpsError, TableReplacedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.core.anchors import Anchor
+    from memwal_ops.core.anchors import Anchor, CommitGuard
+    from memwal_ops.core.candidates import GcReport
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.gc_report import GcReport
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.storage.api import DeleteReport, Store
+
+
+@contextmanager
+def plan_file(path: str | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield a function that writes one document as a line; without a path it does nothing.
+
+    The file appears when the block ends, or not at all if the block raises.
+
+    Raises:
+        OptionError: the folder cannot be written.
+    """
+    if path is None:
+        yield lambda _: None
+        return
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise OptionError(f"{{plan_file}} {path} cannot be written: {error}.", "plan_file") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            yield lambda document: print(json.dumps(document), file=file)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 ResultT = TypeVar("ResultT")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from memwal_ops.core import tracing
-from memwal_ops.core.guard import CommitGuard, Unguarded
+from memwal_ops.core.anchors import CommitGuard, Unguarded
 from memwal_ops.core.leases import record_by_hand
 from memwal_ops.core.past_runs import no_past_runs
 

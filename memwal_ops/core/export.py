@@ -10,10 +10,10 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from memwal_ops.core.registry import formats, open_for
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, UnsupportedFeatureError
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.export_file import ExportedObject, ExportedStore, write_export
 from memwal_ops.storage.locations import Location
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
 """Reader holds: keep a revision of a table readable until a given time. For every format.
 
-A hold is a numbered record (:mod:`memwal_ops.core.numbered_records`), so that it works on every store. An expiry of
+A hold is a numbered record (:mod:`memwal_ops.core.leases`), so that it works on every store. An expiry of
 revisions writes an announcement in the same way and reads the holds only after that; taking a hold reads
 the announcements only after the hold is written. So at least one of the two sees the other, without a lock.
+
+Check the files that memwal-ops itself stores with a table of any format: leases and holds.
 """
 
 from __future__ import annotations
@@ -11,26 +13,58 @@ import getpass
 import socket
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.numbered_records import NumberedRecords, printable
+from memwal_ops.core.export import exported_store
+from memwal_ops.core.leases import NumberedRecords, list_leases, printable
+from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import (
     InvalidUsageError,
+    MemwalOpsError,
     ObjectNotFoundError,
     StorageError,
     TableReplacedError,
     VersionGoneError,
+    runbook,
 )
 from memwal_ops.storage.clock import store_time
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from datetime import datetime
 
     from memwal_ops.core.protocols import Table
     from memwal_ops.storage.api import Store
+
+
+def check_own_files(table: Table) -> Iterator[Finding]:
+    """Find leases that expired without being released, and holds of revisions that do not exist any more."""
+    export = exported_store(table)
+    now = datetime.now(UTC) if export is None else export.taken
+    try:
+        for lease in list_leases(table.store):
+            if lease.ended is None and not lease.in_force(now):
+                yield Finding(
+                    Severity.INFO, "lease_expired", f"the lease of {lease.job}",
+                    f"{lease.holder.name} acquired it at {lease.acquired:%Y-%m-%d %H:%M:%S} and did not release it.",
+                    "None: the next supervisor acquires it.", "None; check whether that process still runs.",
+                    about=lease.job,
+                )  # fmt: skip
+    except MemwalOpsError as error:
+        yield finding_of(error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", Severity.WARNING)
+    try:
+        for hold in holds(table):
+            gone = [one for one in hold.versions if hold.in_force(now) and not table.has_revision(one)]
+            if gone:
+                yield Finding(
+                    Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
+                    f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
+                    f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", runbook(26) or "",
+                )  # fmt: skip
+    except MemwalOpsError as error:
+        yield finding_of(error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", Severity.WARNING)
+
 
 HOLDS_FOLDER = "_mem_wal_ops/holds"
 EXPIRIES_FOLDER = "_mem_wal_ops/expiries"

@@ -7,6 +7,8 @@ reference in docs/ are all generated from it, and an error names the option as t
     @dataclass(frozen=True, kw_only=True)
     class MergeOptions(Options):
         max_bytes: int | None = size(None, help="Budget of one pass.", minimum=1)
+
+Choose the engine of a job by the bytes that it works on.
 """
 
 from __future__ import annotations
@@ -18,14 +20,57 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.units import duration_text, parse_duration, parse_size, size_literal
+from memwal_ops.text import duration_text, parse_duration, parse_size, size_literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Which engine, and why. ``fell_back`` if Spark would have been selected and cannot run."""
+
+    name: str
+    reason: str
+    fell_back: bool = False
+
+
+class EngineOptions(Protocol):
+    """The options of a job by which the engine is chosen."""
+
+    @property
+    def engine(self) -> str:
+        """``local``, ``spark`` or ``auto``."""
+
+    @property
+    def spark_above(self) -> int:
+        """Bytes above which ``auto`` selects Spark."""
+
+
+def choose_engine(options: EngineOptions, work: str, size: int) -> EngineChoice:
+    """Choose the engine; starts nothing, and checks for Spark only if it would be selected.
+
+    Args:
+        options: of the job.
+        work: what the job works on, for the reason: ``a backlog``.
+        size: of that, in bytes.
+    """
+    if options.engine != "auto":
+        return EngineChoice(options.engine, "requested")
+    if size <= options.spark_above:
+        return EngineChoice("local", f"{work} of {size:,} bytes is not above {options.spark_above:,}")
+    above = f"{work} of {size:,} bytes is above {options.spark_above:,}"
+    from memwal_ops.core.spark.session import why_not  # noqa: PLC0415 - not for small work
+
+    missing = why_not()
+    if missing is not None:
+        return EngineChoice("local", f"{above}, but Spark cannot run here: {missing}", fell_back=True)
+    return EngineChoice("spark", above)
+
 
 _KEY = "memwal_ops"
 _MAX_DURATION = timedelta(days=100 * 365)

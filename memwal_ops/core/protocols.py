@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.demo import DemoSpec
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.job import InitSpec, JobSpec
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import Listing, Store

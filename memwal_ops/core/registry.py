@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
-    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.protocols import Stub, Table, TableBranch, TableFormat
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.storage.api import Listing, Store
@@ -247,7 +247,7 @@ def format_errors(table_format: TableFormat) -> Iterator[None]:
         if (package := _package_of_format(table_format)) is None:
             raise
         from memwal_ops.log import get_logger  # noqa: PLC0415 - not needed for help
-        from memwal_ops.storage.redaction import redact  # noqa: PLC0415 - as in locate
+        from memwal_ops.storage.options import redact  # noqa: PLC0415 - as in locate
 
         get_logger(__name__).exception("unexpected_error", format=table_format.name)
         cause = redact(f"{type(error).__name__}: {error}")
@@ -272,7 +272,7 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
         MemwalOpsError: the URI or an option is invalid, or the catalog has no such table, refused or failed.
     """
     from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415
-    from memwal_ops.storage.redaction import remember_options  # noqa: PLC0415 - as in locate
+    from memwal_ops.storage.options import remember_options  # noqa: PLC0415 - as in locate
 
     catalog = format_with_catalog(uri)
     if catalog is None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.context import Progress
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

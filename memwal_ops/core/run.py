@@ -16,7 +16,7 @@ from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.tracing import performed
 from memwal_ops.errors import InvalidUsageError, JobPluginError, MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

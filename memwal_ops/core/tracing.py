@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS, LOCAL, REMOTE, Meter
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from memwal_ops.units import parse_duration, parse_size
+from memwal_ops.text import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

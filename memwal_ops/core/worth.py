@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.cost import LIST_PRICES, Prices, expected_cost, money_of
 from memwal_ops.core.fleet_budget import Amounts, amounts_of
-from memwal_ops.core.prices import LIST_PRICES, Prices, money_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

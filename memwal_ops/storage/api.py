@@ -2,18 +2,41 @@
 
 Paths are relative to the table's root, use ``/`` and never start with it. Implementations
 raise only classes of :mod:`memwal_ops.errors`, never an error of a client library.
+
+Make several requests to a store at once, for an iterator that may be dropped at any element.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from memwal_ops.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def concurrently(
+    function: Callable[[_T], _R], items: Iterable[_T], *, threads: int, chunk: int | None = None
+) -> Iterator[tuple[_T, _R]]:
+    """Each item with the function's result, in order; ``chunk`` items (by default ``threads``) are taken at a time.
+
+    No thread outlives an element: an iterator that is dropped halfway is closed by whichever thread collects the
+    garbage, and one of its own could not wait for itself.
+    """
+    remaining = iter(items)
+    while taken := list(islice(remaining, chunk or threads)):
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(function, taken))
+        yield from zip(taken, results, strict=True)
 
 
 class LinkError(StorageError):
@@ -113,3 +136,25 @@ class Store(Protocol):
 
     def delete_many(self, paths: Iterable[str]) -> DeleteReport:
         """Delete in batches; a failure does not stop the remaining deletions."""
+
+
+class DiskFullError(StorageError):
+    """There is no space left: on the disk, in a quota, or in the store."""
+
+    reason = "disk_full"
+    remedy = "Free space as runbooks/disk-full.md explains, then run the command again; nothing was half-written."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The entry of one version: the manifest's key in the bucket and its size in bytes (None: not recorded).
+
+    ``moved_to``: the version is fenced, since the table was migrated to that URI; there is no manifest. ``last_fence``
+    is the last version that is fenced, or is to be.
+    """
+
+    version: int
+    path: str
+    size: int | None
+    moved_to: str | None = None
+    last_fence: int | None = None

@@ -28,17 +28,17 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
+from memwal_ops.storage.errors import RetryPolicy, retried
 from memwal_ops.storage.locations import BRANCHES_FOLDER, below, has_scheme, resolve_folder, scheme_of
-from memwal_ops.storage.options import canonical
-from memwal_ops.storage.redaction import (
+from memwal_ops.storage.options import (
     RedactedOptions,
+    canonical,
     is_secret_key,
     looks_secret,
     redact,
     remember,
     remember_options,
 )
-from memwal_ops.storage.retries import RetryPolicy, retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -3,6 +3,8 @@
 An item for each version: ``base_uri`` (the table's path in its bucket) and ``version`` are its key, ``path`` is the key
 of the manifest in the bucket, ``size`` its bytes, ``committer`` its writer. Entries are never deleted, as Lance's own
 clean-up deletes none: that of an expired version keeps a late writer from committing that version again.
+
+What an external manifest store records of a version of a table. Imports no client of one.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from memwal_ops.errors import (
     StorageCredentialsError,
     TableCorruptError,
 )
+from memwal_ops.storage.api import Entry
 from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
 from memwal_ops.storage.errors import translate
-from memwal_ops.storage.version_entry import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.storage.aws import AwsAccess
+
 
 _COMMITTER = "memwal-ops"
 _MOVED = "moved_to"

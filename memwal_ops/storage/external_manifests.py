@@ -29,11 +29,10 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.storage import metering
-from memwal_ops.storage.errors import is_absent
+from memwal_ops.storage.api import Entry
+from memwal_ops.storage.errors import call, is_absent
 from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
-from memwal_ops.storage.retries import call
-from memwal_ops.storage.version_entry import Entry
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
     from memwal_ops.storage.clients import Client
     from memwal_ops.storage.dynamodb import VersionEntries
+    from memwal_ops.storage.errors import RetryPolicy
     from memwal_ops.storage.locations import Location
-    from memwal_ops.storage.retries import RetryPolicy
 
 _ROOT_FOLDER = "_versions"
 _FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"

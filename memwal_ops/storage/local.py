@@ -4,18 +4,40 @@ A file system differs from an object store in four ways that matter to readers o
 folders exist by themselves, links lead elsewhere, a root may be missing, and a name may be
 any bytes. obstore's own listing fails as a whole at one name with a newline or that is not UTF-8, and
 follows links; therefore this module walks the folders itself.
+
+List the objects of many folders in the requests of one listing.
+
+A folder of eight objects takes a request of its own to be listed, and so do 125 of them together: a page has 1,000
+objects.
+
+Lock a file against other processes of this machine (``flock``), within a limit.
+
+The kernel frees a lock when its process ends, but not when the process is suspended: so no lock is waited for without
+a limit, and the error names the holder.
+
+Local files with a compare-and-swap between processes of memwal-ops, for formats that keep one manifest object.
+
+A file system has no write that is conditional on a tag. A lock file replaces it: a swap takes the lock (``flock``,
+which the kernel releases if the process dies), compares the hash of the content, and renames a synced file into place.
+It is **safe among processes of memwal-ops on one machine only**: another program that writes the file does not take
+the lock, and not every network file system supports locks.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import threading
+import time
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.errors import BusyError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.storage import metering
 from memwal_ops.storage.api import LinkError, Listing, ObjectMeta
 from memwal_ops.storage.clients import local_client
@@ -26,8 +48,149 @@ from memwal_ops.storage.object_store import ObjectStore, checked_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from memwal_ops.storage.api import Store
     from memwal_ops.storage.clients import Client
-    from memwal_ops.storage.retries import RetryPolicy
+    from memwal_ops.storage.errors import RetryPolicy
+
+
+_PAGE = 1000
+
+
+class FolderListings:
+    """Lists folders in few requests. They are asked for in ascending order, and read from one listing of their parent.
+
+    The listing is read on from folder to folder. At the end of a page that does not reach the next one, it is begun
+    again there: so it takes no more requests than a listing of each folder, but one for each that ends with a page.
+    It may be a page older than the call: an object that was added meanwhile may be missing.
+
+    A folder in which it finds fewer objects than are expected is listed by itself: some are gone, the store does not
+    list in order (local files, S3 Express), or the folder was asked for out of order.
+
+    Args:
+        store: the store.
+        parent: the folder that has the folders.
+    """
+
+    def __init__(self, store: Store, parent: str) -> None:
+        """Nothing is listed yet."""
+        self._store, self._parent = store, parent
+        self._listing: Iterator[ObjectMeta] = iter(())
+        self._next: ObjectMeta | None = None
+        self._read = 0
+        self._in_order = not store.root.startswith("/")
+
+    def objects(self, folder: str, expected: int) -> dict[str, int]:
+        """Path and bytes of all objects below ``folder``, which had ``expected`` of them when it was seen last."""
+        found = self._read_on(folder) if self._in_order else {}
+        if expected and len(found) >= expected:
+            return found
+        return {meta.path: meta.size for meta in self._store.list(folder)}
+
+    def _read_on(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        inside, end = f"{folder}/", f"{folder}0".encode()  # "0" is the character after "/"
+        if self._read == 0:
+            self._begin(inside)
+        while self._next is not None and self._next.path.encode() < end:
+            if self._next.path.startswith(inside):
+                found[self._next.path] = self._next.size
+            elif self._read % _PAGE == 0:
+                self._begin(inside)
+                continue
+            self._advance()
+            if not self._in_order:
+                return {}
+        return found
+
+    def _begin(self, after: str) -> None:
+        self._listing, self._next, self._read = self._store.list(self._parent, after=after), None, 0
+        self._advance()
+
+    def _advance(self) -> None:
+        last, self._next = self._next, next(self._listing, None)
+        self._read += 1
+        self._in_order = last is None or self._next is None or last.path.encode() < self._next.path.encode()
+
+
+_PAUSE = 0.02
+_LOCKS = "/proc/locks"
+
+
+def lock_within(file: int, wait: float, *, announced: bool = True) -> str | None:
+    """Lock an open file exclusively.
+
+    Args:
+        file: its descriptor, open for writing; the lock is released when it is closed.
+        wait: how long to wait for another process that has it, in seconds.
+        announced: whether to write this process's id into it.
+
+    Returns:
+        None: it is locked. Else the id of the process that still has it, or ``unknown``.
+    """
+    until = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return holder_of(file)
+            time.sleep(_PAUSE)
+        else:
+            break
+    if announced:
+        with suppress(OSError):  # it is only for messages: a full disk is no error
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return None
+
+
+def holder_of(file: int) -> str:
+    """The id of the process that has an open file locked: as the kernel lists it, else as the file names it."""
+    named = os.pread(file, 100, 0).decode(errors="replace").strip() or "unknown"
+    # The file may name a process that was killed, and whose id another one has by now.
+    found = _listed(os.fstat(file).st_ino)
+    return named if not found or named in found else found[0]
+
+
+def _listed(inode: int) -> list[str]:
+    try:
+        with open(_LOCKS, encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:  # not Linux
+        return []
+    # "3: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF"; a waiting process has "->" before FLOCK.
+    return [one[4] for one in lines if one[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and one[5].endswith(f":{inode}")]
+
+
+# A swap takes milliseconds. A process that has the lock for longer is suspended, or its disk does not respond.
+_wait: ContextVar[float] = ContextVar("swap_wait", default=10.0)
+LOCK_PATH = "_mem_wal_ops/swap.lock"
+# Names with this suffix are uploads in progress, hidden in listings. The lock allows one writer, so one name is enough.
+_TEMPORARY = "#0"
+
+
+@contextmanager
+def swaps_wait(wait: timedelta) -> Iterator[None]:
+    """In the block, swaps wait that long for another process's swap before they are ``busy``; 0: ten seconds."""
+    token = _wait.set(wait.total_seconds() or _wait.get())
+    try:
+        yield
+    finally:
+        _wait.reset(token)
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(path: str) -> None:
+    with suppress(FileNotFoundError):  # deleted meanwhile
+        for target in (path, os.path.dirname(path)):
+            handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 # Names that obstore does not support. It treats "x|" and "x:" as a Windows drive: it makes a folder of that
@@ -207,3 +370,70 @@ class LocalObjectStore(ObjectStore):
 
 def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
+
+
+class LockedFolder(LocalObjectStore):
+    """The files below one local folder. ``compare_and_swap`` compares the hash of the content, under a lock file."""
+
+    def get_with_tag(self, path: str) -> tuple[bytes, str]:
+        """The content and its hash. Raises ``ObjectNotFoundError``."""
+        data = self.get(path)
+        return data, _hash(data)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """See the interface; the file is synced, since a synced manifest will refer to it."""
+        created = super().put_if_absent(path, data)
+        if created:
+            with self._translated(path):
+                _sync(self._absolute(path))
+        return created
+
+    def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
+        """Replace the file if its content still has that hash; False if it has another one, or is absent.
+
+        Killed anywhere: the file has either the old or the new content, and the lock is free.
+
+        Raises:
+            BusyError: another process still has the lock after the wait (:func:`swaps_wait`).
+        """
+        self._checked(path)
+        with self._translated(path), self._lock_file():
+            try:
+                current = self.get(path)
+            except ObjectNotFoundError:
+                return False
+            if _hash(current) != e_tag:
+                return False
+            target = self._absolute(path)
+            with open(target + _TEMPORARY, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(target + _TEMPORARY, target)
+            _sync(os.path.dirname(target))
+            return True
+
+    @contextmanager
+    def _lock_file(self) -> Iterator[None]:
+        lock = self._absolute(LOCK_PATH)
+        os.makedirs(os.path.dirname(lock), exist_ok=True)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        wait = _wait.get()
+        try:
+            holder = lock_within(handle, wait)
+            if holder is not None:
+                raise BusyError(
+                    f"Process {holder} is writing to {self._root}, and did not end that within {wait:g} s.",
+                    remedy=f"If process {holder} is suspended, continue it (kill -CONT {holder}) or end it, then run "
+                    "this again. What was published before stays.",
+                )
+            yield
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise translate(error, path=path, action="write") from error

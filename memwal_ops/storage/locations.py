@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.options import canonical
-from memwal_ops.storage.redaction import RedactedOptions, redact, remember, remember_options
+from memwal_ops.storage.options import RedactedOptions, canonical, redact, remember, remember_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,29 +2,266 @@
 
 Implements :class:`memwal_ops.storage.api.Store` for S3, GCS, Azure and memory;
 :mod:`memwal_ops.storage.local` derives the store on local files.
+
+Resume a listing after a failed page.
+
+obstore's stream cannot be used after an error. Stores list in the order of their keys, so a new
+stream that starts after the last object continues where the old one failed, and memory holds
+one page. The start of a listing is only a hint to the store: a server may ignore it
+(releases of Azurite did), so objects that sort before it are skipped here. For retries see
+:mod:`memwal_ops.storage.errors`.
+
+Delete many objects in batches and report exactly which deletions failed.
+
+obstore reports one error for a whole batch, without the objects that failed. A failed batch
+is therefore bisected until each failure has a path; k failures among n objects cost
+about k * log2(n) further requests. Deleting an absent object again is harmless. If the store refuses
+batches with these credentials, the objects are deleted one by one.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
-from memwal_ops.storage import deletes, metering
-from memwal_ops.storage.api import Listing
+from memwal_ops.errors import (
+    InvalidUsageError,
+    InvariantViolatedError,
+    MemwalOpsError,
+    StorageCredentialsError,
+    StoreUnavailableError,
+    TableNotFoundError,
+)
+from memwal_ops.storage import metering
+from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
 from memwal_ops.storage.entity_tags import accepted_spelling, bare, unsupported
-from memwal_ops.storage.errors import has_no_swap, is_absent, is_no_table, is_transient, starts_beyond_end
-from memwal_ops.storage.paging import Pages, to_meta
-from memwal_ops.storage.retries import RetryPolicy, call, conditional_write
+from memwal_ops.storage.errors import (
+    RetryPolicy,
+    call,
+    conditional_write,
+    has_no_swap,
+    is_absent,
+    is_no_table,
+    is_transient,
+    is_whole_request,
+    refuses_batches,
+    starts_beyond_end,
+    translate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from memwal_ops.storage.api import DeleteReport, ObjectMeta
+    import obstore
+
     from memwal_ops.storage.clients import Client
+
+
+class Pages:
+    """The pages of one recursive listing, in order. :meth:`attempt` may be called again after an error."""
+
+    def __init__(self, client: Callable[[], Client], folder: str, after: str | None = None) -> None:
+        """List the objects below ``folder`` that sort after ``after`` (by bytes in UTF-8); empty: below the root.
+
+        ``client`` is called for each new stream.
+        """
+        self._client = client
+        self._folder = folder
+        self._stream: Iterator[Sequence[obstore.ObjectMeta]] | None = None
+        self._after = after
+        self._last: str | None = None
+        self._seen: str | None = None
+        self._in_order = True
+
+    def attempt(self) -> tuple[ObjectMeta, ...] | None:
+        """The next page of at most 1,000 objects, possibly empty; None after the last.
+
+        Raises:
+            StorageError: a page failed in a listing that is not in order (S3 Express): continuing
+                from the last object could skip others, and a file that is not listed would be taken for absent.
+            Exception: obstore's own errors, after which this can be called again.
+        """
+        try:
+            if self._stream is None:
+                self._stream = self._begin()
+            page = [to_meta(entry) for entry in next(self._stream)]
+        except StopIteration:
+            return None
+        except Exception as exc:
+            self._stream = None
+            if not self._in_order or (self._last is not None and not _same_in_every_order(self._last)):
+                raise translate(exc, path=self._folder, action="list") from exc
+            raise
+        objects = []
+        for meta in page:
+            self._in_order = self._in_order and (self._seen is None or _sorts_after(meta.path, self._seen))
+            self._seen = meta.path
+            if self._after is None or _sorts_after(meta.path, self._after):
+                self._last = meta.path
+                objects.append(meta)
+        return tuple(objects)
+
+    def _begin(self) -> Iterator[Sequence[obstore.ObjectMeta]]:
+        if self._last is not None:
+            self._after = self._last
+        self._seen = None
+        offset = self._after if self._after is not None and _same_in_every_order(self._after) else None
+        return metering.pages(self._client(), self._folder or None, offset)
+
+
+def _sorts_after(path: str, other: str) -> bool:
+    return path.encode() > other.encode()
+
+
+def _same_in_every_order(path: str) -> bool:
+    """Whether the same names sort after it by bytes (S3, GCS) as by UTF-16 units (Azurite).
+
+    The orders differ from U+D800 on. Such a name is never sent as the start of a listing: a store with another
+    order would skip objects, and an object that is not listed would be taken for absent.
+    """
+    return all(character < "\ud800" for character in path)
+
+
+def to_meta(entry: obstore.ObjectMeta) -> ObjectMeta:
+    """Convert obstore's metadata of an object."""
+    e_tag = entry["e_tag"]
+    return ObjectMeta(
+        path=entry["path"],
+        size=entry["size"],
+        last_modified=entry["last_modified"],
+        e_tag=None if e_tag is None else bare(e_tag),
+    )
+
+
+_CONCURRENT_DELETES = 8  # single deletes in flight
+# Failures of the store, not of one object: the next batch would fail in the same way.
+_STORE_FAILURES = (StorageCredentialsError, StoreUnavailableError, TableNotFoundError)
+
+
+def delete_many(
+    paths: Iterable[str],
+    *,
+    delete: Callable[[Sequence[str]], None],
+    check: Callable[[str], str],
+    batch_size: int,
+    policy: RetryPolicy,
+    delete_one: Callable[[str], None] | None = None,
+) -> DeleteReport:
+    """Delete all ``paths``, at most ``batch_size`` in each request.
+
+    Args:
+        paths: consumed lazily.
+        delete: sends one request; raises if any of its objects could not be deleted.
+        check: raises ``MemwalOpsError`` for a path that must not be deleted.
+        batch_size: objects per request.
+        policy: for transient errors of one request.
+        delete_one: deletes one object by another kind of request, for stores that may refuse batches.
+
+    Memory holds one batch and the failures.
+    """
+    deleted = 0
+    failed: dict[str, str] = {}
+    broken: MemwalOpsError | None = None
+    remaining = iter(paths)
+    while batch := list(dict.fromkeys(islice(remaining, batch_size))):
+        allowed = []
+        for path in batch:
+            try:
+                check(path)
+            except MemwalOpsError as exc:
+                failed[path] = str(exc)
+            else:
+                allowed.append(path)
+        if broken is None and allowed:
+            before = len(failed)
+            broken = _delete_batch(allowed, delete, delete_one, policy, failed)
+            deleted += len(allowed) - (len(failed) - before)
+        else:
+            failed.update({path: str(broken) for path in allowed})
+    return DeleteReport(deleted=deleted, failed=failed)
+
+
+def _delete_batch(
+    batch: list[str],
+    delete: Callable[[Sequence[str]], None],
+    delete_one: Callable[[str], None] | None,
+    policy: RetryPolicy,
+    failed: dict[str, str],
+) -> MemwalOpsError | None:
+    """Delete one batch and add its failures to ``failed``; return the error if it is of the store as a whole."""
+    pending = [batch]
+    while pending:
+        part = pending.pop()
+        try:
+            taken = call(
+                lambda part=part: _taken(delete, part, may_refuse=delete_one is not None),  # type: ignore[misc]
+                path=_label(part),
+                action="delete",
+                policy=policy,
+            )
+        except MemwalOpsError as exc:
+            cause = exc.__cause__ or exc
+            if len(part) == 1 and is_absent(cause):
+                continue
+            if isinstance(exc, _STORE_FAILURES):
+                failed.update({path: str(exc) for rest in (part, *pending) for path in rest})
+                return exc
+            if len(part) == 1 or is_whole_request(cause):
+                failed.update({path: str(exc) for path in part})
+            else:
+                middle = len(part) // 2
+                pending += [part[middle:], part[:middle]]
+        else:
+            if not taken and delete_one is not None:
+                broken = _delete_singly(part, delete_one, policy, failed)
+                if broken is not None:
+                    failed.update({path: str(broken) for rest in pending for path in rest})
+                    return broken
+    return None
+
+
+def _taken(delete: Callable[[Sequence[str]], None], part: list[str], *, may_refuse: bool) -> bool:
+    """Send one batch request; return False if the store refused it because it is a batch: not to be retried."""
+    try:
+        delete(part)
+    except Exception as exc:
+        if may_refuse and refuses_batches(exc):
+            return False
+        raise
+    return True
+
+
+def _delete_singly(
+    paths: list[str], delete_one: Callable[[str], None], policy: RetryPolicy, failed: dict[str, str]
+) -> MemwalOpsError | None:
+    """Delete one by one, up to 8 concurrently; otherwise like :func:`_delete_batch`."""
+
+    def attempt(path: str) -> MemwalOpsError | None:
+        try:
+            call(lambda: delete_one(path), path=path, action="delete", policy=policy)
+        except MemwalOpsError as exc:
+            return None if is_absent(exc.__cause__ or exc) else exc
+        return None
+
+    with ThreadPoolExecutor(_CONCURRENT_DELETES) as pool:
+        for start in range(0, len(paths), _CONCURRENT_DELETES):
+            group = paths[start : start + _CONCURRENT_DELETES]
+            errors = list(zip(group, pool.map(attempt, group), strict=True))
+            failed.update({path: str(error) for path, error in errors if error is not None})
+            broken = next((error for _, error in errors if isinstance(error, _STORE_FAILURES)), None)
+            if broken is not None:
+                failed.update({path: str(broken) for path in paths[start + _CONCURRENT_DELETES :]})
+                return broken
+    return None
+
+
+def _label(part: list[str]) -> str:
+    return part[0] if len(part) == 1 else f"{part[0]} and {len(part) - 1} more"
 
 
 class ObjectStore:
@@ -163,7 +400,7 @@ class ObjectStore:
         """Write if no object exists at the path; False if one does (S0-051, S3-045).
 
         If the store's response is lost, the object is read back: True if it then has exactly
-        these bytes. See :func:`memwal_ops.storage.retries.conditional_write`.
+        these bytes. See :func:`memwal_ops.storage.errors.conditional_write`.
 
         Raises:
             StoreUnavailableError: no response before the deadline; it may have been written.
@@ -241,7 +478,7 @@ class ObjectStore:
         Only if the store itself is unreachable or refuses the credentials, the rest is
         reported as failed without being tried: each request would take a whole deadline.
         """
-        return deletes.delete_many(
+        return delete_many(
             paths,
             delete=self._delete,
             check=self._checked,

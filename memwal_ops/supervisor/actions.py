@@ -15,8 +15,7 @@ from memwal_ops.supervisor.scheduling.due import breaker_is_open as is_open
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
-from memwal_ops.text import counted
-from memwal_ops.units import parse_duration
+from memwal_ops.text import counted, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -24,8 +24,8 @@ from memwal_ops.core.registry import formats, short_name
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import S3, is_database_table, scheme_of, split_query
+from memwal_ops.storage.options import redact
 from memwal_ops.storage.queues import Queue, address_of
-from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.scheduling.discovery import is_wanted
 
 if TYPE_CHECKING:

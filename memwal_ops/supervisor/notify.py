@@ -43,7 +43,7 @@ from urllib.parse import quote
 
 from memwal_ops.errors import ExtraMissingError, MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact, remember
+from memwal_ops.storage.options import redact, remember
 from memwal_ops.supervisor.http.client import NoRedirects, failure_text
 from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import counted, printable

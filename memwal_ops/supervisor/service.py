@@ -20,7 +20,7 @@ from memwal_ops.core.holds import user_at_host
 from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.events import Listener, Routes

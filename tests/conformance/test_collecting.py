@@ -19,7 +19,7 @@ from tests.support.run_cli import contents
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.core.gc_report import GcReport
+    from memwal_ops.core.candidates import GcReport
 
 KEYS = {
     *("decision", "apply", "counts", "bytes_reclaimable", "deleted", "delete", "held", "unknown", "truncated"),

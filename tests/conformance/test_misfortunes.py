@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.errors import ConditionalWriteUnsupportedError, LeaseLostError, MemwalOpsError, StoreUnavailableError
 from memwal_ops.storage import probe
 from memwal_ops.storage.api import DeleteReport

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from memwal_ops.storage import deletes, object_store
+from memwal_ops.storage import object_store
 from memwal_ops.storage.errors import translate
 from memwal_ops.storage.local import LocalObjectStore
 
@@ -28,7 +28,7 @@ def calm() -> Iterator[None]:
             if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", OneAfterTheOther))
         stack.enter_context(mock.patch.object(object_store, "call", _once))
-        stack.enter_context(mock.patch.object(deletes, "call", _once))
+        stack.enter_context(mock.patch.object(object_store, "call", _once))
         stack.enter_context(mock.patch.object(LocalObjectStore, "_refuse_links", lambda *_: None))
         yield
 

@@ -63,7 +63,7 @@ def group_of(nodeid: str) -> str:
 
 def skip_without_spark() -> None:
     """Skip the test where PySpark, pandas or Java is missing."""
-    from memwal_ops.core.spark.environment import why_not
+    from memwal_ops.core.spark.session import why_not
 
     missing = why_not()
     if missing is not None:

@@ -22,4 +22,4 @@ def test_no_circles(imports: grimp.ImportGraph) -> None:
 
 def test_late_imports_and_types_are_seen(imports: grimp.ImportGraph) -> None:
     seen = imports.find_modules_directly_imported_by("memwal_ops.formats.lance.format")
-    assert {"memwal_ops.formats.lance.table", "memwal_ops.core.guard"} <= seen
+    assert {"memwal_ops.formats.lance.table", "memwal_ops.core.anchors"} <= seen

@@ -13,11 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memwal_ops.core.context import Progress
-from memwal_ops.core.spark.counters import Counters
-from memwal_ops.core.spark.division import run_parts
-from memwal_ops.core.spark.faults import between_stages, reported
 from memwal_ops.core.spark.session import our_tasks, session
-from memwal_ops.core.spark.stages import Stages
+from memwal_ops.core.spark.stages import Counters, Stages, between_stages, reported, run_parts
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:

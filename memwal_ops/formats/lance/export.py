@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_region_man
 from memwal_ops.formats.lance.wire.region_manifest import decode_version_hint, encode_version_hint
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.formats.lance.wire.without_values import manifest_without_values, region_manifest_without_values
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from memwal_ops.formats.lance.specs import DEMO, INIT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.export import Exported
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.core.outlook import Work
     from memwal_ops.core.protocols import TableBranch, TableSummary
     from memwal_ops.core.report import Need

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.context import Progress
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 

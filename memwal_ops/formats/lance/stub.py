@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core import registry
-from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
-from memwal_ops.core.repair_report import Choice, Fixed, OpenDecision, Outcome, RepairReport
+from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.repair import Choice, Fixed, OpenDecision, Outcome, RepairReport
 from memwal_ops.core.verification import Finding, Severity
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, NotALanceTableError, TableReplacedError
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
@@ -24,8 +24,7 @@ from memwal_ops.formats.lance.specs import REPAIR
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.locations import decoded_name
 from memwal_ops.storage.objects import open_store
-from memwal_ops.text import counted
-from memwal_ops.units import duration_text
+from memwal_ops.text import counted, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat
-    from memwal_ops.core.repair_spec import RepairOptions
+    from memwal_ops.core.repair import RepairOptions
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location

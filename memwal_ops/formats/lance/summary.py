@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import Blocked, TableSummary
+from memwal_ops.core.table_history import built_in_backlog
 from memwal_ops.formats.lance.options import InspectOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core import registry
-from memwal_ops.core.guard import CommitGuard, GuardedStore, GuardedTable, Unguarded
+from memwal_ops.core.anchors import CommitGuard, GuardedStore, GuardedTable, Unguarded
 from memwal_ops.errors import (
     InvalidFormatError,
     NoPrimaryKeyError,

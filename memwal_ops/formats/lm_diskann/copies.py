@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import xxhash
 
-from memwal_ops.core.anchors import Anchor, delete_proven
-from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.anchors import Anchor, CommitGuard, GuardedTable, Unguarded, delete_proven
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import (
     InvalidUsageError,

@@ -26,10 +26,10 @@ from memwal_ops.errors import NotALanceTableError, StorageError, TableNotFoundEr
 from memwal_ops.formats.lm_diskann import wire
 from memwal_ops.formats.lm_diskann.errors import COPY_METADATA, RESTORE, IndexBusyError, IndexCorruptError
 from memwal_ops.formats.lm_diskann.wire import HEADER
+from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.clock import store_time
-from memwal_ops.storage.disk_full import DiskFullError
-from memwal_ops.storage.file_lock import lock_within
+from memwal_ops.storage.local import lock_within
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:

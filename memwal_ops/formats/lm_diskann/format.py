@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.polling import built_in_backlog
 from memwal_ops.core.protocols import TableSummary
+from memwal_ops.core.table_history import built_in_backlog
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lm_diskann.errors import COPY, need_extra
 from memwal_ops.formats.lm_diskann.specs import DEMO, INIT

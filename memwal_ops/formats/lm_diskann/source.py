@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.core.followers import record_follower
+from memwal_ops.core.erasure import record_follower
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, TableNotFoundError, TableReplacedError
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file

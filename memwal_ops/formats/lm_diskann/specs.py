@@ -11,7 +11,7 @@ from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
-from memwal_ops.core.repair_spec import repair_job
+from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
 
 

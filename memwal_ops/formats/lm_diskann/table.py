@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.guard import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.protocols import Blocked
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableCorruptError, TableNotFoundError

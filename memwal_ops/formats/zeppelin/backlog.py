@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.polling import built_in_backlog, cached_for_poll, poll_cache
 from memwal_ops.core.protocols import Blocked, TableSummary
+from memwal_ops.core.table_history import built_in_backlog, cached_for_poll, poll_cache
 from memwal_ops.errors import (
     FragmentCorruptError,
     FragmentMissingError,
@@ -30,7 +30,7 @@ from memwal_ops.formats.zeppelin.namespace import read_revision
 from memwal_ops.formats.zeppelin.segments import LEAST_ROW, SegmentReader
 from memwal_ops.formats.zeppelin.wire import MANIFEST, ulid_time
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI, UnstorableError, decode_fragment
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:

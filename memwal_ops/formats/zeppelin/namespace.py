@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.guard import GuardedTable, Unguarded
+from memwal_ops.core.anchors import GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import (
     CommitConflictError,
@@ -40,8 +40,7 @@ from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import decode_manifest, encode_manifest
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.log import get_logger
-from memwal_ops.storage.local import LocalObjectStore
-from memwal_ops.storage.locked_folder import LockedFolder
+from memwal_ops.storage.local import LocalObjectStore, LockedFolder
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
 from memwal_ops.storage.records import decode_record, encode_record
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.core.guard import Unguarded
-from memwal_ops.core.spark.division import in_parts, part_numbers
-from memwal_ops.core.spark.faults import reported
+from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.spark.runner import Stage
+from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
 from memwal_ops.formats.zeppelin.segments import (
     Rows,
     SegmentReader,

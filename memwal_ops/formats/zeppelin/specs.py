@@ -26,7 +26,7 @@ from memwal_ops.core.options import (
     text,
     texts,
 )
-from memwal_ops.core.repair_spec import repair_job
+from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
 
 DEFAULT_MAX_BYTES = 256 << 20

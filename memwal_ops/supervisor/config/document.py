@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 from yaml.composer import Composer
 
-from memwal_ops.storage.redaction import remember
+from memwal_ops.storage.options import remember
 from memwal_ops.supervisor.config.model import Config
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import formats
-from memwal_ops.storage.redaction import MASK, is_secret_key, redact
+from memwal_ops.storage.options import MASK, is_secret_key, redact
 from memwal_ops.supervisor.config.model import TARGET_SECRETS, TargetConfig
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

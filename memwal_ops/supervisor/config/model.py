@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
+from memwal_ops.core.cost import CURRENCY, LIST_PRICES, Prices
 from memwal_ops.core.job import Objective
-from memwal_ops.core.prices import CURRENCY, LIST_PRICES, Prices
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
 from memwal_ops.storage.locations import DATABASE_TABLES, below
 from memwal_ops.storage.queues import address_of
-from memwal_ops.units import duration_text, parse_duration, parse_size
+from memwal_ops.text import duration_text, parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
 _MAX_DURATION = timedelta(days=100 * 365)

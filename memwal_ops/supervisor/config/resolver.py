@@ -21,12 +21,12 @@ from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
 from memwal_ops.storage.locations import S3, SCHEMES, scheme_of, split_query
-from memwal_ops.storage.redaction import RedactedOptions, is_secret_key, remember, remember_options
+from memwal_ops.storage.options import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text, suggest
 from memwal_ops.supervisor.config.effective import DEFAULT, JobSettings, Settings, Source, TableSettings
 from memwal_ops.supervisor.config.model import TARGET_SECRETS
 from memwal_ops.supervisor.scheduling.schedules import Schedule, Window, cron_trigger, parse_window
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

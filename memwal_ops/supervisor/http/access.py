@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import remember
+from memwal_ops.storage.options import remember
 from memwal_ops.supervisor.http.connections import HttpError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import end_of_pause
 from memwal_ops.supervisor.http.routes import Route
 from memwal_ops.supervisor.state.directory import private_opener
-from memwal_ops.units import parse_duration
+from memwal_ops.text import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

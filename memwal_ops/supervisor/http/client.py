@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:

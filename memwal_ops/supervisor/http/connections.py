@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable

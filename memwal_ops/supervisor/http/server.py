@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
 from memwal_ops.supervisor.http.access import Access, HostNames
 from memwal_ops.supervisor.http.acting import Audit, acting_routes, check_fields

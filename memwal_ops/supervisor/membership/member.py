@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.errors import AlreadyRunningError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.locations import scheme_of
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.redaction import redact
-from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.membership.reading import BEATS, Read, Reading, View, owner
 from memwal_ops.supervisor.membership.records import Document, MemberRecords, is_same, name_taken
 from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover

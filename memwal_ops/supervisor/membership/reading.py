@@ -17,8 +17,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.membership.records import MemberRecords, Use, others_of, use_of
 
 if TYPE_CHECKING:

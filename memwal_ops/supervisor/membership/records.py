@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, Charge, Others
-from memwal_ops.core.numbered_records import NumberedRecords
+from memwal_ops.core.leases import NumberedRecords
 from memwal_ops.errors import AlreadyRunningError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import printable

@@ -26,10 +26,9 @@ from memwal_ops.text import time_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.core.cost import Cost, Spent
+    from memwal_ops.core.cost import Cost, Prices, Spent
     from memwal_ops.core.fleet_budget import Amounts, FleetBudget
     from memwal_ops.core.job import Objective, Pool
-    from memwal_ops.core.prices import Prices
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable

@@ -38,7 +38,7 @@ from memwal_ops.core.job import POOLS
 from memwal_ops.core.tracing import exports, not_installed, resource
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.events import OUTCOMES
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES

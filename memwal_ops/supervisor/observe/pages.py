@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote
 
 import memwal_ops
-from memwal_ops.core.bad_answers import ASKED_BY
+from memwal_ops.core.answers import ASKED_BY
+from memwal_ops.core.cost import money_text
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of
 from memwal_ops.core.options import describe
-from memwal_ops.core.prices import money_text
 from memwal_ops.core.registry import all_job_specs, formats
 from memwal_ops.errors import runbook
 from memwal_ops.pages.documents import document

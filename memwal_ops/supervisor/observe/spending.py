@@ -16,8 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from memwal_ops.core.achieved import SUMS
-from memwal_ops.core.cost import relative_error
-from memwal_ops.core.prices import money_of, monthly_storage
+from memwal_ops.core.cost import money_of, monthly_storage, relative_error
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
@@ -25,7 +24,7 @@ from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from memwal_ops.core.prices import Prices
+    from memwal_ops.core.cost import Prices
 
 
 By = Literal["table", "job", "day"]
@@ -174,7 +173,7 @@ def _day(started: float) -> str:
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from memwal_ops.core.prices import Prices
+    from memwal_ops.core.cost import Prices
 
     Spent = tuple[dict[str, Any], Sequence[tuple[float, float]]]
     EndedRun = tuple[int, str, float | None, Mapping[str, Any] | None]

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.job import POOLS
 from memwal_ops.core.leases import list_leases
-from memwal_ops.core.next_run import next_run, rates_of
+from memwal_ops.core.outlook import next_run, rates_of
 from memwal_ops.core.registry import all_job_specs, format_errors, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.scheduling.due import breaker_status
 from memwal_ops.supervisor.state.directory import history_path, state_dir

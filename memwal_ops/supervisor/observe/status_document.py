@@ -8,9 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from memwal_ops.core.prices import money_text
-from memwal_ops.text import counted, size_text, time_text
-from memwal_ops.units import duration_text
+from memwal_ops.core.cost import money_text
+from memwal_ops.text import counted, duration_text, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +94,7 @@ class JobStatus(TypedDict):
     """A job on a table. Times are ISO 8601, UTC; None: never, or unknown.
 
     ``applies``: whether it applies to the table, as far as polls have shown it.
-    ``next_run``: see :class:`memwal_ops.core.next_run.NextRun`; None for a job whose metrics do not show it.
+    ``next_run``: see :class:`memwal_ops.core.outlook.NextRun`; None for a job whose metrics do not show it.
     ``paused``: its own pause; its table and the fleet may be paused, too.
     """
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.bad_answers import bad_answers
+from memwal_ops.core.answers import bad_answers
+from memwal_ops.core.cost import money_text
 from memwal_ops.core.figures import backlog_of
-from memwal_ops.core.next_run import describe_next_run
-from memwal_ops.core.prices import money_text
+from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import bar_chart, time_chart
 from memwal_ops.pages.rendering import amount_text, data_uri

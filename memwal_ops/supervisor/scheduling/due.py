@@ -15,7 +15,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.bad_answers import bad_answers
+from memwal_ops.core.answers import bad_answers
 from memwal_ops.core.leases import BY_HAND
 from memwal_ops.core.worth import missed_objective
 from memwal_ops.supervisor.scheduling.schedules import is_open

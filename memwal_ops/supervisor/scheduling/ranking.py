@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.cost import expected_cost, money_of
 from memwal_ops.core.figures import jobs_of
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, FleetBudget, amounts_of
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.prices import money_of
 from memwal_ops.core.turns import BY_WORTH, Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
 from memwal_ops.supervisor.membership.records import published

@@ -15,15 +15,15 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.cost import money_of
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.next_run import MAX_RATES, rates_of
+from memwal_ops.core.outlook import MAX_RATES, rates_of
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.prices import money_of
 from memwal_ops.core.registry import package_of
 from memwal_ops.errors import LeaseLostError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.storage.api import DiskFullError
 from memwal_ops.supervisor.scheduling.due import (
     count_run,
     is_done_elsewhere,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

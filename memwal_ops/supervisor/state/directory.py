@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.errors import AlreadyRunningError, HistoryError
 from memwal_ops.places import default_state_dir
-from memwal_ops.storage.file_lock import lock_within
+from memwal_ops.storage.local import lock_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,11 +11,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.cost import MAX_RUNS, spent_by
+from memwal_ops.core.cost import MAX_RUNS, money_of, spent_by
 from memwal_ops.core.fleet_budget import amounts_of
-from memwal_ops.core.next_run import rates_of
+from memwal_ops.core.outlook import rates_of
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.prices import money_of
 from memwal_ops.errors import HistoryError, JobHungError, LeaseLostError, WorkerDiedError, runbook
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from memwal_ops.core.cost import Spent
-    from memwal_ops.core.next_run import Rate
-    from memwal_ops.core.prices import Prices
+    from memwal_ops.core.cost import Prices, Spent
+    from memwal_ops.core.outlook import Rate
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.state.tables import Clock, TableJob
 
@@ -35,8 +33,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from memwal_ops.core.cost import Prices
     from memwal_ops.core.fleet_budget import Amounts
-    from memwal_ops.core.prices import Prices
 
     Charged = tuple[float, Amounts, bool]
     from memwal_ops.errors import MemwalOpsError

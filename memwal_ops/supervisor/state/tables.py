@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from memwal_ops.core.leases import LastRun, Lease
-    from memwal_ops.core.next_run import Rate
+    from memwal_ops.core.outlook import Rate
     from memwal_ops.supervisor.config.effective import JobSettings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.state.history import LastRuns

@@ -11,9 +11,9 @@ from memwal_ops.core import leases
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import MemwalOpsError, TableNotFoundError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.objects import is_empty, open_store
-from memwal_ops.storage.redaction import redact
-from memwal_ops.storage.retries import RetryPolicy
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.state.history import COMPLETED
 
 if TYPE_CHECKING:

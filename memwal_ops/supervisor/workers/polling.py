@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from memwal_ops.core.polling import poll_cache
 from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import formats, location_of, package_of
 from memwal_ops.core.run import unexpected_error
+from memwal_ops.core.table_history import poll_cache
 from memwal_ops.errors import JobPluginError, MemwalOpsError
 from memwal_ops.storage.objects import open_store
 

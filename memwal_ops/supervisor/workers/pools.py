@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.log import LastOpened
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.workers.protocol import (
     LAST_OPENED_VARIABLE,
     RELEASE_VARIABLE,

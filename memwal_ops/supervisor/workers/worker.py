@@ -25,9 +25,9 @@ from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
 from memwal_ops.core import tracing
 from memwal_ops.core.achieved import achieved_by
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
-from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.leases import check, lease_files, read_lease
 from memwal_ops.core.outlook import rows_done
@@ -40,8 +40,8 @@ from memwal_ops.core.usage import Measurement
 from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.log import LastOpened
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.storage.redaction import redact
 from memwal_ops.supervisor.workers.polling import (
     amounts,
     checked_report,

@@ -14,9 +14,9 @@ from memwal_ops.core import holds
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
-from memwal_ops.storage import locations, options, redaction
+from memwal_ops.storage import locations, options
 from memwal_ops.storage.catalogs import resolve
-from memwal_ops.units import parse_size
+from memwal_ops.text import parse_size
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.decoder import REGION, U64_MAX, decoder
 from tests.campaigns.fuzz.places import WRITTEN, FewObjects
@@ -139,7 +139,7 @@ def storage_options(data: bytes) -> object:
         assert options.canonical(found, scheme) == found
         config, client = options.split_for_obstore(found)
         assert {*config, *client} == {key for key in found if not options.is_lance_only(key)}
-        assert repr(redaction.redact_options(found))
+        assert repr(options.redact_options(found))
     return given
 
 

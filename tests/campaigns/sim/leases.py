@@ -18,7 +18,7 @@ from unittest import mock
 
 from memwal_ops import open_table
 from memwal_ops.core import leases
-from memwal_ops.core.guard import LeaseGuard
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.errors import InvalidUsageError, LeaseLostError
 from memwal_ops.storage.clock import store_clock
 

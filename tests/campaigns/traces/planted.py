@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import leases
-from memwal_ops.core.numbered_records import NumberedRecords
+from memwal_ops.core.leases import NumberedRecords
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector

@@ -12,8 +12,7 @@ from memwal_ops.formats.zeppelin.jobs import gc, merge
 from memwal_ops.formats.zeppelin.namespace import Namespace
 from memwal_ops.formats.zeppelin.wire.fragment import WIKI, decode_fragment
 from memwal_ops.formats.zeppelin.wire.manifest import Manifest, SegmentRef
-from memwal_ops.storage.local import LocalObjectStore
-from memwal_ops.storage.locked_folder import LockedFolder
+from memwal_ops.storage.local import LocalObjectStore, LockedFolder
 
 if TYPE_CHECKING:
     import pytest

@@ -17,8 +17,8 @@ from lance.namespace import DirectoryNamespace
 from memwal_ops.errors import StorageCredentialsError, StorageError, StoreUnavailableError, TableNotFoundError
 from memwal_ops.storage import catalogs
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.retries import RetryPolicy
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.scheduling.discovery import Discovery, discover
 from tests.support.catalog_server import TOKEN, CatalogServer, catalog_server

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.leases import BY_HAND, Holder, acquire, list_leases, read_lease, release
 from memwal_ops.supervisor.workers.worker import _recorded
 from tests.support.tables.workload import Workload

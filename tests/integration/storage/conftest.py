@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.locations import Location
 from memwal_ops.storage.objects import ObjectStore, open_store
-from memwal_ops.storage.retries import RetryPolicy
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.s3_server import options_for, put_many
 

@@ -18,8 +18,8 @@ from memwal_ops.errors import (
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.errors import translate
 from memwal_ops.storage.objects import open_store
+from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
-from memwal_ops.storage.redaction import redact
 from tests.integration.storage.conftest import IMPATIENT
 from tests.support.azure_server import SAS, AzureServer, by_utf16
 

@@ -28,10 +28,10 @@ from memwal_ops.formats.lance.wire.version_manifest import decode_version_manife
 from memwal_ops.storage.aws import DYNAMODB_ENDPOINT
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.dynamodb import VersionEntries
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.external_manifests import MARK, ManifestEntryStore
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.objects import open_store
-from memwal_ops.storage.retries import RetryPolicy
 from tests.support.dying_store import Killed
 from tests.support.dynamodb_tables import DynamoTable, create_dynamodb_table
 from tests.support.s3_server import REGION, s3_client

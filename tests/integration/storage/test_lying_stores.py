@@ -16,9 +16,9 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.storage.catalogs import resolve
+from memwal_ops.storage.errors import RetryPolicy, conditional_write
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
-from memwal_ops.storage.retries import RetryPolicy, conditional_write
 from tests.integration.storage.conftest import IMPATIENT
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.s3_server import options_for, put_many, s3_client

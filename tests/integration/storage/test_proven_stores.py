@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops.errors import ConditionalWriteUnsupportedError
-from memwal_ops.storage import probe, proven_stores
+from memwal_ops.storage import probe
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -40,7 +40,7 @@ probe_conditional_writes(open_store(resolve(sys.argv[1], json.loads(sys.argv[2])
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of a user who ran nothing yet."""
-    monkeypatch.delenv(proven_stores.CACHE_VARIABLE)
+    monkeypatch.delenv(probe.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -85,7 +85,7 @@ def test_another_store_is_tried(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     assert requests_of_a_command() > 0
     monkeypatch.delenv("HTTPS_PROXY")
-    monkeypatch.setattr(proven_stores, "_RELEASES", "another release")
+    monkeypatch.setattr(probe, "_RELEASES", "another release")
     assert requests_of_a_command() > 0
 
 
@@ -104,7 +104,7 @@ def test_endpoints_that_look_like_secrets_are_told_apart(
 
     def service(endpoint: str) -> str | None:
         name = user or endpoint.removeprefix("http://").removesuffix(".example.com")
-        return proven_stores.service_of(resolve("s3://b/t", {**options_for(endpoint), "aws_access_key_id": name}))
+        return probe.service_of(resolve("s3://b/t", {**options_for(endpoint), "aws_access_key_id": name}))
 
     assert service(one) == service(one) != service(other)
     services = set()
@@ -155,7 +155,7 @@ def test_a_home_that_cannot_be_written(requests_of_a_command: Callable[..., int]
 def test_nothing_is_remembered_where_it_is_not_wanted(
     requests_of_a_command: Callable[..., int], cache: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv(proven_stores.CACHE_VARIABLE, value)
+    monkeypatch.setenv(probe.CACHE_VARIABLE, value)
     assert requests_of_a_command() > 0
     assert requests_of_a_command() > 0
     assert not cache.exists()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.guard import LeaseGuard
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.job import MetricSpec
 from memwal_ops.core.leases import Holder, Lease, acquire, break_lease, check
 from memwal_ops.core.options import Options, count

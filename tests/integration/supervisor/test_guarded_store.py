@@ -10,8 +10,8 @@ import lance
 import pytest
 
 from memwal_ops import open_table
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.guard import LeaseGuard
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import LeaseLostError
 from memwal_ops.formats.lance.files.versions import missing_files, references

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.run_cli import contents, run_here, run_process
 from tests.support.s3_server import options_for

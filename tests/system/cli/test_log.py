@@ -17,7 +17,7 @@ import structlog
 
 from memwal_ops import log as logging_setup
 from memwal_ops.core import registry
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from tests.support.run_cli import run_here, run_process
 from tests.support.tables.workload import Workload
 

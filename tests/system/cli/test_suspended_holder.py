@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HOLDER = """
 import sys
-from memwal_ops.storage.file_lock import lock_within
+from memwal_ops.storage.local import lock_within
 with open(sys.argv[1], "r+b") as file:
     assert lock_within(file.fileno(), 0) is None
     print("locked", flush=True)

@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import errors
 from memwal_ops.cli.main import cli
 from memwal_ops.core.erasure import EraseDecision
-from memwal_ops.core.merge_report import MergeDecision
+from memwal_ops.core.report import MergeDecision
 from memwal_ops.formats.lance.jobs import adopt
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision

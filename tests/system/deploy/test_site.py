@@ -67,7 +67,7 @@ def test_every_page_and_file_that_is_linked_is_on_the_site() -> None:
     contents = site.contents()
     assert len(site.pages) > 100
     assert {site.place(path) for path in site.pages} <= contents.keys()
-    assert Path("memwal_ops/core/guard.py.html") in contents
+    assert Path("memwal_ops/core/anchors.py.html") in contents
 
 
 @NEEDS_MKDOCS

@@ -17,7 +17,7 @@ from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.storage.api import DiskFullError
 from tests.support.tables.workload import Workload, assert_same
 from tests.system.drills.full_disk import fill
 from tests.system.drills.page import age

@@ -11,7 +11,7 @@ import lance
 import pytest
 
 from memwal_ops.storage import object_store
-from memwal_ops.storage.retries import RetryPolicy
+from memwal_ops.storage.errors import RetryPolicy
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.s3_server import options_for
 from tests.support.tables import damage

@@ -49,7 +49,7 @@ def make_next(folder: Path, *, leases: int = 1) -> dict[str, str]:
     shutil.copytree(Path(memwal_ops.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     version = package / "version.py"
     version.write_text(version.read_text().replace(f'"{memwal_ops.__version__}"', f'"{RELEASE}"'))
-    for name, text in _MORE.items() if leases == 1 else [("core/numbered_records.py", _LATER_LEASES)]:
+    for name, text in _MORE.items() if leases == 1 else [("core/leases.py", _LATER_LEASES)]:
         with (package / name).open("a") as file:
             file.write(f"\n\nKEY = {KEY!r}\n{text}")
     return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.core.spark.faults import TaskFaultError, raised_again
+from memwal_ops.core.spark.stages import TaskFaultError, raised_again
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.formats.lance.engines.spark.source import condition
 from memwal_ops.formats.lance.generations.generation import Generation

@@ -14,7 +14,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.spark import environment
+from memwal_ops.core.spark import session
 from memwal_ops.errors import SparkUnavailableError, TableCorruptError
 from memwal_ops.formats.lance.engines.spark.indexing import SparkExecutor
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
@@ -196,7 +196,7 @@ def test_where_spark_cannot_run(made: PlainTable, monkeypatch: pytest.MonkeyPatc
     def missing(*_: Any) -> None:
         raise SparkUnavailableError("PySpark is not installed.")
 
-    monkeypatch.setattr(environment, "_check_java", missing)
+    monkeypatch.setattr(session, "_check_java", missing)
     before = made.files()
     for apply in (False, True):
         with pytest.raises(SparkUnavailableError):

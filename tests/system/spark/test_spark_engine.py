@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from memwal_ops import open_table
-from memwal_ops.core.spark import division
+from memwal_ops.core.spark import stages
 from memwal_ops.formats.lance.commit.commit import CommitLostError
 from memwal_ops.formats.lance.engines.spark import engine
 from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
@@ -231,7 +231,7 @@ def test_no_row_of_payload_is_broadcast(table: Workload, spark: SparkSession, mo
     sent: list[Any] = []
     returned: list[dict[str, Any]] = []
     context = type(spark.sparkContext)
-    parallelize, sending, run_parts = context.parallelize, context.broadcast, division.run_parts
+    parallelize, sending, run_parts = context.parallelize, context.broadcast, stages.run_parts
 
     def watched(real: Any) -> Any:
         def watch(self: Any, value: Any, *rest: Any) -> Any:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
-from memwal_ops.core.spark import environment
+from memwal_ops.core.options import EngineChoice, choose_engine
+from memwal_ops.core.spark import session
 from memwal_ops.core.spark import session as spark_session
-from memwal_ops.core.spark.faults import TaskFaultError, raised_again, reported
+from memwal_ops.core.spark.stages import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions
 from memwal_ops.spark import register
-from memwal_ops.storage.redaction import remember
+from memwal_ops.storage.options import remember
 from tests.support.run_cli import run_here
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
@@ -76,7 +76,7 @@ GOOD = {"pyspark": "4.1.4", "pandas": "2.3.3"}
 def test_packages(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None], says: str) -> None:
     installed(monkeypatch, **{**GOOD, **versions})
     with pytest.raises(SparkUnavailableError, match=says):
-        environment.check_environment()
+        session.check_environment()
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_old_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, sa
     installed(monkeypatch, **GOOD)
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, said))
     with pytest.raises(SparkUnavailableError, match=says):
-        environment.check_environment()
+        session.check_environment()
 
 
 def test_new_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed(monkeypatch, **GOOD)
     monkeypatch.setenv("JAVA_HOME", java_that_says(tmp_path, 'openjdk version "21.0.1" 2023-10-17'))
-    assert environment.why_not() is None
+    assert session.why_not() is None
 
 
 def test_a_dry_run_prints_what_it_found(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwal_ops.core.answers import IndexAnswers
-from memwal_ops.core.bad_answers import bad_answers
+from memwal_ops.core.answers import IndexAnswers, bad_answers
 from memwal_ops.core.verification import (
     AnswersPlan,
     Finding,

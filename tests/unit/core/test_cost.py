@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.core.cost import Spent, describe_cost, expected_cost, relative_error, spent_by
+from memwal_ops.core.cost import (
+    LIST_PRICES,
+    Prices,
+    Spent,
+    describe_cost,
+    expected_cost,
+    money_of,
+    money_text,
+    relative_error,
+    spent_by,
+)
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.prices import LIST_PRICES, Prices, money_of, money_text
 
 
 def used(gets: int = 100, puts: int = 10, read: int = 0, store: str = "s3", **more: Any) -> dict[str, Any]:

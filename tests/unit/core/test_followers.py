@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.core.followers import FOLDER, read_followers, record_follower
+from memwal_ops.core.erasure import FOLDER, read_followers, record_follower
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.storage.local import LocalObjectStore
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from memwal_ops.core.guard import GuardedStore, GuardedTable, LeaseGuard, Unguarded
+from memwal_ops.core.anchors import GuardedStore, GuardedTable, LeaseGuard, Unguarded
 from memwal_ops.errors import LeaseLostError, StorageError
 
 WRITES: dict[str, Callable[[GuardedStore], Any]] = {

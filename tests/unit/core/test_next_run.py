@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwal_ops.core.job import JobSpec
-from memwal_ops.core.next_run import MAX_RATES, NextRun, describe_next_run, next_run, rates_of
+from memwal_ops.core.outlook import MAX_RATES, NextRun, describe_next_run, next_run, rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.formats.lance.specs import CATCHUP, COMPACT, MERGE
 

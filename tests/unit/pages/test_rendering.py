@@ -25,7 +25,7 @@ from memwal_ops.pages.rendering import (
     split_command,
     until,
 )
-from memwal_ops.storage.redaction import remember
+from memwal_ops.storage.options import remember
 from memwal_ops.supervisor.http.access import Viewer
 from tests.support.fleet import pages_of, run, status, table
 

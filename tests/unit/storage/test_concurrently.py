@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 
 
 def test_results_come_in_order_with_their_items() -> None:

@@ -7,7 +7,7 @@ import pytest
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.catalogs import branch_uri, resolve
 from memwal_ops.storage.locations import below, split_query
-from memwal_ops.storage.proven_stores import service_of
+from memwal_ops.storage.probe import service_of
 
 URI = "s3+ddb://bucket/a/t.lance?ddbTableName=manifests"
 _KEYS = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region": "eu-west-1"}

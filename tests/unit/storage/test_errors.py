@@ -10,7 +10,7 @@ import pytest
 
 from memwal_ops.cli.printing import error_document
 from memwal_ops.errors import ReadOnlyStoreError, StorageCredentialsError, StorageError, UnsupportedFeatureError
-from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.errors import translate
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, findings_of
 from memwal_ops.supervisor.state.outcomes import error_fields, log_fields

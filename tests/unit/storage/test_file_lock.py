@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops.errors import BusyError
-from memwal_ops.storage import file_lock
-from memwal_ops.storage.file_lock import holder_of, lock_within
-from memwal_ops.storage.locked_folder import LOCK_PATH, LockedFolder, swaps_wait
+from memwal_ops.storage import local
+from memwal_ops.storage.local import LOCK_PATH, LockedFolder, holder_of, lock_within, swaps_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +42,7 @@ def test_a_process_id_that_a_dead_process_left_is_not_named(held: Path) -> None:
 
 
 def test_without_a_list_of_the_kernel_the_file_names_the_holder(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "_LOCKS", str(held.parent / "none"))
+    monkeypatch.setattr(local, "_LOCKS", str(held.parent / "none"))
     with held.open("r+b") as file:
         assert holder_of(file.fileno()) == OWN
         held.write_text("")

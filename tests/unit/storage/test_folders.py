@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.storage import folders as module
+from memwal_ops.storage import local as module
 from memwal_ops.storage.api import ObjectMeta
-from memwal_ops.storage.folders import FolderListings
+from memwal_ops.storage.local import FolderListings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.storage import redaction
-from memwal_ops.storage.redaction import MASK, redact, remember
+from memwal_ops.storage import options
+from memwal_ops.storage.options import MASK, redact, remember
 from memwal_ops.supervisor import config
 
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests of this process had registered as secrets would be masked here."""
-    monkeypatch.setattr(redaction, "_known", type(redaction._known)())
+    monkeypatch.setattr(options, "_known", type(options._known)())
 
 
 KEYS = (
@@ -63,7 +63,7 @@ def test_what_a_key_is_followed_by_is_masked(key: str, value: str, form: str) ->
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_known", type(redaction._known)())
+    monkeypatch.setattr(options, "_known", type(options._known)())
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -73,7 +73,7 @@ def test_a_registered_value_is_masked_in_any_text(value: str, before: str, after
     try:
         assert value not in redact(f"{before}{value}{after}").replace(MASK, "\0")
     finally:
-        redaction._known.clear()
+        options._known.clear()
 
 
 @given(st.sampled_from(KEYS), SENTENCES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memwal_ops.core.spark.division import in_parts, part_numbers
 from memwal_ops.core.spark.runner import Stage
+from memwal_ops.core.spark.stages import in_parts, part_numbers
 from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Reader, Repeated
 from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset

@@ -19,9 +19,8 @@ from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDE
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES
-from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.catalogs import resolve
-from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store

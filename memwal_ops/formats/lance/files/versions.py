@@ -34,8 +34,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     check_writable,
     decode_version_manifest,
 )
-from memwal_ops.storage.api import LinkError
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     lance_major,
     moved_later,
 )
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.documents import document
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
-from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
-from memwal_ops.core.polling import cached_for_poll
-from memwal_ops.core.report import Need
+from memwal_ops.core.options import EngineChoice, choose_engine
+from memwal_ops.core.report import MergeDecision, MergeOutcome, Need
+from memwal_ops.core.table_history import cached_for_poll
 from memwal_ops.errors import (
     GenerationMissingError,
     LeaseLostError,
@@ -328,7 +327,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     planned = plan_passes(table, options)
     choice = _choose(options, planned.backlog)
     if choice.name == "spark":
-        from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+        from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
         choice = replace(choice, reason=f"{choice.reason}; found {check_environment()}")
     return MergeReport(

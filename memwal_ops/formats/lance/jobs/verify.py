@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
 from memwal_ops.core.export import exported_store
-from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.holds import check_own_files
+from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.verification import (
     AnswersOptions,
     Finding,

@@ -48,7 +48,7 @@ from memwal_ops.formats.lance.wire.names import (
 )
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -54,8 +54,7 @@ from memwal_ops.formats.lance.files.versions import (
 )
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX, check_writable, lost_dictionary
-from memwal_ops.storage.api import LinkError
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:

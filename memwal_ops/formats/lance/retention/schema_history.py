@@ -35,7 +35,7 @@ from memwal_ops.formats.lance.retention.schema_recorder import (
     nanoseconds,
     read_schema_record,
 )
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:

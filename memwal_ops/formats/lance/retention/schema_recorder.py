@@ -32,7 +32,7 @@ import structlog
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.versions import operation_of, parent_version, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.records import decode_record, encode_record
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
+from memwal_ops.core.certificate import NOT_SEEN, Erasure, Survey, run_erasure
 from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError

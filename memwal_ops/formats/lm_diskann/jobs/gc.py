@@ -22,9 +22,8 @@ import numpy as np
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, Verdict, unrecognized
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcDecision, GcReport, KindText, Verdict, unrecognized
 from memwal_ops.core.explanation import Explanation, explain
-from memwal_ops.core.gc_report import GcDecision, GcReport, KindText
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lm_diskann import merging, publishing
 from memwal_ops.formats.lm_diskann.files import (
@@ -54,8 +53,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.guard import CommitGuard
     from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.specs import GcOptions, WhyOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.documents import document
-from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
+from memwal_ops.core.report import MergeDecision, MergeOutcome
 from memwal_ops.formats.lm_diskann import merging
 from memwal_ops.formats.lm_diskann.errors import RESTORE
 from memwal_ops.text import counted, paragraph

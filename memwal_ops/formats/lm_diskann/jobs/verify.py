@@ -15,7 +15,7 @@ import numpy as np
 
 from memwal_ops.core.answers import IndexAnswers, Interval, share_by_query, wilson
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import (
     AnswersPlan,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memwal_ops.core import collector
 from memwal_ops.core.byte_scan import ErasedValues, Scanned
 from memwal_ops.core.candidates import UNKNOWN, Verdict
-from memwal_ops.core.erasing import NOT_SEEN, Erasure, Survey, run_erasure
+from memwal_ops.core.certificate import NOT_SEEN, Erasure, Survey, run_erasure
 from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER

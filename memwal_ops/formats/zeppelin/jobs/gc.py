@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, age_gate, unrecognized
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcReport, KindText, age_gate, unrecognized
 from memwal_ops.core.explanation import Explanation, explain
-from memwal_ops.core.gc_report import GcReport, KindText
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import BusyError, TableReplacedError
 from memwal_ops.formats.zeppelin.backlog import damaged_parts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
-from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
+from memwal_ops.core.options import EngineChoice, choose_engine
+from memwal_ops.core.report import MergeDecision, MergeOutcome
 from memwal_ops.errors import (
     MemwalOpsError,
     SegmentCorruptError,
@@ -35,7 +35,7 @@ from memwal_ops.formats.zeppelin.wire import META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.writer import put_fragment
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locked_folder import swaps_wait
+from memwal_ops.storage.local import swaps_wait
 from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
@@ -201,8 +201,8 @@ def _spark(
     if report.engine.name != "spark":
         yield None
         return
-    from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
     from memwal_ops.core.spark.runner import TaskRunner  # noqa: PLC0415 - Spark only
+    from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
     check_environment()
     with TaskRunner(options.master, context, "memwal-ops merge") as runner:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.core.guard import Unguarded
+from memwal_ops.core.anchors import Unguarded
 from memwal_ops.errors import FragmentCorruptError
 from memwal_ops.formats.zeppelin.backlog import read_fragment
 from memwal_ops.formats.zeppelin.compaction import dimensions_of

@@ -19,9 +19,8 @@ import xxhash
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.own_files import check_own_files
-from memwal_ops.core.repair import RepairJob
-from memwal_ops.core.repair_report import Choice
+from memwal_ops.core.holds import check_own_files
+from memwal_ops.core.repair import Choice, RepairJob
 from memwal_ops.core.verification import (
     AnswersPlan,
     Finding,

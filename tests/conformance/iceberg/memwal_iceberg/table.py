@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memwal_iceberg import FORMAT, catalog
-from memwal_ops.core.guard import GuardedStore
+from memwal_ops.core.anchors import GuardedStore
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import TableReplacedError, UnsupportedFeatureError
 from memwal_ops.storage.locations import resolve_folder
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table as IcebergTable
 
-    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableSummary
     from memwal_ops.storage.api import Store

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_jsonlog.table import base_path, number_of
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, unrecognized
-from memwal_ops.core.gc_report import GcReport, KindText
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcReport, KindText, unrecognized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

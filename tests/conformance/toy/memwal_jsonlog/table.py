@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_jsonlog import FORMAT, MARKER
-from memwal_ops.core.guard import GuardedStore
+from memwal_ops.core.anchors import GuardedStore
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableSummary
     from memwal_ops.storage.api import Store

@@ -11,12 +11,12 @@ ROOT = Path(memwal_ops.__file__).parent
 # Per module and function the proof. Whatever others may know of goes through delete_proven.
 PROOFS = {
     ("core/anchors.py", "delete_proven"): "the caller's, made on what the anchors stand for",
-    ("core/guard.py", "discard"): "files of the run's own, of random names, that nothing visible names",
+    ("core/anchors.py", "discard"): "files of the run's own, of random names, that nothing visible names",
     ("cli/doctor.py", "_deleted"): "the object of a random name that it wrote to try whether it may",
     ("formats/lm_diskann/copies.py", "__exit__"): "parts of the run's own random name; no manifest names them",
     ("formats/zeppelin/jobs/merge.py", "_pass"): "the staging record of the run's own lease token",
-    ("core/guard.py", "delete_many"): "passes on what it was asked for",
-    ("core/numbered_records.py", "delete_records"): "the caller's",
+    ("core/anchors.py", "delete_many"): "passes on what it was asked for",
+    ("core/leases.py", "delete_records"): "the caller's",
     ("core/leases.py", "free_space"): "as _prune: the newest two of each job stay",
     ("core/leases.py", "_prune"): "numbers far behind the newest; a lease saves work, and proves nothing",
     (

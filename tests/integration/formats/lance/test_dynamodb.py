@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.maintain import tables_of_database
 from memwal_ops.core.registry import short_name
-from memwal_ops.core.scan import tables_of_database
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.compact import job as compact

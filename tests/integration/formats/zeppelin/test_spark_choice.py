@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.core.options import OptionError
-from memwal_ops.core.spark import environment
+from memwal_ops.core.spark import session
 from memwal_ops.formats.zeppelin.segments import SegmentReader, SegmentWriter, Written
 from memwal_ops.formats.zeppelin.spark import SparkClusters
 from memwal_ops.formats.zeppelin.specs import MergeOptions
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def test_auto_is_local_below_the_threshold_and_where_spark_cannot_run(
     made: NamespaceUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "check_environment", lambda: pytest.fail("is not asked for"))
+    monkeypatch.setattr(session, "check_environment", lambda: pytest.fail("is not asked for"))
     report = run_job(made.uri, "merge")
     size = 4 * 4 * sum(one.vectors for one in opened(made).manifest.segments)
     assert report.to_json()["engine"] == "local"
     assert "is not above 17,179,869,184" in report.to_json()["engine_reason"]
     made.put("more")
-    monkeypatch.setattr(environment, "why_not", lambda: "PySpark is not installed")
+    monkeypatch.setattr(session, "why_not", lambda: "PySpark is not installed")
     monkeypatch.setattr(MergeOptions, "spark_above", size)
     report = run_job(made.uri, "merge")
     assert report.to_json()["engine"] == "local"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.errors import InvalidConfigError
-from memwal_ops.storage.redaction import redact
+from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.supervisor.http.access import TokenFile, token_file_of
 

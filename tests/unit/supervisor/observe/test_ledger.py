@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.core.prices import LIST_PRICES
+from memwal_ops.core.cost import LIST_PRICES
 from memwal_ops.supervisor.observe.spending import By, ledger_document
 from memwal_ops.supervisor.state.history import BY_HAND, History
 from tests.support.run_cli import run_here

@@ -11,7 +11,7 @@ import structlog
 
 from memwal_ops.core.leases import LastRun
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, StoreUnavailableError
-from memwal_ops.storage.disk_full import DiskFullError
+from memwal_ops.storage.api import DiskFullError
 from memwal_ops.supervisor.state.pauses import Pause
 from tests.support.fakes import START, THEM, Stage
 from tests.unit.supervisor.conftest import PLAIN, TABLES

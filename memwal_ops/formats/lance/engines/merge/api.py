@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from memwal_ops.core.spark.faults import carry, from_document, to_document
+from memwal_ops.core.spark.stages import carry, from_document, to_document
 from memwal_ops.errors import RegionsBlockedError
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
 

@@ -34,10 +34,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.core.spark.division import in_parts, part_numbers, run_parts
-from memwal_ops.core.spark.faults import between_stages, reported
 from memwal_ops.core.spark.session import our_tasks
-from memwal_ops.core.spark.stages import release_broadcast
+from memwal_ops.core.spark.stages import between_stages, in_parts, part_numbers, release_broadcast, reported, run_parts
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import passes
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass, PassResult

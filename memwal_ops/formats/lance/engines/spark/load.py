@@ -26,10 +26,8 @@ from lance.blob import BlobType
 from lance.fragment import FragmentMetadata, write_fragments
 
 from memwal_ops.core.context import Progress
-from memwal_ops.core.spark.counters import Counters
-from memwal_ops.core.spark.faults import between_stages, reported
 from memwal_ops.core.spark.session import our_tasks, session
-from memwal_ops.core.spark.stages import Stages, release
+from memwal_ops.core.spark.stages import Counters, Stages, between_stages, release, reported
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable, check_takes_rows
 from memwal_ops.formats.lance.engines.merge.api import MergePass

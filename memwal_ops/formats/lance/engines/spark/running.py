@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lance.fragment import FragmentMetadata
 
 from memwal_ops.core.spark import runner
-from memwal_ops.core.spark.counters import Counters
-from memwal_ops.core.spark.division import part_numbers
-from memwal_ops.core.spark.stages import Stages
+from memwal_ops.core.spark.stages import Counters, Stages, part_numbers
 from memwal_ops.errors import InvariantViolatedError, MemwalOpsError
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, deletion_path

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from memwal_ops.core.spark.faults import reported
+from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.api import MergePass
 from memwal_ops.formats.lance.engines.merge.collapse import collapse

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from lance.blob import BlobType
 
-from memwal_ops.core.spark.faults import reported
+from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import GenerationCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
@@ -148,7 +148,7 @@ if TYPE_CHECKING:
     import lance
     import numpy.typing as npt
 
-    from memwal_ops.core.spark.counters import Counters
+    from memwal_ops.core.spark.stages import Counters
     from memwal_ops.formats.lance.engines.merge.locate import KeyCode
     from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
     from memwal_ops.storage.locations import Location

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
+from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.formats.lance.jobs.catchup.dividing import parts_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.next_run import NextRun, rates_of
-from memwal_ops.core.outlook import seconds_at
+from memwal_ops.core.outlook import NextRun, rates_of, seconds_at
 from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures, debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.documents import document
-from memwal_ops.core.next_run import NextRun, describe_next_run
+from memwal_ops.core.outlook import NextRun, describe_next_run
 from memwal_ops.core.report import Need
 from memwal_ops.errors import (
     AnswersWorseError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.core.engine_choice import EngineChoice
+    from memwal_ops.core.options import EngineChoice
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Blocked
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison

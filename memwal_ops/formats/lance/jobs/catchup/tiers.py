@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.polling import polled_options
+from memwal_ops.core.table_history import polled_options
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,

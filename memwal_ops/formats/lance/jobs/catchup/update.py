@@ -101,7 +101,7 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
     _check_options(table, options)
     check_rewritable(table)
     if options.engine == "spark":
-        from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+        from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
     wanted = {index.name: index for index in _wanted(table, options)}

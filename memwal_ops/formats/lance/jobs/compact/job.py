@@ -20,9 +20,8 @@ from lance.optimize import Compaction
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.engine_choice import EngineChoice, choose_engine
-from memwal_ops.core.next_run import rates_of
-from memwal_ops.core.outlook import seconds_at
+from memwal_ops.core.options import EngineChoice, choose_engine
+from memwal_ops.core.outlook import rates_of, seconds_at
 from memwal_ops.core.published import record
 from memwal_ops.errors import (
     AnswersWorseError,
@@ -202,7 +201,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
     refuse_auto_cleanup(table)
     refuse_settings(table, options)
     if options.engine == "spark":
-        from memwal_ops.core.spark.environment import check_environment  # noqa: PLC0415 - Spark only
+        from memwal_ops.core.spark.session import check_environment  # noqa: PLC0415 - Spark only
 
         check_environment()
     planner = Planner(table, options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lance.file import LanceFileReader
 from lance.optimize import Compaction
 
-from memwal_ops.core.polling import polled_options
+from memwal_ops.core.table_history import polled_options
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.datasets import lance_options as storage_options

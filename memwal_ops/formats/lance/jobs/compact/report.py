@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.documents import document
-from memwal_ops.core.next_run import seconds_text
+from memwal_ops.core.outlook import seconds_text
 from memwal_ops.core.report import Need
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, paragraph, size_text

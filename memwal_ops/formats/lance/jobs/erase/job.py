@@ -17,9 +17,9 @@ import lance
 import numpy as np
 
 from memwal_ops.core.byte_scan import ErasedValues
+from memwal_ops.core.certificate import NOT_SEEN, Erasure, run_erasure
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.erasing import NOT_SEEN, Erasure, run_erasure
 from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Holder
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from memwal_ops.core import erasing
-from memwal_ops.core.erasure import SAFE_AGE, Holder
-from memwal_ops.core.followers import read_followers
+from memwal_ops.core import certificate
+from memwal_ops.core.erasure import SAFE_AGE, Holder, read_followers
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_location
@@ -40,7 +39,7 @@ from memwal_ops.formats.lance.table import load
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.concurrently import concurrently
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
 
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from memwal_ops.core.erasure import EraseOptions
-    from memwal_ops.core.followers import Follower
+    from memwal_ops.core.erasure import EraseOptions, Follower
     from memwal_ops.formats.lance.jobs.erase.log import LogSurvey
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Survey(erasing.Survey):
+class Survey(certificate.Survey):
     """What holds such rows.
 
     Attributes:

@@ -26,7 +26,7 @@ import lance
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memwal_ops.core.numbered_records import NumberedRecords
+from memwal_ops.core.leases import NumberedRecords
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.engines.merge.rewrite import dictionaries_of, dictionary_columns
 from memwal_ops.formats.lance.files.datasets import lance_errors

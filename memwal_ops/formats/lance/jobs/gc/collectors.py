@@ -41,17 +41,16 @@ from memwal_ops.formats.lance.wire.names import (
     region_folder,
 )
 from memwal_ops.log import get_logger
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.clock import CLOCK_FOLDER
-from memwal_ops.storage.concurrently import concurrently
 from memwal_ops.storage.external_manifests import MOVED, is_staged, manifest_entries
-from memwal_ops.storage.folders import FolderListings
+from memwal_ops.storage.local import FolderListings
 from memwal_ops.storage.probe import PROBE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memwal_ops.core.anchors import Anchor
-    from memwal_ops.core.guard import CommitGuard
+    from memwal_ops.core.anchors import Anchor, CommitGuard
     from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence
     from memwal_ops.formats.lance.jobs.gc.region import RegionView
     from memwal_ops.storage.api import DeleteReport, ObjectMeta

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, age_gate
-from memwal_ops.core.gc_report import KindText
+from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, KindText, age_gate
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.retention.damage import require_complete
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.merged_since import merged_before
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
+from memwal_ops.core.candidates import GcDecision
+from memwal_ops.core.candidates import GcReport as BaseReport
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.gc_report import GcDecision
-from memwal_ops.core.gc_report import GcReport as BaseReport
 from memwal_ops.core.leases import free_space
-from memwal_ops.core.polling import cached_for_poll
+from memwal_ops.core.table_history import cached_for_poll
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector, RemovedIndexCollector, TableCollector, views
 from memwal_ops.formats.lance.jobs.gc.evidence import KINDS, CurrentEvidence, LanceCandidate, read_evidence
@@ -25,8 +25,8 @@ from memwal_ops.formats.lance.retention.damage import names_damage, require_comp
 from memwal_ops.formats.lance.retention.identity import anchored
 from memwal_ops.formats.lance.retention.merged_since import record_progress, recorded_before
 from memwal_ops.formats.lance.wire.version_manifest import check_writable
+from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.clock import store_time
-from memwal_ops.storage.disk_full import DiskFullError
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted
 

@@ -25,7 +25,7 @@ from memwal_ops.formats.lance.wire.names import (
     parse_region_manifest_name,
     region_folder,
 )
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,7 +17,7 @@ from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.regions.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 from memwal_ops.formats.lance.wire.names import parse_wal_entry_name
 from memwal_ops.storage.api import LinkError
-from memwal_ops.units import duration_text
+from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

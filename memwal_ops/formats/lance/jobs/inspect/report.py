@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.documents import document
-from memwal_ops.core.next_run import describe_next_run
+from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.registry import MAIN
 from memwal_ops.errors import NoMemWalIndexError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.core.next_run import NextRun
+    from memwal_ops.core.outlook import NextRun
     from memwal_ops.core.protocols import TableBranch
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog

@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from memwal_ops.core import collector
-from memwal_ops.core.candidates import Gate
+from memwal_ops.core.candidates import Gate, GcDecision, KindText
 from memwal_ops.core.collector import Collector, Stage
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.gc_report import GcDecision, KindText
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import list_manifests, list_manifests_of_others

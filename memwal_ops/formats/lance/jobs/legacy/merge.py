@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
-from memwal_ops.core.merge_report import MergeDecision, MergeOutcome
+from memwal_ops.core.report import MergeDecision, MergeOutcome
 from memwal_ops.errors import (
     DuplicateKeysError,
     GenerationCorruptError,

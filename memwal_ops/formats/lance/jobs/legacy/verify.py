@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.own_files import check_own_files
+from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
     Finding,

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.quarantine import ObjectPlace, Place
-from memwal_ops.core.repair_report import Choice
+from memwal_ops.core.repair import Choice
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, VersionGoneError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_built
 from memwal_ops.formats.lance.files.versions import read_version_manifest

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
-from memwal_ops.core.repair_report import Choice
+from memwal_ops.core.repair import Choice, Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import read_version_manifest

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.core.quarantine import ObjectPlace
-from memwal_ops.core.repair import Fix, FixAttempt, UnsafeError
-from memwal_ops.core.repair_report import Loss
+from memwal_ops.core.repair import Fix, FixAttempt, Loss, UnsafeError
 from memwal_ops.errors import (
     GenerationCorruptError,
     GenerationMissingError,

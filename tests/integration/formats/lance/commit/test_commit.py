@@ -15,7 +15,7 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 
 from memwal_ops import open_table
-from memwal_ops.core.guard import LeaseGuard
+from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvariantViolatedError,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.scan import scan_table
+from memwal_ops.core.maintain import scan_table
 from memwal_ops.errors import IndexesBehindError
 from memwal_ops.formats.lance.engines.merge.locate import is_indexed
 from memwal_ops.formats.lance.indexes import index_faults

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire, release
-from memwal_ops.core.scan import scan_table
+from memwal_ops.core.maintain import scan_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest

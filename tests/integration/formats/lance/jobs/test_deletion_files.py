@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops import memwal, open_table, run_job
 from memwal_ops.core.holds import take_hold
-from memwal_ops.core.scan import scan_table
+from memwal_ops.core.maintain import scan_table
 from memwal_ops.errors import GenerationCorruptError, MemwalOpsError, TableCorruptError, VersionGoneError
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest

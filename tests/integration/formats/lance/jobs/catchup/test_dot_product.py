@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.scan import scan_table
+from memwal_ops.core.maintain import scan_table
 from memwal_ops.errors import IndexesBehindError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook

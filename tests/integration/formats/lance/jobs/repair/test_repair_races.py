@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.core.guard import GuardedStore, LeaseGuard
+from memwal_ops.core.anchors import GuardedStore, LeaseGuard
 from memwal_ops.core.leases import Holder, acquire, break_lease, list_leases
 from memwal_ops.errors import InvalidUsageError, LeaseLostError
 from memwal_ops.formats.lance.table import Table
