@@ -12,7 +12,8 @@ binary counter). With T the factor and n the target over the size of an append:
   fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
 
 A fragment alone is rewritten where too much of it is deleted rows and dropped columns, or where its columns are in many
-small files, as ``add_columns`` leaves them.
+small files, as ``add_columns`` leaves them. Where pylance does not move an index with the rows, its bytes count as part
+of what a rewrite costs (:meth:`Policy.worth_a_run`).
 
 pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run continues
 until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another run directly
@@ -79,6 +80,7 @@ class FragmentSize:
         dropped: bytes of its data files that are of columns which the table does not have any more.
         files: the number of its data files.
         demanded: whether it is rewritten in any case.
+        indexed_again: bytes of indexes that are built again for its rows, since pylance does not move them.
     """
 
     id: int
@@ -89,6 +91,7 @@ class FragmentSize:
     dropped: int = 0
     files: int = 1
     demanded: bool = False
+    indexed_again: int = 0
 
     @property
     def deleted_fraction(self) -> float:
@@ -104,6 +107,11 @@ class FragmentSize:
     def dead_fraction(self) -> float:
         """What a rewrite of it frees, from 0 to 1: deleted rows and dropped columns."""
         return 1 - self.live_bytes / self.bytes if self.dropped else self.deleted_fraction
+
+    @property
+    def yield_fraction(self) -> float:
+        """What a rewrite of it frees of all that it costs, indexes included, from 0 to 1."""
+        return self.dead_fraction * self.bytes / (self.bytes + self.indexed_again) if self.bytes else self.dead_fraction
 
     @property
     def is_scattered(self) -> bool:
@@ -194,8 +202,8 @@ class Policy:
         """Those of the groups that are worth a run at once, by the bytes that it writes against what it saves.
 
         * One that joins fragments: it is due only once it has grown by the tier's factor, however often that is asked.
-        * A fragment with deleted rows or dropped columns: once they are one in ``tier_factor`` of its bytes, so that
-          less than that many bytes are written for each that is dropped.
+        * A fragment with deleted rows or dropped columns: once they are one in ``tier_factor`` of its bytes and of those
+          of indexes, so that less than that many bytes are written for each that is dropped.
         * Below :data:`FLOOR`: once there are 8 fragments in all, since each run costs requests, too.
 
         What else is due waits for a run that comes anyway.
@@ -209,7 +217,7 @@ class Policy:
             if (
                 enough
                 if self._is_tiny(group)
-                else len(group) > 1 or group[0].is_scattered or group[0].dead_fraction >= share
+                else len(group) > 1 or group[0].is_scattered or group[0].yield_fraction >= share
             )
         ]
 

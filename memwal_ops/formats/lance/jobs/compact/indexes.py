@@ -21,6 +21,7 @@ from memwal_ops.formats.lance.commit.publication import CommitLostError
 from memwal_ops.formats.lance.commit.rebased_commit import commit_coverage
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
+from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, encode_fragment_bitmap
@@ -30,11 +31,22 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.commit_retry import CommitRetry
     from memwal_ops.formats.lance.commit.commit import CommitNote
+    from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 _FULL_TEXT = "Inverted"
+_ZONES = frozenset({"ZONEMAP", "BLOOMFILTER"})
 _EARLIER_VERSIONS = 16
+
+
+def left_behind(table: Table) -> list[BaseIndex]:
+    """The indexes that pylance does not move with rows: a compaction takes what it rewrites out of their coverage.
+
+    Those of zones have no addresses of single rows; in an RTREE pylance changes none, where rows have addresses.
+    """
+    kinds = _ZONES if table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS else _ZONES | {"RTREE"}
+    return [index for index in base_indexes(table).values() if value_kind(index) in kinds]
 
 
 @dataclass(frozen=True, slots=True)

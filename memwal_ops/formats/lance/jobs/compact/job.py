@@ -40,13 +40,22 @@ from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_er
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
+from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
+from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
-from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, unchecked_segments
+from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, left_behind, unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
-from memwal_ops.formats.lance.jobs.compact.planning import COMMIT_OPTIONS, Planner, compaction_debt, debt
+from memwal_ops.formats.lance.jobs.compact.planning import (
+    COMMIT_OPTIONS,
+    Planner,
+    affordable,
+    compaction_debt,
+    debt,
+    index_budget,
+)
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
-from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CompactOptions
+from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CatchupOptions, CompactOptions
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
@@ -230,6 +239,8 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         commit_conflicts=0,
         seconds=time.monotonic() - started,
         expected_seconds=seconds_at(run.rows, rates),
+        indexed_again=tuple(sorted(planner.indexed_again)) if run.fragments else (),
+        indexes_behind=tuple(planner.indexes_behind) if run.fragments else (),
     )
 
 
@@ -241,6 +252,7 @@ def apply(
 
     What it wrote itself may be due in turn, and is rewritten, too, so that a run directly after this one finds nothing.
     Fragments that others add meanwhile are left for the next run, so that a run concurrent with a merger ends.
+    Indexes that pylance does not move with rows are caught up at the end, except with ``only``, whose caller does that.
     Files of attempts with a commit conflict are left to pylance's clean-up, which deletes them when no version can
     name them any more.
 
@@ -294,75 +306,148 @@ def _compact_all(
     started: float,
     only: Collection[int] | None,
 ) -> CompactReport:
-    note = CommitNote.new("compact")
     before = len(table.manifest.manifest.fragments)
-    scope = _Scope(set(table.fragment_ids if only is None else only))
     had_snapshot = is_external(table) and _has_file(table)
-    retry, done = CommitRetry(), _Totals()
-    guard, worse = AnswersGuard(options.answers, note, context), None
     if before:
         _prepare(table, probes=bool(only) or _may_write(table, options))
-    table = exclude_dropped_rows(clear_coverage(table, note, retry), None, note, retry)
-    rows = executor.rows_per_commit
-    while (left := _left(options, done)) is None or left > 0:
-        attempt = _Attempt(table, scope.limit - scope.busy, options, guard, only or ())
-        try:
-            version = attempt.run(executor, rows, left, context, first=not done.removed)
-        except AnswersWorseError as error:
-            get_logger(__name__).warning("answers_worse", table=table.location.uri, error=str(error))
-            worse, table = error, table.newest()
-            break
-        except (CommitLostError, StorageError, TableNotFoundError) as error:
-            newest = table.newest()
-            version = attempt.landed_as(newest)
-            if version is not None:
-                record(version)
-            else:
-                newest = _conflict(retry, table, newest, error)
-                if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
-                    scope.busy |= scope.limit & _changed(table, newest)
-                # So that next to busy writers each conflict wastes less work.
-                table, rows = newest, min(rows, attempt.rows) // 2
-                continue
-        else:
-            if version is None:
-                if scope.widened(first=not done.removed):
-                    continue
-                break
-            newest = table.newest()
-        scope.own |= _with_files(newest, attempt.files)
-        done.count(attempt.tasks, attempt.results)
-        retry.consecutive, rows = 0, executor.rows_per_commit
-        check_progress(table.index.merged_generations, newest.index.merged_generations, table)
-        newest = restore_memwal_index(table, newest, version, note, retry)
-        table = exclude_dropped_rows(newest, attempt.table, note, retry)
-        get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
-    context.figures["conflicts"] += retry.conflicts
-    context.figures["bytes_compacted"] += done.bytes
+    run = _Run(table, options, executor, context, _Scope(set(table.fragment_ids if only is None else only)), only or ())
+    done, guard = run.done, run.guard
+    run.table = exclude_dropped_rows(clear_coverage(table, run.note, run.retry), None, run.note, run.retry)
+    run.rewrite()
+    while done.removed and only is None and run.index_again() and run.error is None:
+        run.rewrite()  # what all indexes cover now may be due with its neighbors
+    table = run.table
+    context.figures["conflicts"] += run.retry.conflicts
+    context.figures["bytes_compacted"] += done.bytes + run.index_bytes
     planner = Planner(table, options)
     due = planner.debt()
+    why = _unfinished(done, due.fragments, options, run.scope.busy) if done.removed else planner.why()
+    is_worse = isinstance(run.error, AnswersWorseError)
     return CompactReport(
-        decision=_decision(done, worse),
-        run_id=note.run_id,
+        decision=CompactDecision.ANSWERS_WORSE
+        if is_worse
+        else CompactDecision.COMPACTED
+        if done.removed
+        else CompactDecision.UNCHANGED,
+        run_id=run.note.run_id,
         engine=executor.name,
-        why=None if worse else _unfinished(done, due.fragments, options, scope.busy) if done.removed else planner.why(),
+        why=None if is_worse else why,
         fragments_before=before,
         fragments_after=len(table.manifest.manifest.fragments),
         fragments_removed=done.removed,
         fragments_added=done.added,
         rows_rewritten=done.rows,
         bytes_read=done.bytes_read,
-        bytes_written=done.bytes,
+        bytes_written=done.bytes + run.index_bytes,
         debt=due.bytes_written,
         dropped_column_bytes=due.dropped,
         settings=planner.settings,
         snapshot_lost=had_snapshot and is_external(table) and not _has_file(table),
         version=table.version,
-        commit_conflicts=retry.conflicts,
+        commit_conflicts=run.retry.conflicts,
         seconds=time.monotonic() - started,
         answers=tuple(guard.compared),
-        error=worse,
+        error=run.error,
+        indexed_again=tuple(sorted(run.indexed_again)),
+        indexes_behind=tuple(sorted(run.indexes_behind)),
     )
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of a run. ``table`` is the newest version that it has read.
+
+    ``indexed_again`` and ``indexes_behind``: see the report; ``index_bytes``: what the former took.
+    """
+
+    table: Table
+    options: CompactOptions
+    executor: TaskExecutor
+    context: RunContext
+    scope: _Scope
+    demanded: Collection[int]
+    note: CommitNote = field(default_factory=lambda: CommitNote.new("compact"))
+    retry: CommitRetry = field(default_factory=CommitRetry)
+    done: _Totals = field(default_factory=_Totals)
+    error: MemwalOpsError | None = None
+    index_bytes: int = 0
+    indexed_again: set[str] = field(default_factory=set)
+    indexes_behind: list[str] = field(default_factory=list)
+    guard: AnswersGuard = field(init=False)
+    budget: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the budget of the first version: without what its indexes take at the end."""
+        self.guard = AnswersGuard(self.options.answers, self.note, self.context)
+        self.budget = Planner(self.table, self.options).budget
+
+    def _left(self, budget: int | None) -> int | None:
+        """Bytes that may still be rewritten; None: any number. What was written counts where no sizes are recorded."""
+        return None if budget is None else budget - max(self.done.bytes_read, self.done.bytes) - self.index_bytes
+
+    def rewrite(self) -> None:
+        """Rewrite what is due, commit by commit, until nothing is, or the budget is used."""
+        table, scope, done, retry = self.table, self.scope, self.done, self.retry
+        rows = self.executor.rows_per_commit
+        while (left := self._left(self.budget)) is None or left > 0:
+            attempt = _Attempt(table, scope.limit - scope.busy, self.options, self.guard, self.demanded)
+            try:
+                version = attempt.run(self.executor, rows, left, self.context, first=not done.removed)
+            except AnswersWorseError as error:
+                get_logger(__name__).warning("answers_worse", table=table.location.uri, error=str(error))
+                self.error, table = error, table.newest()
+                break
+            except (CommitLostError, StorageError, TableNotFoundError) as error:
+                newest = table.newest()
+                version = attempt.landed_as(newest)
+                if version is not None:
+                    record(version)
+                else:
+                    newest = _conflict(retry, table, newest, error)
+                    if retry.consecutive >= _CONFLICTS_UNTIL_SKIPPED:
+                        scope.busy |= scope.limit & _changed(table, newest)
+                    # So that next to busy writers each conflict wastes less work.
+                    table, rows = newest, min(rows, attempt.rows) // 2
+                    continue
+            else:
+                if version is None:
+                    if scope.widened(first=not done.removed):
+                        continue
+                    break
+                newest = table.newest()
+            scope.own |= _with_files(newest, attempt.files)
+            done.count(attempt.tasks, attempt.results)
+            retry.consecutive, rows = 0, self.executor.rows_per_commit
+            check_progress(table.index.merged_generations, newest.index.merged_generations, table)
+            newest = restore_memwal_index(table, newest, version, self.note, retry)
+            table = exclude_dropped_rows(newest, attempt.table, self.note, retry)
+            get_logger(__name__).info("fragments_compacted", table=table.location.uri, version=table.version)
+        self.table = table
+
+    def index_again(self) -> bool:
+        """Catch up the indexes that pylance did not move with the rows, as far as the budget goes; whether any was."""
+        behind = [index for index in left_behind(self.table) if not self.table.fragment_ids <= index.covered]
+        debts = debts_of(self.table, CatchupOptions())
+        left = self._left(self.options.max_bytes)
+        names = affordable(
+            {index.name: debts[index.name].bytes for index in behind}, index_budget(self.options, left or 0)
+        )
+        self.indexes_behind = [index.name for index in behind if index.name not in names]
+        if not names:
+            return False
+        chosen = CatchupOptions(
+            indexes=tuple(names), answers=self.options.answers, engine=self.options.engine, master=self.options.master
+        )
+        report = catch_up(self.table, chosen, self.context)
+        self.table = self.table.newest()
+        self.index_bytes += sum(index.bytes_written for index in report.indexes)
+        self.indexed_again |= {index.name for index in report.indexes}
+        for index in report.indexes:
+            if index.error is not None and self.error is None:
+                self.error = IndexesBehindError(
+                    f"Index {index.name} does not cover what was rewritten: {index.error}", remedy=index.error.remedy
+                )
+        return any(index.decision == "updated" for index in report.indexes)
 
 
 def _may_write(table: Table, options: CompactOptions) -> bool:
@@ -379,12 +464,6 @@ def _prepare(table: Table, *, probes: bool) -> None:
     sweep_staged(table)
     if table.listed.has_detached:
         sweep_leftovers(table)
-
-
-def _decision(done: _Totals, worse: AnswersWorseError | None) -> CompactDecision:
-    if worse is not None:
-        return CompactDecision.ANSWERS_WORSE
-    return CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
 
 
 def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collection[int]) -> str | None:
@@ -411,11 +490,6 @@ def _too_large(rewritten: int, options: CompactOptions) -> str | None:
         f"Nothing that is due fits --max-bytes ({size_text(options.max_bytes)}): the smallest group of fragments, of "
         f"{size_text(rewritten)}, is rewritten alone."
     )
-
-
-def _left(options: CompactOptions, done: _Totals) -> int | None:
-    """Bytes that the run may still rewrite; None: any number. What it wrote counts where no sizes are recorded."""
-    return None if options.max_bytes is None else options.max_bytes - max(done.bytes_read, done.bytes)
 
 
 def _with_files(table: Table, files: Collection[str]) -> set[int]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from lance.file import LanceFileReader
@@ -21,7 +22,8 @@ from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.datasets import lance_options as storage_options
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
-from memwal_ops.formats.lance.jobs.compact.indexes import unchecked_segments
+from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of
+from memwal_ops.formats.lance.jobs.compact.indexes import left_behind, unchecked_segments
 from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
 from memwal_ops.formats.lance.options import CompactOptions
 from memwal_ops.formats.lance.policy import FragmentSize, Group
@@ -58,7 +60,7 @@ def fragment_sizes(
             covers which pylance could not remap, or not correctly.
         demanded: ids of those that are rewritten in any case.
     """
-    dropped = dropped_bytes(table)
+    dropped, again = dropped_bytes(table), _indexed_again(table)
     segments: dict[int, list[bytes]] = defaultdict(list)
     for index in base_indexes(table).values():
         for entry in index.segments:
@@ -76,8 +78,29 @@ def fragment_sizes(
         else:
             covered, unused = frozenset(segments[one.id]), min(size, dropped.get(one.id) or 0)
             files, forced = len(one.files), one.id in demanded
-            sizes.append(FragmentSize(one.id, rows, deleted, size, covered, unused, files, forced))
+            more = again.get(one.id, 0)
+            sizes.append(FragmentSize(one.id, rows, deleted, size, covered, unused, files, forced, more))
     return sizes
+
+
+def _indexed_again(table: Table) -> Mapping[int, int]:
+    """By fragment, its share of the indexes that pylance does not move with rows."""
+    shares: dict[int, int] = defaultdict(int)
+    for index in left_behind(table):
+        covered = [fragment for fragment in table.manifest.manifest.fragments if fragment.id in index.covered]
+        rows = sum(fragment.physical_rows for fragment in covered)
+        for fragment in covered:
+            shares[fragment.id] += bytes_of(index.segments) * fragment.physical_rows // max(1, rows)
+    return shares
+
+
+def affordable(costs: Mapping[str, int], budget: int | None) -> list[str]:
+    """The names, the cheapest first, whose costs are together within a budget; None: all."""
+    ordered = sorted(costs, key=lambda name: (costs[name], name))
+    if budget is None:
+        return ordered
+    totals = accumulate(costs[name] for name in ordered)
+    return [name for name, total in zip(ordered, totals, strict=True) if total <= budget]
 
 
 def dropped_bytes(table: Table) -> Mapping[int, int | None]:
@@ -132,7 +155,7 @@ class Debt:
         fragments: how many fragments would be rewritten.
         rows: rows that would be written.
         bytes_read: size of the files that would be rewritten.
-        bytes_written: about what would be written: deleted rows are not written again.
+        bytes_written: about what would be written: without deleted rows, and with indexes that are built again.
         after: how many fragments would be written.
         dropped: bytes of columns that the table does not have any more.
     """
@@ -152,10 +175,15 @@ def debt(groups: Collection[Group], policy: Policy) -> Debt:
         fragments=len(every),
         rows=sum(one.rows for one in every),
         bytes_read=_bytes(every),
-        bytes_written=int(sum(one.live_bytes for one in every)),
+        bytes_written=int(sum(one.live_bytes + one.indexed_again for one in every)),
         after=sum(map(policy.fragments_after, groups)),
         dropped=sum(one.dropped for one in every),
     )
+
+
+def index_budget(options: CompactOptions, left: int) -> int | None:
+    """Bytes of indexes that a run may build again: what is left of its budget, and half of that in any case."""
+    return None if options.max_bytes is None else max(left, options.max_bytes // 2)
 
 
 class Planner:
@@ -164,6 +192,9 @@ class Planner:
     Attributes:
         settings: what it obeys, by name.
         policy: the policy by these settings.
+        indexed_again: names of the indexes that a run catches up, as pylance does not move them with rows.
+        indexes_behind: names of such that it leaves to ``catchup``: they take more than half of its ``--max-bytes``.
+        budget: what it may rewrite: its ``--max-bytes`` without what these indexes take; None: any number of bytes.
     """
 
     def __init__(self, table: Table, options: CompactOptions, demanded: Collection[int] = ()) -> None:
@@ -178,6 +209,12 @@ class Planner:
         self._table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
         self.policy = policy_of(self.settings)
+        moved = (index for index in left_behind(table) if index.covered & table.fragment_ids)
+        costs = {index.name: bytes_of(index.segments) for index in moved}
+        most = options.max_bytes
+        self.indexed_again = affordable(costs, index_budget(options, 0))
+        self.indexes_behind = sorted(costs.keys() - self.indexed_again)
+        self.budget = None if most is None else max(1, most - sum(costs[name] for name in self.indexed_again))
 
     @cached_property
     def _sizes(self) -> list[FragmentSize]:
@@ -193,10 +230,9 @@ class Planner:
 
     def next_run(self) -> Debt:
         """What a run of these options would rewrite: all that is due, or what its budget lets it begin with."""
-        budget = self._options.max_bytes
-        if budget is None:
+        if self.budget is None:
             return self.debt()
-        return debt(self._chosen(self.groups(), None, budget), self.policy)
+        return debt(self._chosen(self.groups(), None, self.budget), self.policy)
 
     def groups(self, limit: Collection[int] | None = None) -> list[Group]:
         """The groups that are due, in the order of the table; those larger than ``--max-bytes`` in smaller ones.
@@ -205,9 +241,7 @@ class Planner:
             limit: see :func:`fragment_sizes`.
         """
         due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit, self._demanded))
-        if self._options.max_bytes is None:
-            return due
-        return self._divided(due, self._options.max_bytes)
+        return due if self.budget is None else self._divided(due, self.budget)
 
     def _divided(self, due: list[Group], budget: int) -> list[Group]:
         """The groups, of less than a budget where that is possible; else of the smallest budget that joins anything."""

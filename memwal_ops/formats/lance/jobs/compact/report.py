@@ -15,7 +15,7 @@ from memwal_ops.text import counted, paragraph, size_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memwal_ops.errors import AnswersWorseError
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
     from memwal_ops.formats.lance.jobs.compact.settings import Setting
 
@@ -40,13 +40,15 @@ class CompactReport:
         engine_reason: why that engine was, or would be, selected.
         why: why nothing was, or would be, rewritten, or why no more was; else None.
         bytes_read: size of the data files that were read.
-        bytes_written: size of the new data files.
+        bytes_written: size of the new data files, and of the indexes that were built again.
         debt: bytes that a run would write next, after this one.
         dropped_column_bytes: about how many bytes of dropped columns the next run would leave out.
         settings: what was obeyed, and where it was set.
         snapshot_lost: the table had a region snapshot in a file, which is no longer found.
         answers: names of indexes, and their answers before and after a commit of the run, compared.
-        error: why the rest was not published, by an index that would answer worse.
+        error: why the rest was not published, by an index that would answer worse; or why one was not built again.
+        indexed_again: the indexes that pylance does not move with rows, which the run catches up afterwards.
+        indexes_behind: such indexes that ``--max-bytes`` leaves without what was rewritten.
         expected_seconds: of a dry run, how long a run takes, by the rate of a past one; None: there is none to compare.
     """
 
@@ -68,10 +70,12 @@ class CompactReport:
     commit_conflicts: int
     seconds: float
     answers: tuple[tuple[str, Comparison], ...] = ()
-    error: AnswersWorseError | None = None
+    error: MemwalOpsError | None = None
     expected_seconds: float | None = None
     engine_reason: str = ""
     dropped_column_bytes: int = 0
+    indexed_again: tuple[str, ...] = ()
+    indexes_behind: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -97,6 +101,7 @@ class CompactReport:
         parts = [paragraph(_headline(self), hanging="  ")]
         if self.error is not None:
             parts.append(paragraph(f"{self.error} {self.error.remedy}", hanging="  "))
+        parts += [paragraph(text, hanging="  ") for text in _indexes(self)]
         cost = cost_of([one for _, one in self.answers], len({name for name, _ in self.answers}), self.seconds)
         if cost is not None:
             parts.append(paragraph(cost, hanging="  "))
@@ -109,6 +114,21 @@ class CompactReport:
                 )
             )
         return "\n".join(parts)
+
+
+def _indexes(report: CompactReport) -> Iterator[str]:
+    is_plan = report.decision == "dry_run"
+    if report.indexed_again:
+        yield (
+            f"INDEXED AGAIN: {', '.join(report.indexed_again)}: pylance does not move such indexes with rows; the run "
+            f"{'catches' if is_plan else 'caught'} them up afterwards."
+        )
+    if report.indexes_behind:
+        yield (
+            f"INDEXES BEHIND: {', '.join(report.indexes_behind)}: pylance {'takes' if is_plan else 'took'} what is "
+            "rewritten out of their coverage, and to build them again takes more than --max-bytes leaves. Queries scan "
+            "these rows until memwal-ops catchup URI has run."
+        )
 
 
 def _headline(report: CompactReport) -> str:

@@ -131,6 +131,15 @@ def test_deleted_rows_are_removed_above_a_fraction(fraction: float, wanted: list
     assert [[one.id for one in group] for group in groups] == wanted, "what would be below the target is joined at once"
 
 
+def test_indexes_that_are_built_again_are_part_of_the_price() -> None:
+    """Of 100 bytes 30 are freed: more than one in four that are written, and less where an index is as large."""
+    policy = Policy(100, 1 << 40, 4, 0.1)
+    for again, is_worth in {0: True, 1 << 30: False}.items():
+        groups = policy.groups([FragmentSize(0, 700, 300, 1 << 30, indexed_again=again)])
+        assert len(groups) == 1, "what the owner's deleted fraction demands is rewritten, if not at once"
+        assert bool(policy.worth_a_run(groups)) is is_worth
+
+
 def test_a_budget_lowers_the_target() -> None:
     policy = Policy(1 << 20, 1 << 30, 4, 0.1)
     fragments = sizes(*[1 << 20] * 100)

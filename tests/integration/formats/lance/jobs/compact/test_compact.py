@@ -20,6 +20,7 @@ from memwal_ops.formats.lance.jobs import merge, snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
+from memwal_ops.formats.lance.table import Table
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.formats.lance.wire.version_manifest import decode_fragment_bitmap
 from tests.integration.contracts import small
@@ -226,6 +227,38 @@ def test_a_table_that_must_not_be_written(tmp_path: Path) -> None:
 def test_usage() -> None:
     with pytest.raises(InvalidUsageError):
         CompactOptions(0)
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["plain", "with a log"])
+def test_indexes_that_pylance_does_not_move_cover_all_again(tmp_path: Path, log: bool) -> None:
+    """Those of zones and places have no entry for each row; the plan names them, and the run catches them up."""
+    uri = str(tmp_path / "t.lance")
+    numbers = pa.array(range(30))
+    place = pa.StructArray.from_arrays([numbers.cast(pa.float64())] * 2, ["x", "y"])
+    key = pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY)
+    point = pa.field("place", place.type, metadata={"ARROW:extension:name": "geoarrow.point"})
+    rows = pa.Table.from_arrays([numbers, place], schema=pa.schema([key, point]))
+    dataset = lance.write_dataset(rows, uri, max_rows_per_file=10)
+    dataset.create_scalar_index("id", "ZONEMAP", name="zones")
+    dataset.create_scalar_index("place", "RTREE", name="places")
+    dataset.create_scalar_index("id", "BTREE", name="keys")
+    if log:
+        lance.dataset(uri).initialize_mem_wal()
+    lance.dataset(uri).delete("id % 3 = 0")
+    small = run_job(uri, "compact", apply=False, max_bytes=1000)
+    assert small.to_json()["indexes_behind"] == ["places", "zones"]
+    assert "INDEXES BEHIND: places, zones" in small.describe()
+    plan = run_job(uri, "compact", apply=False)
+    assert (plan.to_json()["indexed_again"], plan.to_json()["indexes_behind"]) == (["places", "zones"], [])
+    assert "INDEXED AGAIN: places, zones" in plan.describe()
+    report = run_job(uri, "compact")
+    assert (report.decision, report.exit_code) == ("compacted", 0)
+    assert (report.to_json()["indexed_again"], report.to_json()["indexes_behind"]) == (["places", "zones"], [])
+    table = open_table(uri)
+    assert isinstance(table, Table)
+    assert all(coverage(index.covered, table.manifest).complete for index in base_indexes(table).values())
+    assert lance.dataset(uri).count_rows("id = 4") == 1
+    assert run_job(uri, "compact").decision == "unchanged"
 
 
 def test_an_index_that_cannot_be_opened_keeps_what_it_covers(tmp_path: Path) -> None:
