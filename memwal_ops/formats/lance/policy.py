@@ -202,8 +202,8 @@ class Policy:
         """Those of the groups that are worth a run at once, by the bytes that it writes against what it saves.
 
         * One that joins fragments: it is due only once it has grown by the tier's factor, however often that is asked.
-        * A fragment with deleted rows or dropped columns: once they are one in ``tier_factor`` of its bytes and of those
-          of indexes, so that less than that many bytes are written for each that is dropped.
+        * A fragment with deleted rows or dropped columns: once they are one in ``tier_factor`` of its bytes and of its
+          indexes', so that less than that many bytes are written for each that is dropped.
         * Below :data:`FLOOR`: once there are 8 fragments in all, since each run costs requests, too.
 
         What else is due waits for a run that comes anyway.

@@ -43,7 +43,7 @@ from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
 from memwal_ops.formats.lance.wire._pb import table_pb2
-from memwal_ops.formats.lance.wire.names import parse_generation_dir
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
 from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, decode_version_manifest, lost_dictionary
 from memwal_ops.storage.api import LinkError
@@ -71,7 +71,9 @@ def check_files(table: Table) -> Iterator[Finding]:
     """Every file that the newest version needs exists and is complete, and so does its transaction file."""
     for damage in damages(table):
         yield Finding(
-            Severity.ERROR, "base_file", damage.path, f"It {damage.why}.", "Scans of the newest version fail.",
+            Severity.ERROR, "base_file", damage.path, f"It {damage.why}.",
+            "Queries by the index fail; all rows are there." if damage.folder == INDICES_FOLDER
+            else "Scans of the newest version fail.",
             damage.remedy, _PAGE,
         )  # fmt: skip
     name = table.manifest.manifest.transaction_file

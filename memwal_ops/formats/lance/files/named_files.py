@@ -50,7 +50,7 @@ _REMEDIES = {
     DATA_FOLDER: _RESTORE,
     DELETIONS_FOLDER: _RESTORE,
     VERSIONS_FOLDER: LOST_VALUES,
-    INDICES_FOLDER: "Drop the index and build it again, or restore the file from a backup.",
+    INDICES_FOLDER: "Build the index anew: memwal-ops catchup URI --index NAME --rebuild; or restore the file.",
 }
 
 

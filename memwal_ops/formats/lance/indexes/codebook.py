@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from memwal_ops.errors import StorageError, UnsupportedFeatureError
+from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import CREATE_AGAIN, index_folder, open_index_file
 from memwal_ops.formats.lance.wire._pb import vector_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from lance.file import LanceFileReader
     from numpy.typing import NDArray
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.locations import Location
 
-_INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
+MODEL_FILES = _INDEX_FILE, _STORAGE_FILE = "index.idx", "auxiliary.idx"
 # Positions of buffers in the file, which are not part of their content.
 _POSITIONS = ("codebook_position", "rotate_mat_position")
 # How codes are stored, which does not change them. Where pylance merges segments, it packs those of IVF_RQ, and
@@ -205,6 +207,17 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
             parameters = graphs[0]["params"] if graphs else {}
             found |= {key: parameters[key] for key in _GRAPH if key in parameters}
     return found
+
+
+def partitions_of(location: Location, folders: Iterable[str]) -> int | None:
+    """The number of partitions, by any file of these segments that can be read; None: there is none."""
+    for folder, file in product(folders, MODEL_FILES):
+        with suppress(MemwalOpsError, KeyError, IndexError, TypeError, ValueError, DecodeError, OSError):
+            with lance_errors("read index", folder):
+                model = _ivf(open_index_file(location, f"{folder}/{file}"))
+            if partitions := len(model.lengths) or (model.centroids_tensor.shape or [0])[0]:
+                return int(partitions)
+    return None
 
 
 def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:

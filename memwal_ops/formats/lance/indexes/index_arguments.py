@@ -19,8 +19,10 @@ from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
+from memwal_ops.formats.lance.files.named_files import Place
+from memwal_ops.formats.lance.files.versions import index_key
 from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
-from memwal_ops.formats.lance.indexes.codebook import read_model, vector_parameters
+from memwal_ops.formats.lance.indexes.codebook import MODEL_FILES, partitions_of, read_model, vector_parameters
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -61,6 +63,10 @@ _FILES = {
     "RTREE": _File("page_data.lance", {"page_size": ("page_size", int)}),
 }
 _TEXT, _JSON, _SIMILAR = "INVERTED", "JSON", "MINHASHLSH"
+_TEXT_FILE = "metadata.lance"
+# What pylance describes of a vector index, by the names of its call.
+_OF_CODES = {"pq": ("num_sub_vectors", "num_bits"), "rq": ("num_bits",)}
+_OF_GRAPH = {"max_connections": "m", "construction_ef": "ef_construction", "max_level": "max_level"}
 _TYPES = {"LABELLIST": "LABEL_LIST"}
 _SIMILAR_PARAMETERS = ("num_hashes", "num_bands", "shingle_size", "tokenizer")
 # Field numbers of JsonIndexDetails (protos/index.proto of Lance).
@@ -134,7 +140,8 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
     Args:
         trained: of a vector index: with its centroids and codebook, instead of ones that are trained by the rows.
 
-    Where the file is gone that has the sizes of a scalar index's pages or zones, they are pylance's defaults.
+    Damaged files are not read. Where no segment has those with the parameters, they are what the manifest describes,
+    and pylance's defaults of what that leaves out: sizes of pages and zones, the number of partitions.
 
     Raises:
         UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
@@ -147,24 +154,20 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         raise UnsupportedFeatureError(f"Index {index.name} has {len(columns)} columns: pylance builds it on one.")
     kind = _kind_of(index)
     arguments = IndexArguments(_quoted(table, index, columns[0]), kind, {}, index.is_vector, details)
-    entry = index.segments[-1]
+    whole = whole_segments(table, index)
     if index.is_vector:
-        options = parameters_of(table, index, entry)
+        options = parameters_of(table, index, whole[-1]) if whole else _of_details(table, index, details)
         if trained:
-            model = read_model(table.location, index_folder(table, entry), index.name)
+            if not whole:
+                raise UnsupportedFeatureError("files with its codebook are missing or damaged.", remedy=_BY_HAND)
+            model = read_model(table.location, index_folder(table, whole[-1]), index.name)
             options["ivf_centroids"] = model.centroids
             if model.codebook is not None:
                 options["pq_codebook"] = model.codebook
         options |= {"storage_options": stored} if (stored := lance_options(table.location)) else {}
         return replace(arguments, options=options)
-    try:
-        options = parameters_of(table, index, entry)
-    except ObjectNotFoundError as error:
-        # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
-        if kind not in _FILES and not (kind == _TEXT and details):
-            raise
-        get_logger(__name__).warning("index_parameters_lost", index=index.name, error=str(error))
-        options = _without_none(details) if kind == _TEXT else {}
+    # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
+    options = parameters_of(table, index, whole[-1]) if whole else _of_details(table, index, details)
     if kind == _TEXT:
         options.pop("lance_tokenizer", None)  # follows from the column's type, and is not accepted
         if granularity := details.get("document_granularity"):
@@ -172,6 +175,71 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
     elif kind == _SIMILAR:
         options = similarity_options(details)
     return replace(arguments, options=options)
+
+
+def whole_segments(table: Table, index: BaseIndex) -> list[table_pb2.IndexMetadata]:
+    """The segments whose files are all there and look whole, the oldest first. Two requests for each file.
+
+    Those in another table, as of a clone, are taken to be whole.
+    """
+    return [entry for entry in index.segments if entry.HasField("base_id") or not _is_damaged(table, index, entry)]
+
+
+def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> bool:
+    folder, place = index_key(entry), Place(table.store, "")
+    stored = {meta.path: meta.size for meta in table.store.list(folder)}
+    named = {f"{folder}/{file.path}": int(file.size_bytes) for file in entry.files}
+    # Releases that list no files of an index: that with the parameters must be there.
+    needed = named or {f"{folder}/{name}": 0 for name in _needed_files(index)}
+    try:
+        return any(
+            path not in stored or place.index_file(path, named.get(path, 0)).damage(stored[path])
+            for path in stored.keys() | needed.keys()
+        )
+    except ObjectNotFoundError:
+        return True
+
+
+def _needed_files(index: BaseIndex) -> Sequence[str]:
+    """The names of the files with the parameters of a segment."""
+    if index.is_vector:
+        return MODEL_FILES
+    kind = value_kind(index)
+    file = _TEXT_FILE if kind == _TEXT else _FILES[kind].name if kind in _FILES else ""
+    return [file] if file else []
+
+
+def _of_details(table: Table, index: BaseIndex, details: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of an index as far as the manifest has them, where its files are lost.
+
+    Raises:
+        UnsupportedFeatureError: they are of a release that described too little.
+    """
+    kind = _kind_of(index)
+    get_logger(__name__).warning("index_parameters_lost", table=table.location.uri, index=index.name)
+    try:
+        if index.is_vector:
+            options: dict[str, Any] = {"metric": str(details["metric_type"]).lower()}
+            code = details.get("compression", {})
+            options |= {name: code[name] for name in _OF_CODES.get(str(code.get("type")), ())}
+            graph = details.get("hnsw", {})
+            options |= {name: graph[key] for key, name in _OF_GRAPH.items() if graph.get(key)}
+            partitions = partitions_of(table.location, [index_folder(table, entry) for entry in index.segments])
+            return options | ({} if partitions is None else {"num_partitions": partitions})
+        if kind == _TEXT:
+            if not details:
+                raise KeyError(kind)
+            return {**_without_none(details), **_format_version(index.segments[-1])}
+        if kind == _JSON:
+            path, target = _json_target(index.segments[-1])
+            return {"target_index_type": target.lower(), "path": path}
+    except (KeyError, ValueError, TypeError, DecodeError) as error:
+        raise UnsupportedFeatureError(
+            f"How index {index.name} ({index.type}) was built is unknown: its files are missing or damaged, and the "
+            "manifest does not describe it.",
+            remedy=_BY_HAND,
+        ) from error
+    return {}
 
 
 def similarity_options(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +264,7 @@ def parameters_of(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata
             more = {"target_index_parameters": json.dumps(inner)} if inner else {}
             return {"target_index_type": target.lower(), "path": path, **more}
         if kind == _TEXT:
-            return _of_text(table, folder, int(entry.index_version))
+            return _of_text(table, folder, entry)
         if kind == _SIMILAR:
             return {}
         return _of_file(table, folder, _FILES[kind])
@@ -260,10 +328,15 @@ def _of_file(table: Table, folder: str, file: _File) -> dict[str, Any]:
     return {name: read(found[key]) for key, (name, read) in file.parameters.items() if key in found}
 
 
-def _of_text(table: Table, folder: str, version: int) -> dict[str, Any]:
+def _of_text(table: Table, folder: str, entry: table_pb2.IndexMetadata) -> dict[str, Any]:
     """The parameters of a full-text index; the version of its format only if pylance can still write it."""
-    parameters: dict[str, Any] = _without_none(json.loads(_metadata(table, folder, "metadata.lance")["params"]))
-    return parameters | ({"format_version": version} if version in {1, 2, 3} else {})
+    parameters: dict[str, Any] = _without_none(json.loads(_metadata(table, folder, _TEXT_FILE)["params"]))
+    return parameters | _format_version(entry)
+
+
+def _format_version(entry: table_pb2.IndexMetadata) -> dict[str, int]:
+    version = int(entry.index_version)
+    return {"format_version": version} if version in {1, 2, 3} else {}
 
 
 def _json_target(entry: table_pb2.IndexMetadata) -> tuple[str, str]:

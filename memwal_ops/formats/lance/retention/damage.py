@@ -76,6 +76,7 @@ _MAX_FILES = 10_000
 _MISSING = "is missing, although the newest version refers to it"
 _MISPLACED = "is missing: pylance's compaction of this branch or clone wrote the index to {}, where no reader looks"
 _REBUILD = "memwal-ops catchup URI --rebuild builds the index anew; compact such tables by memwal-ops compact."
+_REBUILD_INDEX = "Build the index anew: memwal-ops catchup URI --index {} --rebuild; or restore the file from a backup."
 _PATH = re.compile(r"[\w./-]+")
 
 
@@ -122,8 +123,16 @@ def _named_and_missing(table: Table, text: str) -> Damage | None:
         at = text.find(key)
         path = _PATH.match(text, at) if at >= 0 else None
         if path is not None and table.store.head(path[0]) is None:
-            return Damage(path[0], key.partition("/")[0], _MISSING)
+            return Damage(path[0], key.partition("/")[0], _MISSING, _rebuild_of(table, path[0]))
     return None
+
+
+def _rebuild_of(table: Table, path: str) -> str:
+    """What to do about a file of an index, by the index's name; empty: it is not of one that can be built."""
+    for entry in table.manifest.index_entries:
+        if index_key(entry) in path and not entry.name.startswith(SYSTEM_INDEX):
+            return _REBUILD_INDEX.format(entry.name)
+    return ""
 
 
 def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
@@ -185,6 +194,7 @@ def damage_of(file: NamedFile) -> str | None:
 def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequence[Damage]:
     """Damaged and missing files of an index; releases before pylance 14 do not list an index's files."""
     place, folder = places.index_folder(index)
+    fix = "" if index.name.startswith(SYSTEM_INDEX) else _REBUILD_INDEX.format(index.name)
     try:
         found = {meta.path: meta.size for meta in place.store.list(folder)}
     except LinkError:
@@ -196,10 +206,10 @@ def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequenc
         if place.uri and next(places.own.store.list(own), None) is not None:
             # docs/upstream.md: a compaction by pylance writes there, and its entry still names the base path.
             return (Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
-        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING),)
+        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING, fix),)
     named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
     files = (place.index_file(path, named.get(path, 0)) for path in sorted(named.keys() | found.keys()))
-    return [Damage(str(file), INDICES_FOLDER, why) for file in files if (why := damage_of(file)) is not None]
+    return [Damage(str(file), INDICES_FOLDER, why, fix) for file in files if (why := damage_of(file)) is not None]
 
 
 def _is_object(data: bytes) -> bool:
@@ -210,7 +220,6 @@ def _is_object(data: bytes) -> bool:
 
 
 _OLDER = 100
-_OF_AN_INDEX = "Drop the index and build it again, or restore the file from a backup; then run this again."
 _OF_ROWS = (
     "Restore the file from a backup, and run this again. Keep the older versions and the generations until then: they "
     "may be all that has its rows. Without a backup, memwal-ops repair URI lists what else can be done."
@@ -321,7 +330,7 @@ class NewestFiles:
 
     def damage(self) -> Damage | None:
         """The worst file that is missing or damaged, after the listings have ended; None: there is none."""
-        return _worst(self._wrong())
+        return _worst(self._table, self._wrong())
 
     def require(self) -> None:
         """Refuse to continue if the listing has ended without all files, or one is damaged.
@@ -332,7 +341,7 @@ class NewestFiles:
             TableCorruptError: with such a file, and the newest version that does not refer to it.
         """
         wrong = self._wrong()
-        damage = _worst(wrong)
+        damage = _worst(self._table, wrong)
         if damage is None:
             return
         newest = self._table.newest()
@@ -344,7 +353,7 @@ class NewestFiles:
         raise TableCorruptError(
             f"{damage.path} {damage.why}, and the newest version, {self._table.version}, needs it: nothing is deleted "
             f"while the newest version is not complete.{kept}",
-            remedy=_OF_AN_INDEX if damage.folder == INDICES_FOLDER else _OF_ROWS,
+            remedy=f"{damage.remedy} Then run this again." if damage.folder == INDICES_FOLDER else _OF_ROWS,
         )
 
     def _wrong(self) -> dict[str, str]:
@@ -383,14 +392,14 @@ def _expected_here(table: Table) -> _Expected:
     return _Expected(place, files, folders)
 
 
-def _worst(wrong: Mapping[str, str]) -> Damage | None:
+def _worst(table: Table, wrong: Mapping[str, str]) -> Damage | None:
     """A file with rows, before an index."""
     if not wrong:
         return None
     path = min(wrong, key=lambda path: (path.startswith(INDICES_FOLDER), path))
     others = f" (and {len(wrong) - 1:,} more like it)" if len(wrong) > 1 else ""
     folder = next((folder for folder in (*BASE_FOLDERS, VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}"), DATA_FOLDER)
-    return Damage(path, folder, f"{wrong[path]}{others}")
+    return Damage(path, folder, f"{wrong[path]}{others}", _rebuild_of(table, path))
 
 
 def wrong_at_base_paths(table: Table) -> dict[str, str]:
@@ -421,7 +430,7 @@ def refuse_damaged_base_files(table: Table) -> None:
         TableCorruptError: with the file's name.
         MemwalOpsError: see :func:`wrong_at_base_paths`.
     """
-    damage = _worst(wrong_at_base_paths(table))
+    damage = _worst(table, wrong_at_base_paths(table))
     if damage is not None:
         raise damage.error
 

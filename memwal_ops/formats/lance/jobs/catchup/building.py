@@ -15,18 +15,24 @@ from memwal_ops.errors import (
     IndexesBehindError,
     InvariantViolatedError,
     MemwalOpsError,
-    ObjectNotFoundError,
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, is_nested
 from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
-from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, parameters_of
+from memwal_ops.formats.lance.indexes.index_arguments import (
+    IndexArguments,
+    arguments_like,
+    parameters_of,
+    whole_segments,
+)
 from memwal_ops.formats.lance.indexes.index_faults import fault_of, refusal
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.version_manifest import moved_later
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwal_ops.formats.lance.jobs.catchup.builders import Builders
     from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.table import Table
@@ -94,7 +100,8 @@ def build_segments(
         raise error
     emptied = _emptied(table, index)
     trained = table.log.keeps_codebooks or (method == "update" and not emptied)
-    codebooks = _codebooks(table, index) if trained else None
+    whole = whole_segments(table, index) if method == "rebuild" else index.segments
+    codebooks = _codebooks(table, index, whole) if trained else None
     # pylance's update of an index without fragments would train another codebook.
     keeps = method == "update" and emptied and codebooks and _accepts_codebook(table, index)
     if method == "rebuild" or keeps:
@@ -181,8 +188,8 @@ def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
         )
 
 
-def _codebooks(table: Table, index: BaseIndex) -> frozenset[Codebook]:
-    return frozenset(read_codebook(table, entry) for entry in index.segments) if index.is_vector else frozenset()
+def _codebooks(table: Table, index: BaseIndex, segments: Iterable[table_pb2.IndexMetadata]) -> frozenset[Codebook]:
+    return frozenset(read_codebook(table, entry) for entry in segments) if index.is_vector else frozenset()
 
 
 def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[Codebook] | None) -> None:
@@ -208,10 +215,8 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
 
 def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None:
     """Refuse an index that was built anew by other parameters than the old one has."""
-    try:
-        before = parameters_of(table, index, index.segments[-1])
-    except ObjectNotFoundError:
-        before = {}
+    whole = whole_segments(table, index)
+    before = parameters_of(table, index, whole[-1]) if whole else {}
     for entry in build.added:
         after = parameters_of(table, index, entry)
         # Files of older releases lack parameters, of which there was one value alone.

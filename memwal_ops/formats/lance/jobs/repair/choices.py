@@ -56,6 +56,10 @@ _GENERATION = (
     ),
 )
 _BASE = (
+    Choice(
+        "If it is a file of an index: memwal-ops catchup URI --index NAME --rebuild.",
+        "None: an index is built of the rows. Of one with a codebook of a log, the command names what else to do.",
+    ),
     Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
     Choice(
         "Return to the newest version that does not need the file: lance.dataset(URI, version=N).restore().",

@@ -17,13 +17,14 @@ from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
 from memwal_ops import open_table, run_job
-from memwal_ops.errors import CommitConflictError, InvalidUsageError, UnsupportedFeatureError
+from memwal_ops.errors import CommitConflictError, InvalidUsageError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import parameters_of, without_hints
 from memwal_ops.formats.lance.jobs.catchup import building
 from tests.support.tables import indexed
 from tests.support.tables.plain import PlainTable
+from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +169,64 @@ def test_every_type_keeps_its_parameters(tmp_path: Path, kind: str) -> None:
     assert run_job(uri, "catchup").decision == "unchanged"
 
 
+def faults(uri: str) -> set[str]:
+    """What verify finds, also by asking the index; older versions keep their file as it is."""
+    reports = run_job(uri, "verify").to_json(), run_job(uri, "verify", answers=True).to_json()
+    return {finding["check"] for report in reports for finding in report["findings"]} - {"version_unreadable"}
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda _: None,
+    "empty": lambda _: b"",
+    "half": lambda data: data[: len(data) // 2],
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", INDEXES)
+def test_the_remedy_of_each_damaged_file_helps(tmp_path: Path, kind: str) -> None:
+    """Verify names a command; it works without the file, and keeps what the other files and the manifest have."""
+    origin, uri = tmp_path / "origin.lance", str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, ROWS), str(origin), data_storage_version="2.2")
+    INDEXES[kind](lance.dataset(str(origin)))
+    kept = described(str(origin))[:3]
+    for file in sorted(origin.glob("_indices/*/*")):
+        for name, damage in DAMAGES.items():
+            shutil.rmtree(uri, ignore_errors=True)
+            shutil.copytree(origin, uri)
+            path, data = Path(uri) / file.relative_to(origin), damage(file.read_bytes())
+            path.unlink() if data is None else path.write_bytes(data)
+            report = run_job(uri, "verify")
+            assert report.exit_code == 9, (file.name, name)
+            assert "memwal-ops catchup URI --index one --rebuild" in report.to_json()["findings"][0]["remedy"]
+            with pytest.raises(TableCorruptError, match="nothing is deleted") as refused:
+                run_job(uri, "expire", apply=True)
+            assert "memwal-ops catchup URI --index one --rebuild" in refused.value.remedy
+            again = run_job(uri, "catchup", indexes=["one"], rebuild=True)
+            assert (again.decision, again.exit_code) == ("caught_up", 0), (file.name, name, again.describe())
+            assert described(uri)[:3] == kept, (file.name, name)
+            assert not faults(uri)
+
+
+@pytest.mark.parametrize("file", ["index.idx", "auxiliary.idx"])
+def test_a_damaged_codebook_of_a_log_is_migrated(tmp_path: Path, file: str) -> None:
+    """It is in no other file, so that the error names the way to a new one, which does not read the old files."""
+    uri = str(tmp_path / "t.lance")
+    schema = rows(0, 1).schema.set(0, pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY))
+    lance.write_dataset(rows(0, ROWS).cast(schema), uri, data_storage_version="2.2")
+    INDEXES["ivf-pq"](lance.dataset(uri))
+    lance.dataset(uri).initialize_mem_wal()
+    [path] = (tmp_path / "t.lance").glob(f"_indices/*/{file}")
+    path.write_bytes(path.read_bytes()[:100])
+    [index] = run_job(uri, "catchup", indexes=["one"], rebuild=True).indexes
+    assert "memwal-ops catchup URI --migrate-codebook one NEW" in index.error.remedy
+    for _ in range(9):
+        if run_job(uri, "catchup", migrate_codebook=("one", "two")).decision == "done":
+            break
+    assert set(base_indexes(open_table(uri))) == {"two"}
+    assert not faults(uri)
+
+
 WRITES: dict[str, Callable[[PlainTable], object]] = {
     "append": lambda made: made.append(5),
     "delete": lambda made: made.delete(3, 450),
@@ -292,13 +351,18 @@ def test_a_scalar_index_whose_files_are_gone_is_built_anew(made: PlainTable, nam
     assert run_job(made.uri, "catchup").decision in {"caught_up", "unchanged"}
 
 
-def test_a_vector_index_whose_files_are_gone_is_refused(made: PlainTable) -> None:
-    """How many partitions it had is known by them alone."""
+def test_a_vector_index_whose_files_are_gone_is_built_with_the_default_partitions(made: PlainTable) -> None:
+    """How many it had is known by them alone; its metric and codes stand in the manifest."""
+    before = base_indexes(open_table(made.uri))["vector_index"]
     lose_files(made, "vector_index")
-    version = made.dataset.version
-    [error] = run_job(made.uri, "catchup", indexes=["vector_index"], rebuild=True).failures
-    assert error.reason == "table_corrupt"
-    assert made.dataset.version == version
+    report = run_job(made.uri, "catchup", indexes=["vector_index"], rebuild=True)
+    assert (report.decision, report.exit_code) == ("caught_up", 0), report.describe()
+    after = base_indexes(open_table(made.uri))["vector_index"]
+    assert (after.type, after.segments[0].index_details.type_url) == (
+        before.type,
+        before.segments[0].index_details.type_url,
+    )
+    assert run_job(made.uri, "verify", answers=True).exit_code == 0
 
 
 def lose_files(made: PlainTable, name: str) -> None:
