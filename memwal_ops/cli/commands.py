@@ -42,7 +42,7 @@ _LAZY = {
     "notify": ("memwal_ops.cli.service:notify", "Send a test message to the targets of notifications."),
     "plan": ("memwal_ops.cli.plan:plan", "Show what the service would run next, and at what cost."),
     "probe": (
-        "memwal_ops.cli.probe:probe",
+        "memwal_ops.cli.doctor:probe",
         "Test a store's conditional writes and its clock.",
     ),
     "report": ("memwal_ops.cli.report:report", "Write one HTML page about a table, with its history."),

@@ -87,7 +87,7 @@ class LanceFormat:
 
     def summarize(self, table: Table) -> TableSummary:
         """Backlog metrics of all jobs, and the blocked regions."""
-        from memwal_ops.formats.lance.summary import summarize  # noqa: PLC0415 - pylance, as above
+        from memwal_ops.formats.lance.work import summarize  # noqa: PLC0415 - pylance, as above
 
         return summarize(table)
 
@@ -128,7 +128,7 @@ class LanceFormat:
 
     def open_sink(self, location: Location, store: Store, guard: CommitGuard, source: str) -> RowSink:
         """See :class:`memwal_ops.core.row_sink.ReceivesRows`."""
-        from memwal_ops.formats.lance.row_sink import LanceSink  # noqa: PLC0415 - see above
+        from memwal_ops.formats.lance.export import LanceSink  # noqa: PLC0415 - see above
 
         return LanceSink(location, store, guard, source)
 

@@ -2,14 +2,20 @@
 
 The rates are those of ``python -m benchmarks.plain`` (2 cores, local files): 5,000 fragments, three indexes, 2,000
 versions. On an object store each file costs requests, too.
+
+Summarize a Lance table: backlog metrics of its jobs, and blocked regions. Reads only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import Work
+from memwal_ops.core.protocols import Blocked, TableSummary
+from memwal_ops.core.table_history import built_in_backlog
 from memwal_ops.formats.lance.indexes.base_indexes import coverage, covered_by
+from memwal_ops.formats.lance.options import InspectOptions
 from memwal_ops.formats.lance.wire.version_manifest import by_name
 from memwal_ops.storage.locations import LOCAL
 
@@ -17,6 +23,25 @@ if TYPE_CHECKING:
     from memwal_ops.core.report import Need
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+
+
+def summarize(table: Table) -> TableSummary:
+    """The summary of a table.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    metrics = built_in_backlog(table)
+    blocked: tuple[Blocked, ...] = ()
+    if metrics.get("blocked_regions"):
+        inspection: Any = table.jobs["inspect"].job.plan(table, InspectOptions(), RunContext())
+        blocked = tuple(
+            Blocked(str(document["region_id"]), fault.error.reason, str(fault.error), document)
+            for fault in inspection.faults
+            if (document := fault.to_json())
+        )
+    return TableSummary(table.version, metrics, len(table.regions.region_ids), blocked)
+
 
 # Seconds for each row that is merged, indexed (by one index), or rewritten; for each byte of these rows.
 _ROW = {"merge": 2e-6, "catchup": 6e-6, "compact": 10e-6}

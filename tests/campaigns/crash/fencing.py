@@ -14,7 +14,7 @@ import lance
 
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
+from memwal_ops.formats.lance.generations.generation_files import FileState, RegionContents
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import Evidence

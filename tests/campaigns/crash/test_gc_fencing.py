@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from memwal_ops.formats.lance.jobs.gc.wal import FencePosts
 from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.regions.fence_posts import FencePosts
 from tests.campaigns.crash.fencing import (
     Collector,
     but_first_entries,

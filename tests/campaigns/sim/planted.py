@@ -41,14 +41,13 @@ from memwal_ops.formats.lance.jobs.catchup import update as catchup
 from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc import region as gc_region
+from memwal_ops.formats.lance.jobs.gc import wal
 from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence, Kind
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
-from memwal_ops.formats.lance.jobs.gc.wal import WalView
-from memwal_ops.formats.lance.regions import fence_posts
+from memwal_ops.formats.lance.jobs.gc.wal import FencePosts, WalView
 from memwal_ops.formats.lance.regions import manifests as regions
-from memwal_ops.formats.lance.regions.fence_posts import FencePosts
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.retention import live_versions as retention
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, VersionProgress
@@ -345,7 +344,7 @@ def no_fence_posts() -> Iterable[Patch]:
 @bug
 def last_entry_goes() -> Iterable[Patch]:
     """The last entry of a log is no post."""
-    real = fence_posts.FencePosts._posts
+    real = wal.FencePosts._posts
 
     def posts(self: Any, run_at: int, at: int) -> Any:
         return (post for post in real(self, run_at, at) if "the last entry" not in post.what)

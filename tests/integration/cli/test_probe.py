@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal_ops.cli import probe as command
+from memwal_ops.cli import doctor as command
 from tests.support.run_cli import contents, run_here
 
 

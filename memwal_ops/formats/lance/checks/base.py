@@ -32,8 +32,7 @@ from memwal_ops.formats.lance.files.versions import (
     version_of_main,
 )
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
-from memwal_ops.formats.lance.generations.generation_files import look_at_generations
-from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.generations.generation_files import look_at_generations, read_region_contents
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, dot_product_error
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
-    from memwal_ops.formats.lance.generations.region_contents import RegionContents
+    from memwal_ops.formats.lance.generations.generation_files import RegionContents
     from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest

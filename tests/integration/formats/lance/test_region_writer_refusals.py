@@ -20,7 +20,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
     WriterFencedError,
 )
-from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.layouts import MixedLayoutsError

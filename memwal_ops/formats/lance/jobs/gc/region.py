@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
-from memwal_ops.formats.lance.generations.region_contents import RegionContents, read_region_contents
+from memwal_ops.formats.lance.generations.generation_files import RegionContents, read_region_contents
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.formats.lance.generations.region_contents import DirectoryContents
+    from memwal_ops.formats.lance.generations.generation_files import DirectoryContents
     from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest

@@ -31,7 +31,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
-from memwal_ops.formats.lance.generations.region_contents import read_region_contents
+from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, table_spec
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path, wal_references
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot

@@ -21,7 +21,7 @@ from memwal_ops.errors import (
     SegmentCorruptError,
 )
 from memwal_ops.formats import zeppelin
-from memwal_ops.formats.lance.row_sink import LanceSink
+from memwal_ops.formats.lance.export import LanceSink
 from memwal_ops.formats.zeppelin.jobs import migrate
 from memwal_ops.formats.zeppelin.specs import MigrateOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError
-from memwal_ops.formats.lance.generations.region_contents import DirectoryContents, FileState, RegionContents
+from memwal_ops.formats.lance.generations.generation_files import DirectoryContents, FileState, RegionContents
 from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
 from memwal_ops.formats.lance.options import RetentionOptions

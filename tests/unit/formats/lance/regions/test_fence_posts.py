@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memwal_ops.formats.lance.regions.fence_posts import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
+from memwal_ops.formats.lance.jobs.gc.wal import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 START = datetime(2026, 1, 1, tzinfo=UTC)

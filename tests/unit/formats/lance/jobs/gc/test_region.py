@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import RegionManifestGapError
-from memwal_ops.formats.lance.generations.region_contents import FileState, RegionContents
+from memwal_ops.formats.lance.generations.generation_files import FileState, RegionContents
 from memwal_ops.formats.lance.jobs.gc import region as module
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, read_region_view

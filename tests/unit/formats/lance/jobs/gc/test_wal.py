@@ -13,8 +13,7 @@ from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.jobs.gc import wal as module
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
-from memwal_ops.formats.lance.jobs.gc.wal import WalView
-from memwal_ops.formats.lance.regions.fence_posts import Claim, EpochRun
+from memwal_ops.formats.lance.jobs.gc.wal import Claim, EpochRun, WalView
 from memwal_ops.formats.lance.wire.names import wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 from memwal_ops.storage.api import ObjectMeta
