@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.airflow import failures
 from memwal_ops.core.registry import open_table
-from memwal_ops.core.run import applicable, plugin_errors
-from memwal_ops.core.run import run_job as run
+from memwal_ops.core.run import Run, applicable, chosen, plugin_errors
 from memwal_ops.core.tracing import parent
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
@@ -56,14 +56,13 @@ def run_job(
         trace: the trace of the task, as W3C carries it.
     """
     try:
-        table = open_table(uri, storage, branch=branch, job=name)
-        spec = applicable(table, name)
+        run = Run(uri, name, partial(chosen, options=options, apply=apply), branch, storage)
         with parent(trace):
-            report = run(table, name, options, apply=apply)
-        with plugin_errors(spec):
+            report = run.perform()
+        with plugin_errors(run.spec):
             # Exactly what --json prints: XCom stores only what JSON can represent.
             document = json.loads(json.dumps(report.to_json()))
-            return Outcome(document, failures.from_report(report.exit_code, document, table.format.part_of))
+            return Outcome(document, failures.from_report(report.exit_code, document, run.table.format.part_of))
     except Exception as error:  # noqa: BLE001 - the caller turns it into the end of a task
         return _failed(error)
 
@@ -111,6 +110,6 @@ def _trigger(job: JobSpec, when: str | None) -> Any:
     if text is None:
         raise InvalidUsageError(f"The job {job.name!r} has no trigger of its own; give `when`.")
     try:
-        return parse_trigger(text, {name: one.unit for name, one in job.backlog_metrics.items()})
+        return parse_trigger(text, {name: metric.unit for name, metric in job.backlog_metrics.items()})
     except TriggerError as error:
         raise InvalidUsageError(f"when={text!r} is not a valid trigger expression: {error}.") from None

@@ -17,6 +17,7 @@ from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
 from memwal_ops.core.job import BACKLOG_ROLES
 from memwal_ops.core.leases import read_lease
 from memwal_ops.core.registry import format_errors
+from memwal_ops.core.table_history import poll_table
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, is_damage
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
@@ -37,7 +38,6 @@ from memwal_ops.supervisor.observe.findings import (
     writer_findings,
 )
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
-from memwal_ops.supervisor.workers.polling import poll_table
 from memwal_ops.text import counted, counted_as, printable
 
 if TYPE_CHECKING:

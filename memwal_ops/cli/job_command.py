@@ -14,7 +14,6 @@ from click.core import ParameterSource
 
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
-from memwal_ops.cli.process import open_table
 from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, worst_exit_code
 
@@ -72,7 +71,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
             from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
 
             with open_export(export_file, first.name) as table:
-                return run_command(first.name, table, chosen, as_json=as_json)
+                return _printed(*_ran(first.name, table, None, chosen, as_json=as_json), as_json=as_json)
         if uri is None and first.uri_from is not None and (file := chosen.get(first.uri_from)) is not None:
             from memwal_ops.core.certificate import uri_of  # noqa: PLC0415 - one command needs it
 
@@ -81,7 +80,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         if branch == ALL_BRANCHES and first.name in _OF_ALL_BRANCHES:
             return _on_each_branch(first.name, place, storage_options, chosen, as_json=as_json)
         place = on(place, branch, storage_options)
-        return run_command(first.name, open_table(place, storage_options, job=first.name), chosen, as_json=as_json)
+        return _printed(*_ran(first.name, place, storage_options, chosen, as_json=as_json), as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
     optional = from_export or first.uri_from is not None
@@ -170,13 +169,12 @@ def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping
     from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
     from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - as above
 
-    uris = {MAIN: uri} | {one.name: branch_uri(uri, one.name) for one in branches(uri, storage)}
+    uris = {MAIN: uri} | {branch.name: branch_uri(uri, branch.name) for branch in branches(uri, storage)}
     documents: dict[str, Any] = {}
     codes = []
     for name, place in uris.items():
         try:
-            table = open_table(place, storage, job=job)
-            output, code = _outcome(job, table, chosen, as_json=as_json)
+            output, code = _ran(job, place, storage, chosen, as_json=as_json)
         except MemwalOpsError as error:
             output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
@@ -189,13 +187,7 @@ def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping
     return worst_exit_code(codes)
 
 
-def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> int:
-    """Run a job on a table as its command does; return the exit code.
-
-    Raises:
-        InvalidUsageError: the job, or an option of it, does not apply to the table.
-    """
-    output, code = _outcome(job, table, chosen, as_json=as_json)
+def _printed(output: Any, code: int, *, as_json: bool) -> int:
     if as_json:
         echo_json(output)
     else:
@@ -203,39 +195,47 @@ def run_command(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: b
     return code
 
 
-def _outcome(job: str, table: Table, chosen: Mapping[str, Any], *, as_json: bool) -> tuple[Any, int]:
-    """The report of a run as a document or as text, and the exit code."""
-    from memwal_ops.cli.ledger import (  # noqa: PLC0415 - see below
-        RunHistory,
-        expected,
-        recorded,
-    )
-    from memwal_ops.cli.progress import running  # noqa: PLC0415 - rich; not needed for help
-    from memwal_ops.core.run import applicable, perform, plugin_errors  # noqa: PLC0415 - see above
+def _ran(
+    job: str, place: str | Table, storage: Mapping[str, str] | None, given: Mapping[str, Any], *, as_json: bool
+) -> tuple[Any, int]:
+    """Run a job on a table as its command does; return its report as a document or as text, and the exit code.
 
-    spec = applicable(table, job)
-    values = dict(chosen)
+    Raises:
+        InvalidUsageError: the job, or an option of it, does not apply to the table.
+    """
+    from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not for --help
+    from memwal_ops.cli.ledger import RunHistory, expected  # noqa: PLC0415 - see above
+    from memwal_ops.cli.progress import running  # noqa: PLC0415 - see above
+    from memwal_ops.core.run import Run, plugin_errors  # noqa: PLC0415 - see above
+
+    bound_allocators()
+    history = RunHistory()
+    with running(show=sys.stderr.isatty()) as context:
+        context.past_runs = history
+        run = Run(
+            place, job, lambda spec: _choice(spec, given), None, storage, context=context, recorder=history.record
+        )
+        try:
+            report = run.perform()
+        except OptionError as error:
+            raise _spelled(error, run.spec) from None
+    with plugin_errors(run.spec):
+        output = report.to_json() if as_json else report.describe()
+        checks = run.spec.uri_from is not None and getattr(run.options, run.spec.uri_from) is not None
+        if not (run.acts or checks or run.spec.reads_only or run.spec.by_hand):
+            output = expected(history, run).added_to(output)
+        return output, report.exit_code
+
+
+def _choice(spec: JobSpec, given: Mapping[str, Any]) -> tuple[Options, bool | None]:
+    """The options on the command line, and whether to act: its ``--apply`` or ``--dry-run``, where the job has one."""
+    values = dict(given)
     # A job that only reads may have an option dry_run, and maintain has an option apply.
     if spec.deletes:
         apply = values.pop("apply", None)
     else:
         apply = None if spec.reads_only or not values.pop("dry_run", False) else False
-    act = spec.acts(apply=apply)
-    options = read_options(spec, values)
-    with running(show=sys.stderr.isatty()) as context:
-        context.past_runs = history = RunHistory()
-        try:
-            with recorded(history, table, spec, acts=act and not spec.reads_only) as ended:
-                report = perform(spec, table, options, context, act=act)
-                ended(report, context)
-        except OptionError as error:
-            raise _spelled(error, spec) from None
-    with plugin_errors(spec):
-        output = report.to_json() if as_json else report.describe()
-        checks = spec.uri_from is not None and getattr(options, spec.uri_from) is not None
-        if not (act or checks or spec.reads_only or spec.by_hand):
-            output = expected(history, table, spec, report).added_to(output)
-        return output, report.exit_code
+    return read_options(spec, values), apply
 
 
 def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.answers import ASKED_BY
 from memwal_ops.core.cost import CURRENCY, LIST_PRICES, describe_cost, expected_cost, spent_by
-from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.core.report import PlanReport, bounded
-from memwal_ops.core.run import plugin_errors
-from memwal_ops.core.usage import Measurement
+from memwal_ops.core.report import PlanReport
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.places import default_config_path, default_state_dir
-from memwal_ops.storage.options import redact
 from memwal_ops.text import paragraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from memwal_ops.core.context import RunContext
     from memwal_ops.core.cost import Cost, Prices
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.core.report import Report
+    from memwal_ops.core.run import Run
     from memwal_ops.supervisor.config.model import Config
     from memwal_ops.supervisor.state.history import History
 
@@ -60,18 +52,18 @@ class RunHistory:
             return self._config.prices.by_store(), self._config.prices.currency
         return LIST_PRICES, CURRENCY
 
-    def record(self, uri: str, job: str, started: datetime, outcome: str, **details: Any) -> None:
-        """Record a run that has just ended in the service's history, if there is one that this user may write."""
-        if not (os.path.isfile(default_config_path()) or os.path.isdir(default_state_dir(os.environ))):
+    def record(self, run: Run) -> None:
+        """Record a run that acted and has just ended, if there is a service's history that this user may write."""
+        if not run.acts or not (os.path.isfile(default_config_path()) or os.path.isdir(default_state_dir(os.environ))):
             return
         from memwal_ops.supervisor.state.history import History  # noqa: PLC0415 - see below
 
+        details = run.record()
+        details |= {"error": details.pop("message", None), "started": run.started, "finished": datetime.now(UTC)}
         with suppress(MemwalOpsError):
             if os.access(path := self._path, os.W_OK):
                 with closing(History.open(path)) as history:
-                    history.add(
-                        uri=uri, job=job, started=started, finished=datetime.now(UTC), outcome=outcome, **details
-                    )
+                    history.add(uri=run.table.location.address, job=run.job, **details)
 
     def answers(self, uri: str) -> Sequence[Mapping[str, Any]]:
         """How well the indexes of a table answered when the service last asked them."""
@@ -104,42 +96,6 @@ class RunHistory:
         return load_settings(file).config if os.path.isfile(file) else Config.model_construct()
 
 
-@contextmanager
-def recorded(
-    history: RunHistory, table: Table, spec: JobSpec, *, acts: bool
-) -> Iterator[Callable[[Report, RunContext], None]]:
-    """Measure the run in the block and record it, if it ``acts``; the block calls what it gets with the report."""
-    measurement, started, uri = Measurement(), datetime.now(UTC), table.location.address
-
-    def ended(report: Report, context: RunContext) -> None:
-        if acts:
-            with plugin_errors(spec):
-                document = report.to_json()
-            work = {"work": rows_done(spec.name, document)}
-            history.record(
-                uri,
-                spec.name,
-                started,
-                "partial" if report.exit_code else "succeeded",
-                exit_code=report.exit_code,
-                decision=str(report.decision),
-                versions=context.revisions,
-                figures=dict(context.figures),
-                phases=context.phases,
-                report=bounded(document),
-                used={**measurement.used(table.location), **work},
-                achieved=achieved_by(spec.name, document),
-            )
-
-    try:
-        yield ended
-    except MemwalOpsError as error:
-        if acts:
-            why = {"reason": error.reason, "error": redact(str(error)), "exit_code": error.exit_code}
-            history.record(uri, spec.name, started, "failed", **why, used=measurement.used(table.location))
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a planned run will cost; None: nothing is to be done, or no past run shows it."""
@@ -155,13 +111,13 @@ class Expected:
         return f"{output}\n\n{paragraph(f'A run costs {describe_cost(self.cost.to_json())}.', hanging='  ')}"
 
 
-def expected(history: RunHistory, table: Table, spec: JobSpec, plan: Report) -> Expected:
+def expected(history: RunHistory, run: Run) -> Expected:
     """What the run that a plan describes will cost, by the past runs on this machine."""
     work = None
-    if isinstance(plan, PlanReport) and spec.in_maintain:
-        needs = [need for need in plan.needs() if need.now]
+    if isinstance(run.report, PlanReport) and run.spec.in_maintain:
+        needs = [need for need in run.report.needs() if need.now]
         if not needs:
             return Expected(None)
-        work = float(sum(need.rows or need.frees for need in needs if need.job == spec.name)) or None
-    past = spent_by(spec.name, history(table.location.address, spec.name))
+        work = float(sum(need.rows or need.frees for need in needs if need.job == run.job)) or None
+    past = spent_by(run.job, history(run.table.location.address, run.job))
     return Expected(expected_cost(past, work, *history.prices))

@@ -25,7 +25,7 @@ from memwal_ops.core.past_runs import no_past_runs
 from memwal_ops.core.protocols import NamesWriters
 from memwal_ops.core.registry import find_stub, job_specs, package_of
 from memwal_ops.core.report import Need, PlanReport
-from memwal_ops.core.run import perform, plugin_errors, run_job
+from memwal_ops.core.run import Run, plugin_errors, run_job
 from memwal_ops.core.table_history import poll_cache
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, NotALanceTableError, RegionsBlockedError, worst_exit_code
 from memwal_ops.storage.catalogs import resolve
@@ -370,6 +370,10 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
     started = time.monotonic()
     registered = {name: spec for name, spec in job_specs(table.format.name).items() if spec.in_maintain}
     steps: list[StepReport] = []
+
+    def choose(step: JobSpec) -> tuple[Options, bool | None]:
+        return getattr(options, step.name, None) or step.options(), False if options.dry_run else options.apply or None
+
     for known in ordered(registered.values()):
         if known.name not in table.jobs:
             why = f"{known.name} does not apply to this table"
@@ -387,9 +391,7 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
         try:
             if any(step.report or step.error for step in steps):
                 table = table.newest()
-            act = spec.acts(apply=False if options.dry_run else options.apply or None)
-            step_options = getattr(options, spec.name, None) or spec.options()
-            report = perform(spec, table, step_options, step_context, act=act)
+            report = Run(table, spec.name, choose, context=step_context).perform()
         except LeaseLostError:
             raise  # the new holder runs all steps
         except MemwalOpsError as error:

@@ -3,7 +3,8 @@
 For pages and reports; a format that can read it implements :class:`HasRecentHistory`. It reaches back as far as the
 table's retention does.
 
-Poll a table: read its backlog metrics, and read once what several jobs need.
+Poll a table: read its backlog metrics, and read once what several jobs need. What jobs return is validated, so that a
+fault of another package's job is reported as a fault of that package.
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from memwal_ops.core.options import OptionError
-from memwal_ops.core.registry import package_of
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.core.protocols import DetectsChanges
+from memwal_ops.core.registry import formats, location_of, package_of
+from memwal_ops.core.run import interface_error, is_amount, plain, unexpected_error
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.log import get_logger
+from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
+    from memwal_ops.core.job import JobSpec
     from memwal_ops.core.options import Options
     from memwal_ops.core.protocols import Table
 
 
 _T = TypeVar("_T")
+_OURS = "memwal_ops."
 _OptionsT = TypeVar("_OptionsT", bound="Options")
 _options: ContextVar[Mapping[str, Mapping[str, Any]]] = ContextVar(
     "memwal_ops_polled_options", default=MappingProxyType({})
@@ -80,6 +87,73 @@ def built_in_backlog(table: Table) -> dict[str, float]:
         if spec.backlog_metrics and package_of(spec) is None:
             figures |= spec.job.backlog(table)
     return figures
+
+
+def checked_figures(job: JobSpec, figures: object) -> dict[str, float]:
+    """Return the backlog figures of a job.
+
+    Raises:
+        JobPluginError: they are not a mapping of declared names to numbers.
+    """
+    if not hasattr(figures, "items"):
+        raise interface_error(job, f"its backlog is {figures!r:.80}, not a mapping")
+    for name, value in figures.items():
+        if name not in job.backlog_metrics:
+            raise interface_error(job, f"its backlog has the figure {name!r:.80}, which it does not declare")
+        if not is_amount(value):
+            raise interface_error(job, f"its backlog has {value!r:.80} for {name}, not a number")
+    return {name: plain(value) for name, value in figures.items()}
+
+
+def poll_table(
+    table: Table, jobs: Iterable[JobSpec], options: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
+    """Return the figures of all jobs, and the errors: the failure of one job does not hide the figures of others.
+
+    Args:
+        options: by job, the options of its runs, by name.
+    """
+    figures: dict[str, float] = {}
+    faults: list[MemwalOpsError] = []
+    with poll_cache(options):
+        for job in jobs:
+            try:
+                if job.backlog_metrics:
+                    figures |= checked_figures(job, job.job.backlog(table))
+            except MemwalOpsError as error:
+                faults.append(error)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - code of another package, or a bug of ours
+                get_logger(__name__).exception("unexpected_error", job=job.name)
+                faults.append(unexpected_error(error, job))
+    return figures, faults
+
+
+def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
+    """Return the fingerprint for :func:`is_unchanged`, taken before the figures of ``jobs`` are read.
+
+    None if there is none: the format has no fingerprints, or a job of another package may read anything else.
+    """
+    kind: object = table.format
+    foreign = any(job.backlog_metrics and not job.load.startswith(_OURS) for job in jobs)
+    if foreign or not isinstance(kind, DetectsChanges):
+        return None
+    try:
+        fingerprint = kind.fingerprint(table)
+    except MemwalOpsError:
+        return None  # the poll itself reports the error
+    return None if fingerprint is None else f"{table.format.name} {fingerprint}"
+
+
+def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str) -> bool:
+    """Return whether a table still has a fingerprint of :func:`fingerprint_of`; it is not opened. False if unknown."""
+    name, _, known = fingerprint.partition(" ")
+    kind: object = formats().get(name)
+    if not isinstance(kind, DetectsChanges):
+        return False
+    try:
+        return kind.is_unchanged(open_store(location_of(uri, storage_options)), known)
+    except MemwalOpsError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from memwal_ops.core.leases import list_leases
 from memwal_ops.core.outlook import next_run, rates_of
 from memwal_ops.core.registry import all_job_specs, format_errors, formats, open_table
 from memwal_ops.core.run import unexpected_error
+from memwal_ops.core.table_history import poll_table
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
@@ -35,7 +36,6 @@ from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob
-from memwal_ops.supervisor.workers.polling import poll_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

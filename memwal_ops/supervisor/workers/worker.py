@@ -24,32 +24,27 @@ import structlog
 from memwal_ops import log as logging_setup
 from memwal_ops.allocators import bound_allocators
 from memwal_ops.core import tracing
-from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.core.leases import check, lease_files, read_lease
-from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import RecordsRevisions
 from memwal_ops.core.registry import all_job_specs, location_of, open_table
 from memwal_ops.core.report import bounded
-from memwal_ops.core.run import applicable, perform, plugin_errors, unexpected_error
-from memwal_ops.core.table_history import history_document
+from memwal_ops.core.run import Run, failure, unexpected_error
+from memwal_ops.core.table_history import (
+    fingerprint_of,
+    history_document,
+    is_unchanged,
+    poll_table,
+)
 from memwal_ops.core.usage import Measurement
-from memwal_ops.errors import JobPluginError, LeaseLostError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.errors import JobPluginError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.log import LastOpened
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.supervisor.workers.polling import (
-    amounts,
-    checked_report,
-    fingerprint_of,
-    is_unchanged,
-    poll_table,
-    whole_numbers,
-)
 from memwal_ops.supervisor.workers.protocol import (
     LAST_OPENED_VARIABLE,
     RELEASE_VARIABLE,
@@ -68,12 +63,10 @@ from memwal_ops.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping
 
-    from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
 
 _PROGRESS_SECONDS = 0.3
 _CHECK_SECONDS = 2.0
-_UNEXPECTED = 1
 # Of the log of a run, those sent to the service: a job that logs without end must not keep it busy.
 _MAX_LINES = 2000
 _MAX_LINE = 1000
@@ -149,26 +142,12 @@ class Worker:
             os._exit(0)
 
     def _run(self, request: Mapping[str, Any]) -> Result:
-        measurement, started = Measurement(), time.monotonic()
-        # A service may itself be a part of some trace; its runs are not.
-        with tracing.parent({}), tracing.run_span(request["job"], request["uri"]):
-            with tracing.phase("open"):
-                table = open_table(request["uri"], request["storage_options"])
-            result = self._run_on(table, request, started)
-        return replace(result, used={**measurement.used(table.location), **(result.used or {})})
-
-    def _run_on(self, table: Table, request: Mapping[str, Any], started: float) -> Result:
-        if request["job"] not in table.jobs and not request["named"]:
-            return Result(request["id"], "succeeded", decision=NOT_APPLICABLE, report={"decision": NOT_APPLICABLE})
-        spec = applicable(table, request["job"])
-        with plugin_errors(spec):
-            options = spec.options.read(request["options"])
         lease = None if request["lease"] is None else lease_from_document(request["lease"])
         checked = 0.0
 
         def check_lease() -> None:
             if lease is not None:
-                check(table.store, lease)
+                check(run.table.store, lease)
 
         def checkpoint() -> None:
             nonlocal checked
@@ -178,32 +157,29 @@ class Worker:
                 check_lease()
                 checked = time.monotonic()
 
-        guard = LeaseGuard(check_lease, self._progress)
-        run = RunContext(listener=_Listener(self._progress, checkpoint), guard=guard)
-        run.add_phase_seconds("open", time.monotonic() - started)
-        table = table.with_guard(guard)
-        try:
-            # Not run_job: ``apply: true`` of maintain in a configuration is its default, and deletes nothing.
-            report = perform(spec, table, options, run, act=request["apply"])
-        except StopRequested:
-            return _result(request["id"], run, outcome="stopped", decision="stopped")
-        except LeaseLostError as error:
-            return replace(_failed(request["id"], error), outcome="lost", **_sums(run))
-        except MemwalOpsError as error:
-            return replace(_failed(request["id"], error), **_sums(run))
-        with plugin_errors(spec):
-            code, decision, document = checked_report(spec, report)
-        return _result(
-            request["id"],
-            run,
-            outcome="partial" if code else "succeeded",
-            exit_code=code,
-            decision=decision,
-            report=bounded(document),
-            used={"work": rows_done(spec.name, document)},
-            achieved=achieved_by(spec.name, document),
-            remaining=_remaining(table, spec, run),
+        results: list[Result] = []
+        # Not by run_job: ``apply: true`` of maintain in a configuration is its default, and deletes nothing.
+        run = Run(
+            request["uri"],
+            request["job"],
+            lambda spec: (spec.options.read(request["options"]), request["apply"]),
+            storage_options=request["storage_options"],
+            context=RunContext(_Listener(self._progress, checkpoint), LeaseGuard(check_lease, self._progress)),
+            recorder=lambda run: results.append(
+                Result(request["id"], **run.record(), remaining=_remaining(run)),
+            ),
         )
+        try:
+            # A service may itself be a part of some trace; its runs are not.
+            with tracing.parent({}), tracing.run_span(request["job"], request["uri"]):
+                run.perform()
+        except (MemwalOpsError, StopRequested):
+            if run.is_refused and not request["named"]:
+                word = NOT_APPLICABLE
+                return Result(request["id"], "succeeded", decision=word, report={"decision": word}, used=run.used)
+            if not results:
+                raise
+        return results[0]
 
     def record(self, _: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         """Send an event of the log to the service, which keeps the last ones of a run; a processor of structlog."""
@@ -266,12 +242,15 @@ _FIRST = ("timestamp", "level", "event")
 _BOUND = ("job", "table")
 
 
-def _remaining(table: Table, spec: JobSpec, run: RunContext) -> Mapping[str, float] | None:
+def _remaining(run: Run) -> Mapping[str, float] | None:
     """The backlog after a run that published and was blocked; None after any other run, or if it cannot be read."""
-    if not run.revisions or not Figures(run.figures, table.format.name, "run").amount("blocked"):
+    context = run.context
+    if run.report is None or not context.revisions:
+        return None
+    if not Figures(context.figures, run.table.format.name, "run").amount("blocked"):
         return None
     try:
-        figures, _ = poll_table(table.newest(), [spec])
+        figures, _ = poll_table(run.table.newest(), [run.spec])
     except MemwalOpsError:
         return None  # the next poll reports the error
     return figures
@@ -293,12 +272,12 @@ def _check_release() -> None:
 def _hold(request: Mapping[str, Any]) -> Result:
     table = open_table(request["uri"], request["storage_options"])
     if request["release"]:
-        found = release_hold(table, request["release"])
+        hold = release_hold(table, request["release"])
     else:
         probe_conditional_writes(table.store)
         version, ttl = request["version"] or table.revision, timedelta(seconds=request["seconds"])
-        found = take_hold(table, version, ttl, note=request["note"])
-    return Result(request["id"], "succeeded", report={"hold": found.to_json()})
+        hold = take_hold(table, version, ttl, note=request["note"])
+    return Result(request["id"], "succeeded", report={"hold": hold.to_json()})
 
 
 def _polled(request: Mapping[str, Any]) -> Result:
@@ -352,23 +331,8 @@ def _history(table: Table) -> Mapping[str, Any] | None:
     return None if document is None else bounded(document)
 
 
-def _sums(run: RunContext) -> dict[str, Any]:
-    return {"figures": amounts(run.figures), "phases": amounts(run.phases), "versions": whole_numbers(run.revisions)}
-
-
-def _result(number: int, run: RunContext, **details: Any) -> Result:
-    return Result(number, **details, **_sums(run))
-
-
 def _failed(number: int, error: MemwalOpsError) -> Result:
-    return Result(
-        number,
-        "failed",
-        exit_code=error.exit_code or _UNEXPECTED,
-        reason=error.reason,
-        message=redact(str(error)),
-        remedy=redact(error.remedy),
-    )
+    return Result(number, "failed", **failure(error))
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.registry import open_table
-from memwal_ops.core.table_history import cached_for_poll, poll_cache
+from memwal_ops.core.table_history import cached_for_poll, fingerprint_of, is_unchanged, poll_cache, poll_table
 from memwal_ops.formats.lance.layouts import REGION, SHARD
-from memwal_ops.supervisor.workers.polling import fingerprint_of, is_unchanged, poll_table
 from tests.support.counting_store import CountingStore
 from tests.support.tables.many_regions import make_regions
 from tests.support.tables.workload import Workload

@@ -171,7 +171,7 @@ def test_an_unexpected_error_has_a_trace_without_secrets(table: Workload, monkey
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("aws_secret_access_key=wJalrXUtnFEMI")
 
-    monkeypatch.setattr("memwal_ops.airflow.work.open_table", fail)
+    monkeypatch.setattr("memwal_ops.core.run.open_table", fail)
     outcome = run("merge", table.uri)
     assert outcome.failure is not None
     assert outcome.trace is not None

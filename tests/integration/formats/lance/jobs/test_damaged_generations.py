@@ -12,10 +12,10 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire, release
 from memwal_ops.core.maintain import scan_table
+from memwal_ops.core.table_history import poll_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.supervisor.workers.polling import poll_table
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
 from tests.support.run_cli import contents, run_here
 from tests.support.tables.layouts import LAYOUTS

@@ -13,8 +13,8 @@ from benchmarks.server import BUCKET, counting_server
 from benchmarks.workload import Shape, make
 from memwal_ops import run_job
 from memwal_ops.core.registry import open_table
+from memwal_ops.core.table_history import poll_table
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.supervisor.workers.polling import poll_table
 
 if TYPE_CHECKING:
     from collections import Counter
