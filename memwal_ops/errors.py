@@ -12,7 +12,8 @@ The error of a full disk: a fault of storage with a reason and a page of its own
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -496,11 +497,25 @@ class BusyError(MemwalOpsError):
 
 
 class ExtraMissingError(MemwalOpsError):
-    """The format's optional packages are not installed."""
+    """The packages of an extra are not installed."""
 
     exit_code = 58
     reason = "extra_missing"
     remedy = "Install the extra that the message names."
+
+
+def import_extra(name: str, extra: str, what: str) -> Any:
+    """Import a module of an extra's package, which ``what`` needs.
+
+    Raises:
+        ExtraMissingError: it is not installed; the remedy names the extra.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"{what} need the package {name}, which is not installed.", remedy=f"pip install 'memwal-ops[{extra}]'"
+        ) from error
 
 
 class FragmentMissingError(MemwalOpsError):

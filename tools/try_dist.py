@@ -126,7 +126,7 @@ def demos_of(found: Installed) -> list[list[str]]:
         re.sub(r"\s", "", re.search(rf"--{name} \[([^]]*)\]", shown)[1]).split("|")  # type: ignore[index]  # there
         for name in ("format", "layout")
     )
-    plain = [["--format", name] for name in formats if name not in {"lance", "lm_diskann"}]
+    plain = [["--format", name] for name in formats if name not in {"lance", "lm_diskann", "zeppelin"}]
     return [*plain, *(["--layout", name] for name in layouts)]
 
 
@@ -233,7 +233,15 @@ def resolve(wheel: Path, version: str, processor: str, constraints: Path) -> Non
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check"]
         command += ["--ignore-installed", "--only-binary=:all:", "--python-version", version]
         command += [word for platform in platforms for word in ("--platform", platform)]
-        command += ["--implementation", "cp", "--target", target, "-c", str(constraints), f"{wheel}[lm-diskann]"]
+        command += [
+            "--implementation",
+            "cp",
+            "--target",
+            target,
+            "-c",
+            str(constraints),
+            f"{wheel}[lm-diskann,reader,zeppelin]",
+        ]
         subprocess.run(command, check=True)
     print(f"Python {version} on Linux, {processor}: all packages exist")
 
@@ -260,10 +268,13 @@ def main() -> None:
             licenses(found.python, (ROOT / "NOTICE").read_text(encoding="utf-8"), given.dist, wheel.stem)
             demos = demos_of(found)
             try_all(found, demos)
-            found.run("memwal-ops", "demo", "--format", "lm_diskann", code=58)
-            found.install("[lm-diskann]")
-            found.run("memwal-ops", "demo", "--format", "lm_diskann")
-            print("demo --format lm_diskann: needs its extra, which is installed")
+            extras = {"lm_diskann": "lm-diskann", "zeppelin": "zeppelin"}
+            for kind in extras:
+                found.run("memwal-ops", "demo", "--format", kind, code=58)
+            found.install(f"[{','.join(extras.values())},reader]")
+            for kind in extras:
+                found.run("memwal-ops", "demo", "--format", kind)
+            print("demo of lm_diskann and zeppelin: each needs its extra, which is installed")
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ _MIN_PYTHON = (3, 11)
 _MIN_DISK_BYTES, _MIN_MEMORY_BYTES, _MIN_DESCRIPTORS = 5 << 30, 2 << 30, 1024
 _MAX_SKEW_SECONDS = 5
 _UNSUPPORTED = UnsupportedFeatureError.exit_code
-_EXTRAS = ("spark", "lm-diskann", "expressions", "airflow")
+_EXTRAS = ("spark", "lm-diskann", "zeppelin", "reader", "expressions", "airflow")
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,10 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from http.client import HTTPException
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from memwal_ops.errors import ExtraMissingError, MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, import_extra
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact, remember
 from memwal_ops.supervisor.http.client import NoRedirects, failure_text
@@ -339,12 +338,7 @@ def _email(target: TargetConfig, message: Message) -> None:
 
 
 def _apprise(target: TargetConfig, message: Message) -> None:
-    try:
-        apprise: Any = import_module("apprise")
-    except ImportError:
-        raise ExtraMissingError(
-            "The package apprise is not installed.", remedy="pip install 'memwal-ops[notify]'"
-        ) from None
+    apprise = import_extra("apprise", "notify", "Notifications by Apprise")
     sender = apprise.Apprise()
     if not sender.add(_secret(target, "url")):
         raise NotificationError(f"{target.name}: Apprise does not know such a URL.")

@@ -17,10 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import msgpack
-
 from memwal_ops.core.holds import holds_in_force
-from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError
+from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError, import_extra
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.namespace import read_revision, recorded_entries
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
 
-
+msgpack = import_extra("msgpack", "zeppelin", "Zeppelin namespaces")
 _NATIVE, _WIKI = "_gc/candidates.json", "_mem_wal_ops/gc/candidates.json"
 _VERSION = 1
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.core.registry import all_job_specs, open_table
+from memwal_ops.errors import ExtraMissingError
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
 
 HEAVY = ("lance", "pyarrow", "pyspark", "pandas", "numpy", "boto3", "botocore")
 NOT_FOR_A_LOCAL_MERGE = (
     "pyspark", "boto3", "botocore", "apscheduler", "pydantic", "yaml", "prometheus_client", "rich.console",
     "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
-    "memwal_ops.core.spark.session",
+    "memwal_ops.core.spark.session", "lance_namespace", "sqlglot", "msgpack",
 )  # fmt: skip
 # Where a service runs on this machine, a run is recorded in its history, which takes its configuration.
 NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml"}
@@ -76,6 +78,26 @@ def test_what_reads_no_table_imports_no_pylance(tmp_path: Path) -> None:
     code, loaded = ran("lease", "list", table.uri)
     assert (code, set(loaded) & {"lance", "pyarrow", "pyspark"}) == (0, set())
     assert ran("check", "--nagios", "--config", str(file))[1] == []
+
+
+def test_jobs_on_a_plain_table_import_no_catalog_client_and_no_extra(tmp_path: Path) -> None:
+    """Those of catalogs take a second; that of the reader and that of Zeppelin need not be installed."""
+    table = PlainTable(uri := str(tmp_path / "t.lance")).create(rows=30)
+    table.dataset.create_scalar_index("id", "BTREE")
+    for _ in range(3):
+        table.append(10)
+    heavy = ("lance_namespace", "lance_namespace_urllib3_client", "sqlglot", "msgpack")
+    commands = [(job, uri) for job in ("scan", "inspect", "compact", "catchup")]
+    assert ran_all([*commands, ("maintain", uri, "--apply")], heavy) == (0, [])
+    assert open_table(uri).revision > 5, "a compaction and an index were published"
+
+
+def test_without_the_extra_of_a_format_its_commands_name_it() -> None:
+    program = "import sys; sys.modules['msgpack'] = None\nfrom memwal_ops.cli.main import main\nmain(sys.argv[1:])"
+    command = [sys.executable, "-c", program, "demo", "--format", "zeppelin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExtraMissingError.exit_code, done.stderr
+    assert "memwal-ops[zeppelin]" in done.stderr
 
 
 def test_a_local_merge_imports_what_it_needs(tmp_path: Path) -> None:

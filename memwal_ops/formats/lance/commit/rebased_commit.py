@@ -29,14 +29,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lance
-from lance_namespace import (
-    CreateTableVersionResponse,
-    DescribeTableVersionResponse,
-    LanceNamespace,
-    ListTableVersionsResponse,
-    TableVersion,
-    TableVersionNotFoundError,
-)
 
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.published import record
@@ -202,9 +194,20 @@ def commit_checked(
         raise
 
 
+class _Response(dict[str, Any]):
+    """A response of the namespace, as pylance takes it."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """Its fields."""
+        return self
+
+
 @dataclass(eq=False)
-class _CheckedVersions(LanceNamespace):
+class _CheckedVersions:
     """The versions of one table, as a namespace for pylance.
+
+    It is no subclass of ``LanceNamespace``: pylance needs only its methods, and ``lance_namespace`` takes a second to
+    import.
 
     Attributes:
         table: the version that the commit was computed on.
@@ -236,29 +239,31 @@ class _CheckedVersions(LanceNamespace):
         """A name that no other one has: pylance shares connections of those with the same."""
         return self.name
 
-    def create_table_version(self, request: Any) -> CreateTableVersionResponse:
+    def create_table_version(self, request: Any) -> _Response:
         """Check and publish a version that pylance has stored under a temporary name."""
         return self.thread.run(lambda: self._create(int(request["version"]), str(request["manifest_path"])))
 
-    def describe_table_version(self, request: Any) -> DescribeTableVersionResponse:
+    def describe_table_version(self, request: Any) -> _Response:
         """Where the manifest of a version is."""
         return self.thread.run(lambda: self._describe(int(request["version"])))
 
-    def list_table_versions(self, request: Any) -> ListTableVersionsResponse:
+    def list_table_versions(self, request: Any) -> _Response:
         """The existing versions, the newest first."""
         return self.thread.run(lambda: self._list(request.get("limit")))
 
-    def _describe(self, version: int) -> DescribeTableVersionResponse:
+    def _describe(self, version: int) -> _Response:
         known = version == self.table.version or (self.refused is None and is_taken(self.table, version))
         if not known:
+            from lance_namespace.errors import TableVersionNotFoundError  # noqa: PLC0415 - see the class
+
             raise TableVersionNotFoundError(f"There is no version {version}.")
-        return DescribeTableVersionResponse(version=self._at(version))
+        return _Response(version=self._at(version))
 
-    def _list(self, limit: int | None) -> ListTableVersionsResponse:
+    def _list(self, limit: int | None) -> _Response:
         newest = sorted(list_versions(self.table.store).numbered, reverse=True)[:limit]
-        return ListTableVersionsResponse(versions=[self._at(version) for version in newest])
+        return _Response(versions=[self._at(version) for version in newest])
 
-    def _create(self, version: int, staged: str) -> CreateTableVersionResponse:
+    def _create(self, version: int, staged: str) -> _Response:
         path = f"{VERSIONS_FOLDER}/{staged.rpartition('/')[2]}"
         data = self.table.store.get(path)
         self.table.discard([path])
@@ -269,7 +274,7 @@ class _CheckedVersions(LanceNamespace):
             self.refused = error
             raise
         advance_hint(self.table, version)
-        return CreateTableVersionResponse(version=self._at(version))
+        return _Response(version=self._at(version))
 
     def _check(self, data: bytes) -> None:
         if self.refused is None:
@@ -280,11 +285,11 @@ class _CheckedVersions(LanceNamespace):
         if self.refused is not None:
             raise CommitConflictError("This version must not be published.")
 
-    def _at(self, version: int) -> TableVersion:
+    def _at(self, version: int) -> dict[str, Any]:
         location = self.table.location
         root = location.uri if location.scheme in LOCAL else bucket_and_prefix(location)[1]
         path = f"{root}/{version_path(version, self.table.naming)}"
-        return TableVersion(version=version, manifest_path=path.lstrip("/"))
+        return {"version": version, "manifest_path": path.lstrip("/")}
 
 
 _CLEAN_UP = "lance.auto_cleanup."

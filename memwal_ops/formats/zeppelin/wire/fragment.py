@@ -21,20 +21,19 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from memwal_ops.errors import InvalidFormatError
+from memwal_ops.errors import InvalidFormatError, import_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-
+msgpack = import_extra("msgpack", "zeppelin", "Zeppelin namespaces")
 # Decimal exponents of numbers that are written without an exponent.
 _SINGLE = range(-6, 13)
 _DOUBLE = range(-5, 16)

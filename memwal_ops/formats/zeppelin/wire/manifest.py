@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import msgpack
-
-from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError
+from memwal_ops.errors import InvalidFormatError, UnsupportedFeatureError, import_extra
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.formats.zeppelin.wire.segment import CALIBRATION, CODEBOOK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+msgpack = import_extra("msgpack", "zeppelin", "Zeppelin namespaces")
 FIELDS = (
     "fragments", "segments", "compaction_watermark", "active_segment", "next_sequence", "pending_deletes",
     "fencing_token", "updated_at", "version", "namespace", "namespace_incarnation", "deletion_fence",

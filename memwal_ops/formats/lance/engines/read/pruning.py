@@ -14,17 +14,15 @@ NULL, so that a row that meets it has a value in the column.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import sqlglot
-from sqlglot import exp, tokens
-from sqlglot.dialects import Dialect
 
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, import_extra
 from memwal_ops.formats.lance.regions.specs import RegionSpec, by_region, region_values
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ _MONOTONE = frozenset({"identity", "truncate", "year"})
 _MAX_VALUES = 1000
 # Quotes, escapes and comments that SQL dialects read in different ways.
 _AMBIGUOUS = ('"', "\\", "--", "/*", "#", "$", "{", ";")
-_COMPARISONS: dict[type[exp.Binary], str] = {exp.EQ: "=", exp.GT: ">", exp.GTE: ">", exp.LT: "<", exp.LTE: "<"}
+_COMPARISONS = {"eq": "=", "gt": ">", "gte": ">", "lt": "<", "lte": "<"}
 _SWAPPED = {"=": "=", ">": "<", "<": ">"}
 _COARSE_UNITS = frozenset({"s", "ms", "us"})
 
@@ -167,14 +165,23 @@ class WantedKeys:
             return None
 
 
-class _Lance(Dialect):  # type: ignore[misc]  # sqlglot's own metaclass, which types as Any
-    """The part of Lance's SQL that is parsed here."""
+@cache
+def _lance() -> tuple[Any, Any]:
+    """The package ``sqlglot``, and its dialect with the part of Lance's SQL that is parsed here.
 
-    class Tokenizer(tokens.Tokenizer):
+    Raises:
+        ExtraMissingError: it is not installed.
+    """
+    sqlglot = import_extra("sqlglot", "reader", "Reads with a filter")
+
+    class Lance(sqlglot.Dialect):  # type: ignore[misc,name-defined]  # the package is an extra
         """Names are in backticks, strings in single quotes."""
 
-        IDENTIFIERS = ["`"]  # noqa: RUF012 - as sqlglot declares it
-        QUOTES = ["'"]  # noqa: RUF012 - as sqlglot declares it
+        class Tokenizer(sqlglot.tokens.Tokenizer):  # type: ignore[misc,name-defined]  # the package is an extra
+            IDENTIFIERS = ["`"]  # noqa: RUF012 - as sqlglot declares it
+            QUOTES = ["'"]  # noqa: RUF012 - as sqlglot declares it
+
+    return sqlglot, Lance
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,86 +246,90 @@ def domains(condition: str, schema: pa.Schema) -> Mapping[str, Domain]:
     Args:
         condition: SQL, as for Lance.
         schema: of the table; only columns of integers, strings, dates and timestamps without a time zone are used.
+
+    Raises:
+        ExtraMissingError: the parser is not installed.
     """
+    sqlglot, dialect = _lance()
     if any(mark in condition for mark in _AMBIGUOUS):
         return {}
     # Names that differ only in their case are ignored: which one is meant depends on Lance.
     folded = [name.casefold() for name in schema.names]
     kinds = {name: schema.field(name).type for name in schema.names if folded.count(name.casefold()) == 1}
     try:
-        return _domains(sqlglot.parse_one(condition, dialect=_Lance), kinds)
+        return _domains(sqlglot.parse_one(condition, dialect=dialect), kinds)
     except (sqlglot.errors.SqlglotError, RecursionError):
         return {}
 
 
-def _domains(node: exp.Expr, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
-    if isinstance(node, exp.Paren):
+def _domains(node: Any, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
+    if node.key == "paren":
         return _domains(node.this, kinds)
-    if isinstance(node, exp.And | exp.Or):
+    if node.key in {"and", "or"}:
         left, right = _domains(node.left, kinds), _domains(node.right, kinds)
         both = left.keys() & right.keys()
-        if isinstance(node, exp.Or):
+        if node.key == "or":
             return {name: left[name] | right[name] for name in both}
         return {**left, **right, **{name: left[name] & right[name] for name in both}}
-    if isinstance(node, exp.Between | exp.In):
+    if node.key in {"between", "in"}:
         return _listed(node, kinds)
-    if not isinstance(node, exp.Binary) or type(node) not in _COMPARISONS:
+    if node.key not in _COMPARISONS:
         return {}
-    sign = _COMPARISONS[type(node)]
+    sign = _COMPARISONS[node.key]
     return _compared(node.left, sign, node.right, kinds) or _compared(node.right, _SWAPPED[sign], node.left, kinds)
 
 
-def _listed(node: exp.Between | exp.In, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
+def _listed(node: Any, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
     """The domain from a ``BETWEEN`` or ``IN``."""
-    if isinstance(node, exp.Between):
+    if node.key == "between":
         ends = [_compared(node.this, sign, node.args[end], kinds) for sign, end in ((">", "low"), ("<", "high"))]
         if node.args.get("symmetric") or not all(ends):
             return {}
         (name,) = ends[0]
         return {name: ends[0][name] & ends[1][name]}
     plain = {name for name, value in node.args.items() if value} == {"this", "expressions"}
-    found = [_compared(node.this, "=", one, kinds) for one in node.expressions] if plain else []
-    if not found or not all(found) or len(found) > _MAX_VALUES:
+    listed = [_compared(node.this, "=", value, kinds) for value in node.expressions] if plain else []
+    if not listed or not all(listed) or len(listed) > _MAX_VALUES:
         return {}
-    (name,) = found[0]
-    return {name: Domain(frozenset[Any]().union(*(one[name].values or () for one in found)))}
+    (name,) = listed[0]
+    return {name: Domain(frozenset[Any]().union(*(domain[name].values or () for domain in listed)))}
 
 
-def _compared(column: exp.Expr, sign: str, value: exp.Expr, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
+def _compared(column: Any, sign: str, value: Any, kinds: Mapping[str, pa.DataType]) -> dict[str, Domain]:
     """The domain from a comparison; bounds are inclusive, so a strict comparison includes one value too many."""
-    if not isinstance(column, exp.Column) or column.table or column.name not in kinds:
+    if column.key != "column" or column.table or column.name not in kinds:
         return {}
-    found = _literal(value, kinds[column.name])
-    if found is None:
+    literal = _literal(value, kinds[column.name])
+    if literal is None:
         return {}
-    one = {"=": Domain(frozenset({found})), ">": Domain(low=found), "<": Domain(high=found)}[sign]
-    return {column.name: one}
+    domain = {"=": Domain(frozenset({literal})), ">": Domain(low=literal), "<": Domain(high=literal)}[sign]
+    return {column.name: domain}
 
 
-def _literal(node: exp.Expr, kind: pa.DataType) -> Any:
+def _literal(node: Any, kind: pa.DataType) -> Any:
     """The value of a literal in the column's type; None if that is not certain."""
     if pa.types.is_integer(kind):
         return _number(node)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return node.this if isinstance(node, exp.Literal) and node.is_string else None
-    named = {exp.DataType.Type.DATE}
+        return node.this if node.key == "literal" and node.is_string else None
+    named = {"DATE"}
     if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit in _COARSE_UNITS:
-        named, kind = {*named, exp.DataType.Type.TIMESTAMP}, pa.timestamp("us")
+        named, kind = {*named, "TIMESTAMP"}, pa.timestamp("us")
     elif not pa.types.is_date(kind):
         return None
-    if not (isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string):
+    if not (node.key in {"cast", "trycast"} and node.this.key == "literal" and node.this.is_string):
         return None
     try:
-        return pa.scalar(node.this.this).cast(kind).as_py() if node.to.this in named else None
+        return pa.scalar(node.this.this).cast(kind).as_py() if node.args["to"].this.value in named else None
     except (pa.ArrowException, ValueError, OverflowError):
         return None
 
 
-def _number(node: exp.Expr) -> int | None:
-    if isinstance(node, exp.Neg):
-        found = _number(node.this)
-        return None if found is None else -found
-    if not isinstance(node, exp.Literal) or node.is_string:
+def _number(node: Any) -> int | None:
+    if node.key == "neg":
+        number = _number(node.this)
+        return None if number is None else -number
+    if node.key != "literal" or node.is_string:
         return None
     # int() also accepts 1_000, and digits of other scripts.
     return int(node.this) if node.this.isascii() and node.this.isdecimal() else None

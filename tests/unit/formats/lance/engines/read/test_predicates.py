@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import date, datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memwal_ops.errors import ExtraMissingError
+from memwal_ops.formats.lance.engines.read import pruning
 from memwal_ops.formats.lance.engines.read.pruning import Domain, domains
 
 SCHEMA = pa.schema([
@@ -155,3 +158,11 @@ def test_no_row_that_lance_lets_through_is_outside(grid: lance.LanceDataset, con
     for row in rows:
         for name, domain in found.items():
             assert row[name] is not None and domain.has(row[name])
+
+
+def test_without_the_parser_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlglot", None)
+    pruning._lance.cache_clear()
+    with pytest.raises(ExtraMissingError) as refused:
+        domains("id = 1", SCHEMA)
+    assert "memwal-ops[reader]" in refused.value.remedy
