@@ -25,6 +25,7 @@ from memwal_ops.errors import (
     WalCorruptError,
     runbook,
 )
+from memwal_ops.formats.lance.checks.rows import check_indexes, check_sampled_filter
 from memwal_ops.formats.lance.files.versions import (
     TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
@@ -344,9 +345,16 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
 
 
 def check_generations(
-    table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory
+    table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory, *, deep: bool
 ) -> Iterator[Finding | Generation]:
     """Every listed generation has its directory; every unmerged one has its files, and columns that the base table has.
+
+    Args:
+        table: the table.
+        state: the region.
+        contents: of its folder.
+        history: of the base's columns.
+        deep: whether the caller compares key files with all rows, so that no sample is looked for here.
 
     Yields: findings, and each unmerged generation that opens and has its files.
     """
@@ -391,7 +399,10 @@ def check_generations(
             yield finding_of(damage, "generation", ref.folder, _STOPS, about=about)
         else:
             try:
-                yield open_generation(table, ref, history)
+                generation = open_generation(table, ref, history)
+                yield from check_indexes(files.indexes.get(flushed.generation, ()), about, deep=deep)
+                yield from () if deep else check_sampled_filter(table, generation)
+                yield generation
             except MemwalOpsError as error:
                 yield finding_of(error, "generation", ref.folder, _STOPS, about=about)
     listed = {one.path for one in manifest.flushed_generations}

@@ -24,6 +24,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.generations.generation_files import MERGE_IT
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.regions.key_files import (
     BLOOM_FILTER,
@@ -35,10 +36,11 @@ from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.answers.asked_index import Reader
+    from memwal_ops.formats.lance.files.named_files import Damage
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Store
@@ -48,8 +50,8 @@ _TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
 _REGION, _STOPS = "_region", "Merges stop before it; readers fail."
 _MAX_BYTES = 64 << 20
 _FILES_PAGE = runbook(GenerationCorruptError.exit_code) or ""
-_MISSED = "A look-up of such a key by it misses the row, and returns an older one; merges do not use it."
-_REMEDY = "memwal-ops merge URI: the base table then has the rows, and gc removes the generation with its files."
+_MISSED = "Other programs miss rows by it, and return older ones. Reads of memwal-ops do not use it; nor do merges."
+_UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fail."
 
 
 def check_base_keys(table: Table, reader: Reader) -> Iterator[Finding]:
@@ -157,6 +159,29 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
         )  # fmt: skip
 
 
+def check_indexes(damages: Iterable[Damage], about: str, *, deep: bool) -> Iterator[Finding]:
+    """Findings of the damaged index files of a generation; ``deep``: :func:`check_key_files` reads the key index."""
+    for damage in damages:
+        if not (deep and damage.path.endswith(KEY_INDEX_PAGES)):
+            yield Finding(
+                Severity.ERROR, "generation_index", damage.path, f"It is damaged: {damage.why}.", _UNUSED,
+                damage.remedy, _FILES_PAGE, about=about,
+            )  # fmt: skip
+
+
+def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Finding]:
+    """The bloom filter decodes, and has a sample of the generation's keys."""
+    path = f"{generation.ref.folder}/{BLOOM_FILTER}"
+    kinds = [table.schema.field(name).type for name in table.primary_key]
+    try:
+        bloom = read_bloom_filter(table.store, generation.ref.folder, kinds)
+        missed = 0 if bloom is None else generation.unknown_to(bloom, kinds)
+        if missed:
+            yield _lacks("key_filter", path, missed, "of a sample")
+    except InvalidFormatError as error:
+        yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
+
+
 def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Iterator[Finding]:
     """Every live row is in the bloom filter, and in the key index by its address; a file that is not there is none.
 
@@ -173,7 +198,7 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
         if missed:
             yield _lacks("key_filter", path, missed)
     except InvalidFormatError as error:
-        yield finding_of(error, "key_filter", path, f"Look-ups of keys fail. {_REMEDY}")
+        yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
     values = found.index_values
     path = f"{generation.ref.folder}/{KEY_INDEX_PAGES}"
     if values is None:
@@ -185,12 +210,12 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
     except ObjectNotFoundError:
         pass
     except InvalidFormatError as error:
-        yield finding_of(error, "key_index", path, f"Look-ups of keys fail. {_REMEDY}")
+        yield finding_of(error, "key_index", path, f"{_UNUSED} {MERGE_IT}")
 
 
-def _lacks(check: str, path: str, missed: int) -> Finding:
-    what = f"It lacks the keys of {missed:,} rows of the generation."
-    return Finding(Severity.ERROR, check, path, what, _MISSED, _REMEDY, _FILES_PAGE)
+def _lacks(check: str, path: str, missed: int, of: str = "of the generation") -> Finding:
+    what = f"It lacks the keys of {missed:,} rows {of}."
+    return Finding(Severity.ERROR, check, path, what, _MISSED, MERGE_IT, _FILES_PAGE)
 
 
 def _not_indexed(pages: pa.Table, values: pa.Array, addresses: pa.ChunkedArray) -> int:

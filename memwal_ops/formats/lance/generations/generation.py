@@ -29,6 +29,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from memwal_ops.errors import (
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import lance
-    import numpy as np
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lance.files.named_files import NamedFile
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+    from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -278,6 +279,8 @@ def _needed(content: bytes, listed: dict[str, ObjectMeta]) -> list[ObjectMeta] |
 
 
 _MAX_BATCH_ROWS = 8192
+# Of filters that lack one key of a hundred, 1 in 30,000 has so many.
+_SAMPLED_KEYS = 1024
 # Lance decodes up to 16 batches ahead of the reader.
 _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
@@ -328,16 +331,38 @@ class Generation:
 
         Args:
             condition: None: all.
-            fragments: to search; None: all, by an index if there is one.
+            fragments: to search; None: all.
+
+        No index is used: a key that a damaged one does not find would be read as an older row of it.
         """
         columns = [*self.projection.keys, *([TOMBSTONE] if self.projection.has_tombstones else [])]
         with _as_corrupt(self.ref), lance_errors("read the keys of", self.ref.folder):
             table = self.dataset.scanner(
-                columns=columns, filter=condition, fragments=fragments, with_row_address=True, scan_in_order=True
+                columns=columns,
+                filter=condition,
+                fragments=fragments,
+                with_row_address=True,
+                scan_in_order=True,
+                use_scalar_index=False,
             ).to_table()
         if not self.projection.has_tombstones:
             table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
         return table.select([*self.projection.keys, TOMBSTONE, ROW_ADDRESS])
+
+    def unknown_to(self, bloom: BloomFilter, kinds: Sequence[pa.DataType]) -> int:
+        """How many keys of a sample a bloom filter lacks: it was damaged, or is that of other rows.
+
+        Args:
+            bloom: the filter.
+            kinds: the types of the base's key columns, as which keys are asked for.
+        """
+        with _as_corrupt(self.ref), lance_errors("read keys of", self.ref.folder):
+            live = int(self.dataset.count_rows())
+            places = np.unique(np.linspace(0, live - 1, min(live, _SAMPLED_KEYS)).astype(np.int64))
+            rows = self.dataset.take(places.tolist(), columns=self.projection.keys).drop_null()
+            columns = zip(rows.columns, kinds, strict=True)
+            keys = [column.combine_chunks().cast(kind) for column, kind in columns]
+        return int(np.count_nonzero(~bloom.may_have(keys))) if rows.num_rows else 0
 
     def selected(self, names: Sequence[str]) -> Generation:
         """The same generation, of which only these columns of the base are read, in this order."""
@@ -364,6 +389,7 @@ class Generation:
                 filter=condition,
                 # Those of a generation are its row ids: no writer gives it stable ones.
                 row_addr_allowlist=None if addresses is None else encode_row_ids(addresses),
+                use_scalar_index=False,  # see find_keys
                 batch_size=batch_rows,
                 scan_in_order=True,
                 io_buffer_size=read_ahead,

@@ -30,8 +30,8 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
 )
-from memwal_ops.formats.lance.files.named_files import NamedFile, Places, sizes_of
-from memwal_ops.formats.lance.files.versions import PAGE, decode_named, is_ascending, version_of_main
+from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Place, Places, sizes_of
+from memwal_ops.formats.lance.files.versions import PAGE, decode_named, index_key, is_ascending, version_of_main
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
 from memwal_ops.formats.lance.generations.generation import (
     GenerationRef,
@@ -40,14 +40,17 @@ from memwal_ops.formats.lance.generations.generation import (
     missing_generation,
 )
 from memwal_ops.formats.lance.layouts import refuse_mixed
+from memwal_ops.formats.lance.regions.key_files import KEY_INDEX
 from memwal_ops.formats.lance.regions.manifests import HINT, unlisted
 from memwal_ops.formats.lance.wire.names import (
+    INDICES_FOLDER,
     parse_generation_dir,
     parse_region_manifest_name,
     parse_wal_entry_name,
     region_folder,
 )
-from memwal_ops.storage.api import LinkError
+from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX
+from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
 
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
@@ -181,6 +185,8 @@ def objects_in(store: Store, directory: str) -> Iterator[tuple[str, int]]:
 
 
 _CONCURRENT_READS = 8
+MERGE_IT = "memwal-ops merge URI: the base table then has the rows, and gc removes the generation with its files."
+"""What to do about a damaged file of a generation without which its rows can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +198,14 @@ class GenerationFiles:
         damaged: per generation that has files, but cannot be read, the error.
         fault: the first generation that is missing or damaged, and its error; None: there is none.
         foreign_roots: per generation whose manifest names another path as its table, that path.
+        indexes: per generation that can be read, the damaged files of its indexes, if footers were checked.
     """
 
     written: Mapping[int, datetime]
     damaged: Mapping[int, MemwalOpsError]
     fault: tuple[int, MemwalOpsError] | None
     foreign_roots: Mapping[int, str]
+    indexes: Mapping[int, Sequence[Damage]]
 
     def state(self, generation: int) -> str:
         """``missing``, ``damaged`` or ``pending``."""
@@ -281,7 +289,7 @@ def look_at_generations(
     Args:
         limit: check so many, the first ones; None: all.
         footers: whether to check the end of each data file as well, and all of each deletion file, with one request
-            for each. Whoever opens a generation reads its deletion files in any case.
+            for each, and the end of each index file. Whoever opens a generation reads its deletion files in any case.
     """
     region_id = region.manifest.region_id
     refs = [generation_ref(region_id, one) for one in region.manifest.unmerged(region.merged)][:limit]
@@ -304,7 +312,38 @@ def look_at_generations(
         for ref, one in zip(existing, named, strict=True)
         if isinstance(one, _Named) and one.foreign_root is not None
     }
-    return GenerationFiles(written, damaged, fault, roots)
+    indexes = {
+        ref.generation: _damaged_indexes(table, ref, one, files[ref.path])
+        for ref, one in zip(existing, named, strict=True)
+        if footers and isinstance(one, _Named)
+    }
+    return GenerationFiles(written, damaged, fault, roots, indexes)
+
+
+def _damaged_indexes(
+    table: Table, ref: GenerationRef, named: _Named, files: Mapping[str, ObjectMeta]
+) -> Sequence[Damage]:
+    """The damaged files of the indexes that a generation's manifest names, and of its key index.
+
+    No merge reads them: the rows are right without.
+    """
+    place, folders = Place(table.store, ref.folder), [f"{ref.folder}/{KEY_INDEX}"]
+    sizes: dict[str, int] = {}
+    for index in named.indexes:
+        folder = f"{ref.folder}/{index_key(index)}"
+        folders.append(folder)
+        sizes |= {f"{folder}/{file.path}": int(file.size_bytes) for file in index.files}
+        if not any(path.startswith(f"{folder}/") for path in (*files, *sizes)):
+            sizes[folder] = 0
+    there = {path for path in files if path.startswith(tuple(f"{folder}/" for folder in folders))}
+    indexes = (place.index_file(path, sizes.get(path, 0)) for path in sorted(there | sizes.keys()))
+
+    def damage(file: NamedFile) -> str | None:
+        meta = files.get(file.path)
+        return file.missing(None) if meta is None else file.damage(meta.size)
+
+    checked = concurrently(damage, indexes, threads=_CONCURRENT_READS)
+    return [Damage(file.path, INDICES_FOLDER, why, MERGE_IT) for file, why in checked if why is not None]
 
 
 def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsError | None:
@@ -379,10 +418,11 @@ def _errors(
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The files that the newest manifest of a generation names; none if an export has no manifest."""
+    """The files and indexes that the newest manifest of a generation names; none if an export has no manifest."""
 
     files: tuple[NamedFile, ...]
     foreign_root: str | None
+    indexes: Sequence[table_pb2.IndexMetadata] = ()
 
 
 def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> _Named | MemwalOpsError:
@@ -392,9 +432,10 @@ def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) ->
         return GenerationCorruptError(f"{ref} has files, and no manifest.")
     path = versions[max(versions)]
     try:
-        manifest = decode_named(path, table.store.get(path)).manifest
-        places = Places(table.location, table.store, manifest, ref.folder)
-        return _Named(tuple(places.data_files(manifest)), places.foreign_root)
+        version = decode_named(path, table.store.get(path))
+        places = Places(table.location, table.store, version.manifest, ref.folder)
+        indexes = [index for index in version.index_entries if not index.name.startswith(SYSTEM_INDEX)]
+        return _Named(tuple(places.data_files(version.manifest)), places.foreign_root, indexes)
     except NotExportedError:
         return _Named((), None)
     except ForeignRootError as error:

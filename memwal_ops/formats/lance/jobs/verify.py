@@ -371,7 +371,7 @@ class _Verification:
         deep = self.options.deep
         try:
             region.findings += check_manifests(self.table, state, deep=deep)
-            for one in check_generations(self.table, state, contents, self.history):
+            for one in check_generations(self.table, state, contents, self.history, deep=deep):
                 if isinstance(one, Finding):
                     region.findings.append(one)
                     continue

@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 BLOOM_FILTER = "bloom_filter.bin"
-_INDEX = "_pk_index"
-KEY_INDEX_PAGES = f"{_INDEX}/page_data.lance"
+KEY_INDEX = "_pk_index"
+KEY_INDEX_PAGES = f"{KEY_INDEX}/page_data.lance"
 _PAGE = 8192
 _ROW = "__memwal_ops_row"
 
 
 def read_bloom_filter(store: Store, folder: str, kinds: Iterable[pa.DataType]) -> BloomFilter | None:
     """A generation's bloom filter; None: it has none, because of its writer's release, or one that must not be used.
+
+    Its keys are not compared with those of the generation: a cut one may decode.
 
     Args:
         kinds: the types of the key's columns.
@@ -154,7 +156,7 @@ class GenerationKeys:
         )
         return {
             KEY_INDEX_PAGES: lance_bytes(pages, file_version, "the key index of a generation"),
-            f"{_INDEX}/page_lookup.lance": lance_bytes(lookup, file_version, "the key index of a generation"),
+            f"{KEY_INDEX}/page_lookup.lance": lance_bytes(lookup, file_version, "the key index of a generation"),
         }
 
     def _addresses(self) -> NDArray[np.uint64]:

@@ -265,8 +265,8 @@ def _bytes_for_blobs(table: Table) -> pa.Table:
 def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
     """Of each of the keys that the generation has, its newest row: the key, ``_tombstone`` and ``_rowaddr``.
 
-    Uses the generation's key index if it has one. Otherwise its key columns are read from the end, in parts that
-    double, until all keys are found: the newest row of a key is the last one; with old releases, the first.
+    Its key columns are read from the end, in parts that double, until all keys are found: the newest row of a key is
+    the last one; with old releases, the first.
     """
     names = keys.column_names
     if not keys.num_rows:
@@ -320,8 +320,8 @@ def key_index(dataset: lance.LanceDataset, columns: Sequence[str]) -> bool:
 
 
 def _from_the_end(generation: Generation) -> Iterator[list[lance.LanceFragment] | None]:
-    """The fragments to search, each time; None: all of them through the key index."""
-    if generation.newest_row_first or key_index(generation.dataset, generation.projection.keys):
+    """The fragments to search, each time; None: all of them."""
+    if generation.newest_row_first:
         yield None
         return
     fragments = generation.dataset.get_fragments()

@@ -24,6 +24,7 @@ from memwal_ops.errors import (
     GenerationMissingError,
     InvalidUsageError,
     ObjectNotFoundError,
+    StorageError,
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
@@ -31,7 +32,7 @@ from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
 from memwal_ops.formats.lance.engines.read.opened import BASE, in_memory, pruned
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.generations.generation import named
+from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
@@ -277,16 +278,12 @@ class _Generation:
     def search(self, k: int, without: NDArray[np.uint64]) -> pa.Table:
         generation = self.generation
         out = self._out()
-        with lance_errors("search", generation.ref.folder):
-            found = generation.dataset.scanner(
-                columns=[*generation.projection.source_columns, DISTANCE],
-                nearest=self._search.of(self._column or "", k),
-                filter=self._search.query.condition,
-                prefilter=True,
-                with_row_address=True,
-                with_row_id=True,
-                **_lists(without=without),
-            ).to_table()
+        try:
+            found = self._scanned(k, without)
+        except (StorageError, ObjectNotFoundError) as error:
+            if self.index is None or isinstance(error, STORE_ERRORS):
+                raise
+            found = self._scanned(k, without, use_index=False)  # the index may be damaged, and the rows intact
         parts = [out.empty_table()]
         for batch in found.combine_chunks().to_batches():
             start = 0
@@ -301,6 +298,19 @@ class _Generation:
 
     def live(self, found: pa.Table) -> pa.Table:
         return found.filter(pa.array(~self._staleness.of_generation(found, self.region, self.generation)))
+
+    def _scanned(self, k: int, without: NDArray[np.uint64], *, use_index: bool = True) -> pa.Table:
+        with lance_errors("search", self.generation.ref.folder):
+            return self.generation.dataset.scanner(
+                columns=[*self.generation.projection.source_columns, DISTANCE],
+                nearest=self._search.of(self._column or "", k, use_index=use_index),
+                filter=self._search.query.condition,
+                prefilter=True,
+                use_scalar_index=False,
+                with_row_address=True,
+                with_row_id=True,
+                **_lists(without=without),
+            ).to_table()
 
     def _out(self) -> pa.Schema:
         schema = self.generation.projection.with_blobs_as_bytes().schema

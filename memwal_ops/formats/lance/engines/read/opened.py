@@ -8,10 +8,18 @@ Format the plans of a reader, with the specification's names of nodes (S0-202 to
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from memwal_ops.errors import (
+    ForeignRootError,
+    GenerationCorruptError,
+    GenerationMissingError,
+    InvalidFormatError,
+    SchemaProjectionError,
+)
 from memwal_ops.formats.lance.generations.generation import named, open_generation
 from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -80,7 +88,8 @@ def indented(lines: Iterable[str], by: int) -> list[str]:
 
 
 _CONCURRENT_READS = 8
-_MAX_OPEN = 64
+_MAX_OPEN, _MAX_BELIEVED = 64, 1 << 16
+_DAMAGED = (GenerationCorruptError, GenerationMissingError, ForeignRootError, SchemaProjectionError)
 _FILTER_BYTES = 64 << 20
 _Kept = TypeVar("_Kept")
 
@@ -110,6 +119,10 @@ class _Recent(Generic[_Kept]):
         return made
 
 
+_BELIEVED: _Recent[bool] = _Recent(_MAX_BELIEVED)
+"""By table, generation and content of each filter whether it has the keys of its generation."""
+
+
 class Opened:
     """What a reader keeps open. At most 64 generations and 64 MiB of bloom filters; safe in threads."""
 
@@ -129,12 +142,26 @@ class Opened:
         return _each(opened, refs)
 
     def filters(self, table: Table, refs: Sequence[GenerationRef]) -> list[BloomFilter | None]:
-        """Their bloom filters; see :func:`read_bloom_filter`."""
+        """Their bloom filters; see :func:`read_bloom_filter`. None also for one that lacks keys of its generation.
+
+        To know that, each generation is opened once in a process.
+        """
         kinds = [table.schema.field(name).type for name in table.primary_key]
 
+        def has_keys(ref: GenerationRef, bloom: BloomFilter) -> bool:
+            (generation,) = self.generations(table, [ref])
+            return not generation.unknown_to(bloom, kinds)
+
         def opened(ref: GenerationRef) -> tuple[BloomFilter | None, int]:
-            bloom = read_bloom_filter(table.store, ref.folder, kinds)
-            return bloom, 0 if bloom is None else bloom.nbytes
+            try:
+                bloom = read_bloom_filter(table.store, ref.folder, kinds)
+                if bloom is None:
+                    return None, 0
+                content = table.location.uri, ref.folder, zlib.crc32(bloom.encode())
+                believed = _BELIEVED.get(content, lambda: (has_keys(ref, bloom), 1))
+            except (InvalidFormatError, *_DAMAGED):
+                return None, 0  # a look-up that needs the generation itself fails by name
+            return (bloom, bloom.nbytes) if believed else (None, 0)
 
         return _each(lambda ref: self._filters.get(ref.folder, lambda: opened(ref)), refs)
 

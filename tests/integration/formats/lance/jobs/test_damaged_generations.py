@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -16,10 +18,13 @@ from memwal_ops.core.table_history import poll_table
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
 from tests.support.run_cli import contents, run_here
+from tests.support.tables import damage
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.region_layout import RegionLayout
+from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,3 +195,59 @@ def test_how_the_last_merge_ended_counts_while_something_waits(
     assert run_here(capfd, "merge", table.uri).code == 0
     assert run_here(capfd, "check", "--nagios", table.uri).code == 0
     assert "The last merge" not in run_here(capfd, "report", table.uri, "--json").out
+
+
+SCHEMA = pa.schema([
+    pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY),
+    pa.field("text", pa.string()),
+    pa.field("vector", pa.list_(pa.float32(), 2)),
+])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A generation that waits, with indexes of each type that writers maintain."""
+
+    def rows(ids: range, word: str) -> pa.Table:
+        vectors = pa.array([[float(one), 1.0] for one in ids], SCHEMA.field("vector").type)
+        return pa.table([[*ids], [f"{word} {one}" for one in ids], vectors], SCHEMA)
+
+    uri = str(tmp_path_factory.mktemp("indexed") / "t.lance")
+    dataset = lance.write_dataset(rows(range(60), "old"), uri)
+    dataset.create_scalar_index("id", "BTREE")
+    dataset.create_scalar_index("text", "INVERTED")
+    dataset.create_index("vector", "IVF_FLAT", num_partitions=1)
+    create_mem_wal(uri, maintained_indexes=["text_idx", "vector_idx"])
+    with RegionWriter(uri) as writer:
+        writer.put(rows(range(40, 80), "new"))
+    return uri
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "half", "zeros"])
+def test_reads_do_without_damaged_indexes_of_a_generation(indexed: str, tmp_path: Path, harm: str) -> None:
+    def answers(uri: str) -> list[object]:
+        reader = read(uri)
+        return [
+            reader.get([3, 45, 79]).sort_by("id").to_pylist(),
+            reader.nearest("vector", [75.2, 1.0], 3)["id"].to_pylist(),
+            reader.nearest("vector", [75.2, 1.0], 3, filter="id < 70")["id"].to_pylist(),
+            sorted(reader.search("text", "new", 99)["id"].to_pylist()),
+            sorted(reader.scan(filter="id IN (40, 45, 3)").to_table()["text"].to_pylist()),
+        ]
+
+    expected = answers(indexed)
+    (folder,) = Path(indexed).glob("_mem_wal/*/*_gen_1")
+    for path in sorted([*folder.glob("_indices/*/*"), *folder.glob("_pk_index/*")]):
+        uri = damage.copy_table(indexed, str(tmp_path / f"{path.parent.name}-{path.name}"))
+        damaged = Path(uri, path.relative_to(indexed))
+        data = damaged.read_bytes()
+        damaged.write_bytes({"half": data[: len(data) // 2], "zeros": bytes(len(data))}.get(harm, b""))
+        if harm == "gone":
+            damaged.unlink()
+        assert answers(uri) == expected, damaged
+        if harm == "gone" and path.parent.name == "_pk_index":
+            continue  # a generation has none if its writer made none
+        report = run_job(uri, "verify")
+        named = {one["place"] for one in report.to_json()["findings"] if one["severity"] == "error"}
+        assert (report.exit_code, named) == (9, {str(damaged.relative_to(uri))})
+        shutil.rmtree(uri)

@@ -149,6 +149,27 @@ def test_only_generations_that_may_have_a_key_are_opened(made: tuple[str, pa.Tab
     assert reader.find([10_000]).opened == 0
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("content", ["half", "of another generation", "empty", "zeros"])
+def test_a_filter_that_lacks_keys_is_not_believed(tmp_path: Path, kind: type[LsmTable], content: str) -> None:
+    table = kind(4, regions=1, base_rows=30).create(str(tmp_path / "t.lance"))
+    for key in range(3):
+        table.put([key, key + 20])
+        table.flush()
+    table.close()
+    paths = sorted(Path(table.uri).glob("_mem_wal/*/*_gen_*/bloom_filter.bin"))
+    stored = [path.read_bytes() for path in paths]
+    for path, data, other in zip(paths, stored, stored[1:] + stored[:1], strict=True):
+        changed = {"half": data[: len(data) // 2], "empty": b"", "zeros": bytes(len(data))}
+        path.write_bytes(changed.get(content, other))
+    found = read(table.uri).scan().to_table()
+    (key,) = table.model.keys
+    got = read(table.uri).get(found.select([key]))
+    assert_same({row[key]: row for row in got.to_pylist()}, {row[key]: row for row in found.to_pylist()})
+    named = {one["place"] for one in run_job(table.uri, "verify").to_json()["findings"] if one["severity"] == "error"}
+    assert named == {str(path.relative_to(table.uri)) for path in paths}
+
+
 @pytest.mark.req("S0-141")
 def test_a_reader_reads_filters_and_generations_once(
     made: tuple[str, pa.Table], monkeypatch: pytest.MonkeyPatch
