@@ -29,6 +29,7 @@ from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
 from memwal_ops.formats.lance.files.datasets import PinnedDataset, lance_errors, open_dataset, require_pylance
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
+    VERSION_HINT,
     VERSIONS_FOLDER,
     VersionPage,
     is_left_by_checked_commit,
@@ -56,7 +57,7 @@ from memwal_ops.formats.lance.wire.names import (
     naming_scheme,
     parse_version_manifest_name,
 )
-from memwal_ops.formats.lance.wire.region_manifest import region_records
+from memwal_ops.formats.lance.wire.region_manifest import decode_version_hint, region_records
 from memwal_ops.formats.lance.wire.version_manifest import (
     VersionManifest,
     check_readable,
@@ -65,6 +66,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
 )
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.external_manifests import refuse_plain_uri
+from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
@@ -457,8 +459,38 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
             if attempt == _OPEN_ATTEMPTS - 1:
                 raise NotALanceTableError(f"{location.uri} does not open as a Lance table: {error}") from error
             continue
-        return _table_of(location, store, manifest, naming, listed, handle)
+        is_known = known is not None and manifest is known.manifest
+        lost = None if is_known else _lost_version(location, store, listed, int(manifest.manifest.version), naming)
+        if lost is None:
+            return _table_of(location, store, manifest, naming, listed, handle)
+        # A listing beside a writer or a clean-up may be older than the hint.
+        if attempt == _OPEN_ATTEMPTS - 1:
+            raise TableCorruptError(
+                f"{version_path(lost, naming)} is missing, and {VERSION_HINT} names it as the newest version: what was "
+                "committed by it is not in the table.",
+                remedy="Stop everything that writes the table, gc and expire too, and restore the manifest from a "
+                f"backup. Without one, or if this is a copy made beside a writer, move {VERSION_HINT} aside: version "
+                f"{manifest.manifest.version} is the newest then; see the page before you do.",
+            )
     raise AssertionError  # pragma: no cover - the loop returns or raises
+
+
+def _lost_version(
+    location: Location, store: Store, listed: VersionPage, newest: int, naming: NamingScheme
+) -> int | None:
+    """The version that pylance's hint names as the newest, if neither it nor a newer one exists; else None.
+
+    The hint, which only local files have, is written behind the manifest, and the newest version is never expired.
+    """
+    if location.scheme not in LOCAL or listed.has_hint() is False:
+        return None
+    try:
+        hinted = decode_version_hint(store.get(VERSION_HINT))
+    except ObjectNotFoundError:
+        return None
+    if hinted is None or hinted <= newest or store.head(version_path(hinted, naming)) is not None:
+        return None
+    return hinted
 
 
 def _is_stale(store: Store, listed: VersionPage, known: Table) -> bool:
@@ -523,8 +555,8 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
         raise TableCorruptError(
             f"The manifest of version {version} cannot be read: {error}",
             remedy=f"Stop everything that writes the table, gc and expire too, and restore {path} from a backup. "
-            "Without one, move the file aside: the version before is the newest then, and readers lose what was "
-            "committed since; see the page before you do.",
+            f"Without one, move it and {VERSION_HINT} aside: the version before is the newest then, and readers lose what "
+            "was committed since; see the page before you do.",
         ) from error
     for fragment in manifest.manifest.fragments:
         rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows

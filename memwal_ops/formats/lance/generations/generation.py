@@ -359,7 +359,7 @@ class Generation:
         with _as_corrupt(self.ref), lance_errors("read keys of", self.ref.folder):
             live = int(self.dataset.count_rows())
             places = np.unique(np.linspace(0, live - 1, min(live, _SAMPLED_KEYS)).astype(np.int64))
-            rows = self.dataset.take(places.tolist(), columns=self.projection.keys).drop_null()
+            rows = self.dataset.take(places.tolist(), columns=[*self.projection.keys]).drop_null()
             columns = zip(rows.columns, kinds, strict=True)
             keys = [column.combine_chunks().cast(kind) for column, kind in columns]
         return int(np.count_nonzero(~bloom.may_have(keys))) if rows.num_rows else 0

@@ -432,10 +432,10 @@ def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) ->
         return GenerationCorruptError(f"{ref} has files, and no manifest.")
     path = versions[max(versions)]
     try:
-        version = decode_named(path, table.store.get(path))
-        places = Places(table.location, table.store, version.manifest, ref.folder)
-        indexes = [index for index in version.index_entries if not index.name.startswith(SYSTEM_INDEX)]
-        return _Named(tuple(places.data_files(version.manifest)), places.foreign_root, indexes)
+        manifest = decode_named(path, table.store.get(path))
+        places = Places(table.location, table.store, manifest.manifest, ref.folder)
+        indexes = [index for index in manifest.index_entries if not index.name.startswith(SYSTEM_INDEX)]
+        return _Named(tuple(places.data_files(manifest.manifest)), places.foreign_root, indexes)
     except NotExportedError:
         return _Named((), None)
     except ForeignRootError as error:

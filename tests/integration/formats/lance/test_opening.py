@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from memwal_ops.formats.lance.wire.names import NamingScheme
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.storage.api import LinkError
 from tests.support.counting_store import CountingStore
+from tests.support.run_cli import contents
 from tests.support.stores import LyingStore
 from tests.support.tables.workload import Workload
 
@@ -120,8 +122,52 @@ def test_the_newest_version_again(tmp_path: Path) -> None:
     for version in (1, 2):
         (tmp_path / "t.lance" / "_versions" / f"{2**64 - 1 - version}.manifest").unlink()
     other = next((tmp_path / "other.lance" / "_versions").glob("*.manifest"))
-    (tmp_path / "t.lance" / "_versions" / other.name).write_bytes(other.read_bytes())
+    for name in (other.name, "latest_version_hint.json"):
+        (tmp_path / "t.lance" / "_versions" / name).write_bytes(other.with_name(name).read_bytes())
     assert [field.name for field in table.newest().manifest.manifest.fields] == ["b"]
+
+
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_newest_version_whose_manifest_is_gone(tmp_path: Path, v2: bool, lost: int) -> None:
+    """The hint names it: nothing is deleted, published or called healthy on the version before."""
+    uri = str(tmp_path / "t.lance")
+    for _ in range(4):
+        lance.write_dataset(pa.table({"a": [1]}), uri, mode="append", enable_v2_manifest_paths=v2)
+    folder = Path(uri, "_versions")
+    names = [f"{2**64 - 1 - version:020d}.manifest" if v2 else f"{version}.manifest" for version in range(5)]
+    for version in range(5 - lost, 5):
+        (folder / names[version]).rename(tmp_path / names[version])
+    before = contents(uri)
+    options = {"expire": {"apply": True, "older_than": "0s", "allow_unsafe": True}, "maintain": {"apply": True}}
+    for job in ("verify", "inspect", "compact", "expire", "maintain"):
+        with pytest.raises(TableCorruptError, match=names[4]) as raised:
+            run_job(uri, job, **options.get(job, {}))
+        assert "latest_version_hint.json" in raised.value.remedy
+    assert contents(uri) == before
+    (tmp_path / names[4]).rename(folder / names[4])
+    assert open_table(uri).revision == 4
+    (folder / names[4]).unlink()
+    (folder / "latest_version_hint.json").rename(tmp_path / "hint")
+    assert open_table(uri).revision == 4 - lost
+
+
+def test_a_hint_beside_writers_is_no_damage(tmp_path: Path) -> None:
+    """It may be newer than the listing that was made before it was read."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"a": [1]}), uri)
+
+    def write() -> None:
+        for _ in range(40):
+            lance.write_dataset(pa.table({"a": [1]}), uri, mode="append")
+            lance.dataset(uri).cleanup_old_versions(timedelta(0), delete_unverified=False)
+
+    with ThreadPoolExecutor() as pool:
+        writer, seen = pool.submit(write), [0]
+        while not writer.done():
+            seen.append(open_table(uri).revision)
+        writer.result()
+    assert seen == sorted(seen)
 
 
 @pytest.mark.s3

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
-from memwal_ops.formats.lance.generations.generation_files import RegionContents, read_region_contents
+from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+from memwal_ops.formats.lance.generations.generation_files import (
+    RegionContents,
+    look_at_generations,
+    read_region_contents,
+)
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import DirectoryContents
     from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
     from memwal_ops.formats.lance.layouts import Layout
@@ -75,6 +81,7 @@ class RegionView:
     settled: RegionManifest | None
     undeleted: set[str] = field(default_factory=set)
     _history: _History | None = None
+    _damages: dict[int, MemwalOpsError | None] = field(default_factory=dict)
 
     @property
     def region_id(self) -> UUID:
@@ -102,6 +109,20 @@ class RegionView:
     @cached_property
     def _listed_numbers(self) -> frozenset[int]:
         return frozenset(flushed.generation for flushed in self.newest.flushed_generations)
+
+    @property
+    def merged(self) -> int:
+        """The last generation that the base table has."""
+        return self.evidence.table.index.merged_generations.get(self.region_id, 0)
+
+    def damage(self, generation: int) -> MemwalOpsError | None:
+        """Why a listed, unmerged generation cannot be read, or None. Looked at once in a run, as verify does."""
+        if generation not in self._damages:
+            backlog = RegionBacklog(self.newest, self.merged, ())
+            damaged = look_at_generations(self.evidence.table, backlog, footers=True).damaged
+            unmerged = (flushed.generation for flushed in self.newest.unmerged(self.merged))
+            self._damages.update({number: damaged.get(number) for number in unmerged})
+        return self._damages.get(generation)
 
     def prepare(self) -> None:
         """Read what the candidates depend on, so that many regions can be read concurrently."""
@@ -208,6 +229,8 @@ class RegionView:
         if generation >= self.newest.current_generation:
             return Gate(met=True, text="its flush was never published, and its rows are still in the log")
         if generation in self._listed_numbers:
+            if generation > self.merged and (why := self.damage(generation)) is not None:
+                return Gate(met=False, text=f"the generation that was published in its place is damaged: {why}")
             return Gate(met=True, text="the generation was published from another directory")
         failed = [gate for gate in self.evidence.generation_gates(self.region_id, generation) if not gate.met]
         if failed:

@@ -99,7 +99,11 @@ def evidence_of(manifests: Manifests, *, points: bool = False, needed: Collectio
         return manifests
 
     table: Any = SimpleNamespace(
-        region=region, store="the store", layout="the layout", layout_of=lambda _: "the layout"
+        region=region,
+        store="the store",
+        layout="the layout",
+        layout_of=lambda _: "the layout",
+        index=SimpleNamespace(merged_generations={}),
     )
     retention: Any = SimpleNamespace(points_into_mem_wal=points)
     evidence = Given(
@@ -125,5 +129,9 @@ def view(
     newest = manifests.standing[max(manifests.standing)]
     assert newest is not None
     return RegionView(
-        evidence or evidence_of(manifests), contents, newest, None if settled is None else manifests.standing[settled]
+        evidence or evidence_of(manifests),
+        contents,
+        newest,
+        None if settled is None else manifests.standing[settled],
+        _damages=dict.fromkeys(range(1, 100)),  # none is damaged
     )

@@ -94,14 +94,24 @@ def test_the_log_stays_where_an_unmerged_generation_is_gone(tmp_path: Path, kind
 
 
 @pytest.mark.req("S0-190")
-@pytest.mark.parametrize("whole", [True, False], ids=["cut short", "gone"])
-def test_the_log_stays_where_an_unmerged_generation_cannot_be_read(tmp_path: Path, whole: bool) -> None:
-    """In the region layout the log's entries are the generation's data files, whether its manifest tells or not."""
-    made = make(tmp_path, RegionLayout)
-    if whole:
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("harm", ["manifest cut short", "manifests gone", "rows cut short"])
+def test_the_log_stays_where_an_unmerged_generation_cannot_be_read(
+    tmp_path: Path, kind: type[LsmTable], harm: str
+) -> None:
+    """In the region layout the log's entries are its data files, whether its manifest tells or not.
+
+    In the shard layout, repair makes it again from them.
+    """
+    made = make(tmp_path, kind)
+    folder = damage.generation_path(made.uri, made.regions[0], 2)
+    if harm == "manifest cut short":
         damage.truncate_generation_manifest(made.uri, made.regions[0], 2)
+    elif harm == "manifests gone":
+        shutil.rmtree(folder / "_versions")
     else:
-        shutil.rmtree(damage.generation_path(made.uri, made.regions[0], 2) / "_versions")
+        for path in folder.glob("data/*.lance"):
+            path.write_bytes(path.read_bytes()[:-1])
     log = entries(made, made.regions[0])
     collect(made, replace(IMMEDIATE, fence_retention=ZERO))
     assert entries(made, made.regions[0]) == log
