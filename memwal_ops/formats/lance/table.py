@@ -555,8 +555,8 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
         raise TableCorruptError(
             f"The manifest of version {version} cannot be read: {error}",
             remedy=f"Stop everything that writes the table, gc and expire too, and restore {path} from a backup. "
-            f"Without one, move it and {VERSION_HINT} aside: the version before is the newest then, and readers lose what "
-            "was committed since; see the page before you do.",
+            f"Without one, move it and {VERSION_HINT} aside: the version before is the newest then, and readers lose "
+            "what was committed since; see the page before you do.",
         ) from error
     for fragment in manifest.manifest.fragments:
         rows, deleted = fragment.physical_rows, fragment.deletion_file.num_deleted_rows

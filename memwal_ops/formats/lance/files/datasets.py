@@ -221,7 +221,11 @@ def own_log(location: Location, folder: str, path: str) -> str:
 
 
 def metered(dataset: lance.LanceDataset) -> lance.LanceDataset:
-    """The dataset; what pylance sends for it, and for all that is derived from it, is counted from now on."""
+    """The dataset; what pylance sends for it, and for all that is derived from it, is counted from now on.
+
+    Its schema is converted here, where callers expect errors: of a damaged one pylance panics only then.
+    """
+    _ = dataset.schema
     inner: Any = dataset._ds  # noqa: SLF001 - the counts of its store; the meter must not keep the dataset itself
 
     def read() -> Traffic:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError, UnsupportedFeatureError
+from memwal_ops.errors import (
+    InvalidFormatError,
+    InvalidUsageError,
+    ObjectNotFoundError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.datasets import own_log
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
@@ -23,6 +29,7 @@ from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
@@ -94,6 +101,13 @@ class _Entry(Protocol):
     def HasField(self, field_name: str, /) -> bool: ...  # noqa: N802 - protobuf's name
 
 
+def _possible(path: str) -> str:
+    try:
+        return checked_path(path)
+    except InvalidUsageError as error:
+        raise InvalidFormatError(f"it names a file that cannot be: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A root of files.
@@ -111,12 +125,16 @@ class Place:
     uri: str = ""
 
     def path(self, folder: str, name: str) -> str:
-        """The path of a file in the store, by its folder in a dataset, and its name."""
-        return "/".join(filter(None, (self.folder, folder if self.has_folders else "", name)))
+        """The path of a file in the store, by its folder in a dataset, and its name.
+
+        Raises:
+            InvalidFormatError: no file can have that name: a bit of the manifest was flipped, say.
+        """
+        return _possible("/".join(filter(None, (self.folder, folder if self.has_folders else "", name))))
 
     def index_file(self, path: str, size: int = 0) -> NamedFile:
-        """A file of an index; ``size``: 0: not recorded."""
-        return NamedFile(self, path, size, has_footer=path.endswith(_LANCE_FILES))
+        """A file of an index; ``size``: 0: not recorded. Raises: see :meth:`path`."""
+        return NamedFile(self, _possible(path), size, has_footer=path.endswith(_LANCE_FILES))
 
     def shown(self, path: str) -> str:
         """A path of the store for messages: relative to the table, or a URI."""

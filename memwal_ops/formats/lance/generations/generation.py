@@ -48,7 +48,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
-from memwal_ops.formats.lance.files.named_files import Places, damaged_deletions, sizes_of
+from memwal_ops.formats.lance.files.named_files import Place, Places, damaged_deletions, sizes_of
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
     VERSIONS_FOLDER,
@@ -69,7 +69,7 @@ from memwal_ops.formats.lance.generations.projection import (
 )
 from memwal_ops.formats.lance.retention.schema_history import OPENED, Flush, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
-from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, region_folder
+from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, NamingScheme, log_folder, region_folder
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_row_ids, lance_major
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.catalogs import resolve
@@ -183,7 +183,8 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
 def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:
     if not manifest.base_paths or not manifest.fragments:
         return flush
-    entry = store.head(f"{folder.rpartition('/')[0]}/wal/{manifest.fragments[0].files[0].path}")
+    log = Place(store, log_folder(folder), has_folders=False)
+    entry = store.head(log.path("", manifest.fragments[0].files[0].path))
     return flush if entry is None else Flush(None, nanoseconds(entry.last_modified), flush.opened)
 
 
@@ -347,7 +348,9 @@ class Generation:
             ).to_table()
         if not self.projection.has_tombstones:
             table = table.append_column(TOMBSTONE, pa.repeat(pa.scalar(value=False), table.num_rows))
-        return table.select([*self.projection.keys, TOMBSTONE, ROW_ADDRESS])
+        names = [*self.projection.keys, TOMBSTONE, ROW_ADDRESS]
+        # In the same schema for all: generations of other writers differ in what may be NULL.
+        return pa.table([table.column(name) for name in names], names)
 
     def unknown_to(self, bloom: BloomFilter, kinds: Sequence[pa.DataType]) -> int:
         """How many keys of a sample a bloom filter lacks: it was damaged, or is that of other rows.

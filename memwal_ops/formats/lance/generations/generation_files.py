@@ -31,7 +31,14 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
 )
 from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Place, Places, sizes_of
-from memwal_ops.formats.lance.files.versions import PAGE, decode_named, index_key, is_ascending, version_of_main
+from memwal_ops.formats.lance.files.versions import (
+    PAGE,
+    VERSIONS_FOLDER,
+    decode_named,
+    index_key,
+    is_ascending,
+    version_of_main,
+)
 from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
 from memwal_ops.formats.lance.generations.generation import (
     GenerationRef,
@@ -336,7 +343,10 @@ def _damaged_indexes(
         if not any(path.startswith(f"{folder}/") for path in (*files, *sizes)):
             sizes[folder] = 0
     there = {path for path in files if path.startswith(tuple(f"{folder}/" for folder in folders))}
-    indexes = (place.index_file(path, sizes.get(path, 0)) for path in sorted(there | sizes.keys()))
+    try:
+        indexes = [place.index_file(path, sizes.get(path, 0)) for path in sorted(there | sizes.keys())]
+    except InvalidFormatError as error:
+        return [Damage(f"{ref.folder}/{VERSIONS_FOLDER}", INDICES_FOLDER, str(error), MERGE_IT)]
 
     def damage(file: NamedFile) -> str | None:
         meta = files.get(file.path)

@@ -398,14 +398,15 @@ def _index_of(table: Table, column: str) -> BaseIndex | None:
 
 def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
     """The name of a generation's vector index of a column."""
-    return next(
-        (
-            one.name
-            for one in dataset.describe_indices()
-            if one.field_names == [column] and one.type_url.endswith("VectorIndexDetails")
-        ),
-        None,
-    )
+    with lance_errors("read the indexes of", dataset.uri):
+        return next(
+            (
+                one.name
+                for one in dataset.describe_indices()
+                if one.field_names == [column] and one.type_url.endswith("VectorIndexDetails")
+            ),
+            None,
+        )
 
 
 def _metric(table: Table, index: BaseIndex | None) -> str:

@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
-from memwal_ops.errors import RegionManifestCorruptError, RegionManifestGapError
+from memwal_ops.errors import MemwalOpsError, RegionManifestCorruptError, RegionManifestGapError
 from memwal_ops.formats.lance.generations.backlog import RegionBacklog
+from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import (
     RegionContents,
     look_at_generations,
@@ -24,6 +25,7 @@ from memwal_ops.formats.lance.generations.generation_files import (
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
+from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import (
     is_staged_name,
     parse_generation_dir,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from uuid import UUID
 
-    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import DirectoryContents
     from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
     from memwal_ops.formats.lance.layouts import Layout
@@ -116,12 +117,24 @@ class RegionView:
         return self.evidence.table.index.merged_generations.get(self.region_id, 0)
 
     def damage(self, generation: int) -> MemwalOpsError | None:
-        """Why a listed, unmerged generation cannot be read, or None. Looked at once in a run, as verify does."""
+        """Why a listed, unmerged generation cannot be read, or None. Looked at once in a run, as verify does.
+
+        Where generations are in the log, it is by the manifest alone: each file that it names keeps its entry.
+        """
         if generation not in self._damages:
-            backlog = RegionBacklog(self.newest, self.merged, ())
-            damaged = look_at_generations(self.evidence.table, backlog, footers=True).damaged
-            unmerged = (flushed.generation for flushed in self.newest.unmerged(self.merged))
-            self._damages.update({number: damaged.get(number) for number in unmerged})
+            table, backlog = self.evidence.table, RegionBacklog(self.newest, self.merged, ())
+            footers = not self.layout.generations_in_log
+            damages: dict[int, MemwalOpsError | None] = {}
+            damages |= look_at_generations(table, backlog, footers=footers).damaged
+            for flushed in self.newest.unmerged(self.merged):
+                if damages.setdefault(flushed.generation, None) is None and footers:
+                    try:
+                        open_generation(table, generation_ref(self.region_id, flushed), SchemaHistory.of(table))
+                    except STORE_ERRORS:
+                        raise
+                    except MemwalOpsError as error:
+                        damages[flushed.generation] = error
+            self._damages.update(damages)
         return self._damages.get(generation)
 
     def prepare(self) -> None:

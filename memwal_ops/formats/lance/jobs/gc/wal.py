@@ -340,8 +340,7 @@ class WalView:
                 return Gate(met=False, text=f"generation {generation} is neither merged nor listed{_ONLY_COPY}")
             if listed[generation] not in self.view.contents.directories:
                 return Gate(met=False, text=f"generation {generation} is missing{_ONLY_COPY}")
-            # Where generations are in the log, each keeps its entries, damaged or not.
-            if not self.view.layout.generations_in_log and (why := self.view.damage(generation)) is not None:
+            if (why := self.view.damage(generation)) is not None:
                 return Gate(met=False, text=f"generation {generation} is damaged{_ONLY_COPY} ({why})")
         return None
 

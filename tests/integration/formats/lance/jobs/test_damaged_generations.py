@@ -15,11 +15,14 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.leases import Holder, acquire, release
 from memwal_ops.core.maintain import scan_table
 from memwal_ops.core.table_history import poll_table
+from memwal_ops.errors import GenerationCorruptError
+from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
 from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 from tests.integration.formats.lance.jobs.test_damage import cut, emptied, inverted
+from tests.support.gc_options import AT_ONCE_FLAGS
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import damage
 from tests.support.tables.layouts import LAYOUTS
@@ -251,3 +254,47 @@ def test_reads_do_without_damaged_indexes_of_a_generation(indexed: str, tmp_path
         named = {one["place"] for one in report.to_json()["findings"] if one["severity"] == "error"}
         assert (report.exit_code, named) == (9, {str(damaged.relative_to(uri))})
         shutil.rmtree(uri)
+
+
+def test_generations_that_differ_in_what_may_be_null_are_merged(table: LsmTable) -> None:
+    """Other writers, and a flipped bit, make a column nullable in one generation and not in the next."""
+
+    def change(made: LsmTable, folder: Path) -> None:
+        del made
+        for path in folder.glob("_versions/*.manifest"):
+            version = decode_version_manifest(path.read_bytes())
+            (tombstone,) = (column for column in version.manifest.fields if column.name == "_tombstone")
+            tombstone.nullable = not tombstone.nullable
+            path.write_bytes(encode_version_manifest(version))
+
+    damaged(table, change, generation=2)
+    expected = table.expected()
+    assert run_job(table.uri, "merge").decision == "merged"
+    (key,) = table.model.keys
+    assert {(row,) for row in lance.dataset(table.uri).to_table(columns=[key])[key].to_pylist()} == {*expected}
+
+
+@pytest.mark.parametrize("part", ["type", "name"])
+def test_a_flipped_bit_in_a_manifest_is_named(table: LsmTable, part: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """pylance panics at an unknown type; no store has a name with a control character, and gc sees no entry by it."""
+
+    def flip(made: LsmTable, folder: Path) -> None:
+        del made
+        for path in folder.glob("_versions/*.manifest"):
+            data = path.read_bytes()
+            name = decode_version_manifest(data).manifest.fragments[0].files[0].path.encode()
+            at = data.find(b"int64") if part == "type" else data.find(name) + name.index(b"0")
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :])
+
+    folder = Path(table.uri, "_mem_wal", damaged(table, flip), "wal")
+    log = {*folder.iterdir()}
+    commands = (
+        ("inspect",), ("verify",), ("verify", "--deep"), ("merge", "--dry-run"), ("merge",),
+        ("gc", "--apply", *AT_ONCE_FLAGS), ("maintain", "--apply"),
+    )  # fmt: skip
+    codes = {command: run_here(capfd, command[0], table.uri, *command[1:]).code for command in commands}
+    assert not {1, 2, 20}.intersection(codes.values()), codes
+    assert (codes["verify",], codes["merge",]) == (9, 10), run_job(table.uri, "verify").describe()
+    with pytest.raises((GenerationCorruptError, BlockedRegionsError)):
+        read(table.uri).scan().to_table()
+    assert log == {*folder.iterdir()}
