@@ -34,7 +34,12 @@ from memwal_ops.supervisor.observe.findings import (
     last_run_fault,
     level_of,
     level_of_finding,
+    not_read,
+    not_read_text,
     partial_fault,
+    pending_text,
+    severity,
+    worst,
     writer_findings,
 )
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
@@ -62,7 +67,7 @@ class Finding:
 
     def add(self, level: int, text: str) -> None:
         """Add a message; the level of the check is the worst one."""
-        self.level = max(self.level, level)
+        self.level = worst((self.level, level))
         self.texts.append((level, text))
 
     def compare(self, name: str, value: float, limits: tuple[float, float], unit: str = "", label: str = "") -> None:
@@ -75,7 +80,7 @@ class Finding:
 
     def line(self, summary: str) -> str:
         """Return the output line: the messages, the worst first, or ``summary``; then the figures."""
-        worst_first = sorted(self.texts, key=lambda entry: -entry[0])
+        worst_first = sorted(self.texts, key=lambda entry: -severity(entry[0]))
         text = "; ".join(part for _, part in worst_first) or summary
         text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH].rstrip()} ..."
         figures = f" | {' '.join(self.figures)}" if self.figures else ""
@@ -120,7 +125,7 @@ def check(
     """Check the table at URI, or with --config all tables of a running service, and print one line.
 
     With --config also: jobs that failed, jobs that are late (3 or 10 times their interval, at least 3 or 10 minutes),
-    a bad configuration file, and a service that does not respond.
+    a bad configuration file, and a service that does not respond. Tables that the service has not read yet are UNKNOWN.
 
     \b
     Examples:
@@ -203,19 +208,29 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
     for fault in event_findings(status["service"]):
         found.add(level_of_finding(fault), fault["what"])
     tables = status["tables"]
-    if not tables:
+    if pending := pending_text(status["service"]):
+        found.add(UNKNOWN, pending)
+    elif not tables:
         found.add(WARNING, "no table is maintained: no pattern matches any")
     for table in tables:
         for level, text in table_faults(table):
             found.add(level, text)
+    return found, _compared(found, tables, limits)
+
+
+def _compared(found: Finding, tables: list[dict[str, Any]], limits: Limits) -> str:
+    """Compare the largest backlog with its limits, and return the summary of all tables."""
     most, where = _worst(tables, "backlog")
-    noun = shared_noun(tables, "backlog")
-    found.compare("worst_generations", most, limits.waiting, label=f"{where}: {noun}")
-    oldest, which = _worst(tables, "age")
-    found.compare("worst_oldest", round(oldest), limits.age, "s", label=f"{which}: oldest")
-    found.figures.append(f"tables={len(tables)}")
+    noun, unread = shared_noun(tables, "backlog"), not_read(tables)
+    if unread:
+        found.add(UNKNOWN, not_read_text(unread, len(tables)))
+    if unread < len(tables) or not tables:
+        found.compare("worst_generations", most, limits.waiting, label=f"{where}: {noun}")
+        oldest, which = _worst(tables, "age")
+        found.compare("worst_oldest", round(oldest), limits.age, "s", label=f"{which}: oldest")
+    found.figures += [f"tables={len(tables)}", f"not_read={unread}"]
     behind = f", at most {counted_as(int(most), noun)} waiting in one"
-    return found, f"{counted(len(tables), 'table')}{behind}{f' ({where})' if most else ''}"
+    return f"{counted(len(tables), 'table')}{behind}{f' ({where})' if most else ''}"
 
 
 def _worst(tables: list[dict[str, Any]], role: Role) -> tuple[float, str]:

@@ -24,7 +24,7 @@ from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.client import ServiceClient
 from memwal_ops.supervisor.observe.findings import (
-    OK,
+    UNKNOWN,
     WAITS,
     WORDS,
     Limits,
@@ -34,8 +34,12 @@ from memwal_ops.supervisor.observe.findings import (
     findings_of,
     level_of_finding,
     no_tables,
+    not_read,
+    not_read_text,
     seconds_until,
     service_findings,
+    severity,
+    worst,
 )
 from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_text
@@ -82,8 +86,8 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     if leases:
         parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
     wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [*((None, one) for one in document["findings"])]
-    wrong += [(table, one) for table in tables for one in table["findings"]]
-    wrong.sort(key=lambda one: -level_of_finding(one[1]))
+    wrong += [(table, one) for table in tables for one in table["findings"] if one["level"] != WORDS[UNKNOWN]]
+    wrong.sort(key=lambda one: -severity(level_of_finding(one[1])))
     parts += [_problem(table, one) for table, one in wrong]
     return "\n\n".join([*parts, _closing(document)])
 
@@ -160,7 +164,7 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
         known = [f"{int(waiting):,}", f"{int(backlog.values['rows']):,}" if "rows" in backlog.values else ""]
         known += [age_text(backlog), f"{int(backlog.amount('blocked') or 0):,}"]
     else:
-        known = ["?" if table["error"] else ""] * 4
+        known = ["?" if table["error"] or not_read([table]) else ""] * 4
     ran = ["", ""] if job is None else [_last(job), _next(job)]
     return [table["name"], table["level"], *known, *ran]
 
@@ -240,13 +244,15 @@ def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str
 def _closing(document: Mapping[str, Any]) -> str:
     summary = document["summary"]
     noun = shared_noun(document["tables"], "backlog")
-    words = [f"{summary[word]} {word}" for word in WORDS.values() if summary[word]]
+    words = [f"{summary[word]} {word}" for level, word in WORDS.items() if level != UNKNOWN and summary[word]]
+    if unread := summary["not_read"]:
+        words.append(not_read_text(unread, summary["tables"]))
     behind = f"; {counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
     if document["tables"] and not any(map(_has_log, document["tables"])):
         behind = ""
     oldest = summary["oldest_table"]
     since = "" if oldest is None else f", the oldest for {time_text(summary['oldest_age'])} ({oldest})"
-    known = ", as far as can be read" if summary["unreadable"] else ""
+    known = ", as far as can be read" if summary["unreadable"] or unread else ""
     return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}{behind}{since}{known}.")
 
 
@@ -283,8 +289,8 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
       memwal-ops status --config memwal.yaml
       memwal-ops status --config memwal.yaml --table orders --json
 
-    Exit codes, as of check: 0 OK; 1 warning; 2 critical; 50 the configuration is invalid: then what a service says that
-    still runs with it.
+    Exit codes, as of check: 0 OK; 1 warning; 2 critical; 3 not all tables were read; 50 the configuration is invalid:
+    then what a service says that still runs with it.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     try:
         settings = load_settings(file)
@@ -392,24 +398,19 @@ def _find(documents: Iterable[dict[str, Any]], errors: RunErrors, limits: Limits
     """Add its findings and its level to the document of each table."""
     for one in documents:
         one["findings"] = [*findings_of(one, errors, limits, file)]
-        one["level"] = WORDS[max((level_of_finding(finding) for finding in one["findings"]), default=OK)]
+        one["level"] = WORDS[worst(map(level_of_finding, one["findings"]))]
 
 
 def _judged(documents: list[dict[str, Any]], found: list[Finding]) -> dict[str, Any]:
     """Return the keys of all tables and findings: how bad it is, and the exit code."""
-    worst = max(
-        [
-            OK,
-            *map(level_of_finding, found),
-            *(level_of_finding(one) for table in documents for one in table["findings"]),
-        ]
-    )
+    findings = [*found, *(one for table in documents for one in table["findings"])]
+    level = worst(map(level_of_finding, findings))
     return {
         "tables": documents,
         "findings": found,
         "summary": _summary(documents),
-        "level": WORDS[worst],
-        "exit_code": worst,
+        "level": WORDS[level],
+        "exit_code": level,
     }
 
 
@@ -431,6 +432,7 @@ def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "tables": len(tables),
         **{word: sum(one["level"] == word for one in tables) for word in WORDS.values()},
+        "not_read": not_read(tables),
         "unreadable": sum(one["error"] is not None for one in tables),
         "blocked_regions": int(sum(backlog_of(one).amount("blocked") or 0 for one in tables)),
         "generations": int(sum(backlog_of(one).amount("backlog") or 0 for one in tables)),

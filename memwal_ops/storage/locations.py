@@ -43,6 +43,8 @@ SCHEMES = frozenset(_SCHEMES)
 """The valid URI schemes."""
 LOCAL = frozenset({"file", "memory"})
 """The schemes of tables that are not in an object store."""
+LOCAL_STORE = "file"
+"""What :func:`store_key` returns for them."""
 DATABASE_TABLES = "*.lance"
 """The pattern of the tables' folders in a LanceDB folder; :func:`is_database_table` knows those of namespaces, too."""
 BRANCHES_FOLDER = "tree"
@@ -233,6 +235,15 @@ def scheme_of(uri: str) -> str:
     """The scheme that :func:`resolve_folder` gives a URI, without looking for credentials; an unknown one as it is."""
     match = _SCHEME.match(_with_slashes(uri))
     return "file" if match is None else _SCHEMES.get(match.group(1).lower(), match.group(1))
+
+
+def store_key(uri: str, storage_options: Mapping[str, str]) -> str:
+    """What tells the store of a URI from others, without a request: endpoint or bucket; ``file`` if it is local."""
+    scheme = scheme_of(uri)
+    if scheme in LOCAL:
+        return LOCAL_STORE
+    endpoint = next((value for name, value in sorted(storage_options.items()) if "endpoint" in name.lower()), None)
+    return f"{scheme} {endpoint}" if endpoint else f"{scheme}://{uri.partition('://')[2].partition('/')[0]}"
 
 
 def _with_slashes(text: str) -> str:

@@ -30,7 +30,7 @@ from memwal_ops.supervisor.http.connections import Certificate
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.membership.member import FoundTables, Member
 from memwal_ops.supervisor.notify import FindingNotifier, Findings, Found
-from memwal_ops.supervisor.observe.findings import service_findings
+from memwal_ops.supervisor.observe.findings import NOT_READ, not_read_text, service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier
 from memwal_ops.supervisor.observe.metrics import Metrics, push
 from memwal_ops.supervisor.observe.pages import Pages
@@ -282,6 +282,7 @@ class Service:
                 "error": self._config_error,
             },
             "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._found.faults],
+            "discovery_pending": self._found.pending,
             "fleet": None if self._member is None else self._member.status(),
             "events": None if self._listener is None else events_status(self.scheduler, self._listener),
         }
@@ -378,7 +379,7 @@ class Service:
 
     def _discovered(self) -> None:
         self._timers.sync()
-        if not self._ready:
+        if not self._ready and not self._found.pending:
             self._become_ready()
 
     def _become_ready(self) -> None:
@@ -497,7 +498,7 @@ class Service:
         of_service = service_findings(status["service"], self._found.faults, self.scheduler.settings.path)
         found, unread = [Found.of("", one) for one in of_service], set()
         for table in status["tables"]:
-            if table["looked_at"] is None and table["look_error"] is None:
+            if table["state"] == NOT_READ:
                 unread.add(table["name"])
             else:
                 found += [Found.of(table["name"], one) for one in self._pages.findings(table)]
@@ -545,6 +546,9 @@ class Service:
     def _status_line(self) -> str:
         waiting = sum(int(state.backlog.amount("backlog") or 0) for state in self.scheduler.tables.values())
         failing = sum(bool(entry.failures) for entry in self.scheduler.entries())
+        unread = sum(state.polled is None and state.error is None for state in self.scheduler.tables.values())
+        if unread:
+            return f"{not_read_text(unread, len(self.scheduler.tables))}, {self.scheduler.in_flight} jobs running"
         bad = " The configuration file is invalid; the previous one is in effect." if self._config_error else ""
         return (
             f"{len(self.scheduler.tables)} tables, {self.scheduler.in_flight} jobs running, "

@@ -42,6 +42,7 @@ class FakeWorker:
     pid: int
     request: int | None = None
     quitting: bool = False
+    aside: bool = False
     signals: list[signal.Signals] = field(default_factory=list)
     sent: list[Any] = field(default_factory=list)
     memory: int | None = None
@@ -75,7 +76,8 @@ class FakePools:
         return self.limits[pool]
 
     def free(self, pool: str) -> int:
-        return self.limits[pool].workers - sum(one.pool == pool and one.request is not None for one in self.workers)
+        busy = sum(one.pool == pool and one.request is not None and not one.aside for one in self.workers)
+        return self.limits[pool].workers - busy
 
     def assign(self, pool: str, request: Any) -> FakeWorker:
         worker = next((one for one in self.workers if one.pool == pool and one.request is None), None)
@@ -87,7 +89,7 @@ class FakePools:
         return worker
 
     def release(self, worker: FakeWorker) -> None:
-        worker.request = None
+        worker.request, worker.aside = None, False
 
     def forget(self, worker: FakeWorker) -> None:
         self.workers.remove(worker)

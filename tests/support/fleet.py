@@ -44,7 +44,7 @@ def table(name: str, *, waiting: float = 2, blocked: float = 0, **changes: Any) 
     }  # fmt: skip
     return {
         "name": name, "uri": f"s3://lake/{name}.lance", "format": "lance", "version": 41,
-        "backlog": backlog, "looked_at": _ago(seconds=4),
+        "state": "read", "backlog": backlog, "looked_at": _ago(seconds=4),
         "seconds_since_look": 4.0, "look_error": None, "clock_skew_seconds": 0.0, "answers": [],
         "jobs": {name: job() for name in JOBS}, **changes,
     }  # fmt: skip
@@ -143,8 +143,10 @@ class FakeTables:
         self._later, self._costs = later or {}, costs or {}
         self.asked = 0
 
-    def stamps(self) -> Mapping[str, object]:
-        return {one["name"]: json.dumps(one["jobs"]) for one in self._document["tables"]}
+    def stamps(self, names: Iterable[str] | None = None) -> Mapping[str, object]:
+        tables = self._document["tables"]
+        wanted = None if names is None else {*names}
+        return {one["name"]: json.dumps(one["jobs"]) for one in tables if wanted is None or one["name"] in wanted}
 
     def status(self, names: Iterable[str]) -> list[Any]:
         known = {one["name"]: one for one in self._document["tables"]}

@@ -1,7 +1,8 @@
-"""Servers that keep what they are sent: an HTTP server and a mail server, each on a thread."""
+"""Servers on threads: an HTTP and a mail server that keep what they are sent, and one that never answers."""
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
 import time
@@ -97,3 +98,35 @@ def raw_server(*parts: bytes, pause: float = 0.0) -> Iterator[tuple[int, list[by
             yield server.server_address[1], requests
         finally:
             server.shutdown()
+
+
+@contextmanager
+def silent_server(drip: bytes = b"") -> Iterator[int]:
+    """A server that takes each connection, and never answers; with ``drip`` it begins, and then sends a byte a second.
+
+    Yields its port.
+    """
+    ended, connections = threading.Event(), []
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.sendall(drip)
+            while drip and not ended.wait(1.0):
+                connection.sendall(b"x")
+
+    def accept(server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connections.append(server.accept()[0])
+                threading.Thread(target=serve, args=(connections[-1],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            ended.set()
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            for connection in connections:
+                connection.close()

@@ -220,6 +220,8 @@ class BoundedServer(ThreadingHTTPServer):
         self.secure = certificate is not None
         # Connections, the oldest first, each with its deadline; None once it was shut down, until its thread has ended.
         self._connections: dict[socket.socket, float | None] = {}
+        # Those whose request has come whole.
+        self._answering: set[socket.socket] = set()
         self._changed = threading.Condition()
         self._certificate = certificate
         super().__init__(address, handler)
@@ -233,13 +235,17 @@ class BoundedServer(ThreadingHTTPServer):
         return self._certificate.wrap(connection), address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base class's
-        """Admit a connection; at the limit, the oldest one is closed, so that idle clients do not lock others out.
+        """Admit a connection; at the limit one is closed, so that idle clients do not lock others out.
+
+        It is the oldest of those that have not sent a whole request: an answer in progress ends before.
 
         Without a limit idle connections take every descriptor of the process, and no job can open a file or start.
         """
         with self._changed:
             if len(self._connections) >= MAX_CONNECTIONS:
-                oldest = next((connection for connection, ends in self._connections.items() if ends is not None), None)
+                open_ones = [connection for connection, ends in self._connections.items() if ends is not None]
+                waiting = (connection for connection in open_ones if connection not in self._answering)
+                oldest = next(waiting, open_ones[0] if open_ones else None)
                 if oldest is not None:
                     self._shut_down(oldest)
                 self._changed.wait_for(lambda: len(self._connections) < MAX_CONNECTIONS, _EVICTION_SECONDS)
@@ -256,7 +262,14 @@ class BoundedServer(ThreadingHTTPServer):
                 socket.socket.shutdown(request, socket.SHUT_WR)
             self.close_request(request)
             self._connections.pop(request, None)
+            self._answering.discard(request)
             self._changed.notify_all()
+
+    def came_whole(self, request: Any) -> None:
+        """Note that the request of a connection has come whole."""
+        with self._changed:
+            if request in self._connections:
+                self._answering.add(request)
 
     def wait(self, seconds: float) -> None:
         """Wait until no connection is left; those whose request has not come whole end at once."""
@@ -320,6 +333,19 @@ MAX_BODY = 64 << 10
 _MAX_DRAINED = 1 << 20
 # The address of a chart changes with its content.
 _CACHED = "private, max-age=3600"
+_LINE_ENDS = (b"\r\n", b"\n")
+
+
+class _Lines:
+    """The lines of a stream; ``last`` is the last one that was read."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.last = b""
+
+    def readline(self, size: int = -1) -> bytes:
+        self.last = self._stream.readline(size)
+        return self.last
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -328,11 +354,26 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "memwal-ops"
     sys_version = ""
     server: BoundedServer
+    raw_requestline: bytes
 
     def setup(self) -> None:
         """Bound each read and write; the server bounds the whole request."""
         super().setup()
         self.connection.settimeout(REQUEST_SECONDS)
+
+    def parse_request(self) -> bool:
+        """Parse a request; one that ended before the empty line after its headers is not executed (RFC 9112, 8)."""
+        stream, lines = self.rfile, _Lines(self.rfile)
+        self.rfile = lines  # type: ignore[assignment]  # its base class reads lines alone
+        try:
+            good = super().parse_request()
+        finally:
+            self.rfile = stream
+        if good and not (self.raw_requestline.endswith(b"\n") and lines.last in _LINE_ENDS):
+            self.close_connection = True
+            self.send_error(400)
+            return False
+        return good
 
     def do_GET(self) -> None:
         """Answer a request of any method."""
@@ -348,6 +389,7 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             self._send(json_response(400, {"error": str(error)}))
             return
+        self.server.came_whole(self.connection)
         client = str(self.client_address[0])
         request = Request(self.command, path, query, self.headers, client, body, secure=self.server.secure)
         self._send(self.server.respond(request))

@@ -17,12 +17,13 @@ from urllib.parse import parse_qs, unquote
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from memwal_ops.supervisor.http.connections import HttpError, Response, json_response, long_json_response
+from memwal_ops.supervisor.observe.findings import not_read
 from memwal_ops.supervisor.observe.status_document import StatusDocument
 from memwal_ops.text import printable
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.supervisor.http.access import Caller
     from memwal_ops.supervisor.http.connections import Request
@@ -134,6 +135,15 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         "properties": {
             "runs": {"type": "array", "items": {"$ref": "#/components/schemas/Run"}},
             "next": {"type": ["integer", "null"], "description": "Give it as before, for the next page."},
+        },
+    },
+    "Tables": {
+        "type": "object",
+        "required": ["tables", "total", "not_read"],
+        "properties": {
+            "tables": {"type": "array", "items": {"$ref": "#/components/schemas/TableStatus"}},
+            "total": {"type": "integer"},
+            "not_read": {"type": "integer"},
         },
     },
     "RunWithLog": {**_RUN, "required": [*_RUN["required"], "log"], "properties": {**_RUN["properties"], "log": _LOG}},
@@ -290,6 +300,11 @@ def reading_routes(sources: Sources, routes: Callable[[], Routes]) -> Iterator[R
         answers={200: ("The status", "StatusDocument")},
     )  # fmt: skip
     yield Route(
+        "GET", "/api/v1/tables", "The status of all tables; before its first poll one is not_read, and looked_at null",
+        lambda *_: long_json_response(_tables(sources.status()["tables"])),
+        answers={200: ("All tables, and how many of them were not read yet", "Tables")},
+    )  # fmt: skip
+    yield Route(
         "GET", "/api/v1/runs", "Runs, the newest first",
         lambda request, _: long_json_response(_page(sources, request)),
         parameters=_RUN_FILTERS,
@@ -309,6 +324,10 @@ def reading_routes(sources: Sources, routes: Callable[[], Routes]) -> Iterator[R
 
 _INVALID = ("A parameter is invalid", "Error")
 _NO_HISTORY = ("The run history cannot be read", "Error")
+
+
+def _tables(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"tables": tables, "total": len(tables), "not_read": not_read(tables)}
 
 
 def _page(sources: Sources, request: Request) -> dict[str, Any]:

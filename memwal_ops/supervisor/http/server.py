@@ -94,10 +94,11 @@ class HttpServer:
         Raises:
             InvalidUsageError: the address cannot be bound.
         """
-        self._pages, self._sign_in_page, self._refused_page = pages, sign_in, refused
+        self._sign_in_page, self._refused_page = sign_in, refused
         self._names = HostNames(host, allowed_hosts)
         self._access = Access(tokens, self._names)
         self._audit = audit or Audit(None)
+        self._rendered = _RenderedPages(pages)
         sources = Sources(alive, ready, metrics, status, runs, run)
         acting = () if actions is None else acting_routes(actions)
         self._routes = Routes([*reading_routes(sources, lambda: self._routes), *acting])
@@ -154,7 +155,7 @@ class HttpServer:
             message = f"Use {' or '.join(allowed)} here." if methods else "Pages are read-only: use GET or HEAD."
             raise HttpError(405, message, ("Allow", ", ".join(allowed)))
         viewer = self._access.viewer(request)
-        page = self._pages(request.path, request.query, viewer)
+        page = self._rendered.get(request.path, request.query, viewer)
         if page is None:
             raise HttpError(404, "Try /, /healthz, /readyz, /metrics, or the paths in /api/v1/openapi.json.")
         return replace(_of(page), secret=viewer.csrf is not None)
@@ -188,6 +189,8 @@ class HttpServer:
             code = _status_of(error)
             self._audit.record(route.action, code, who=caller.name, client=request.client, error=str(error), **record)
             raise
+        finally:
+            self._rendered.forget()
         self._audit.record(route.action, status, who=caller.name, client=request.client, **record)
         if request.kind == FORM and caller.session:
             return _see_other(after)
@@ -215,6 +218,37 @@ class HttpServer:
             return Response(error.status, page.kind, page.body, page.policy, error.headers)
         self._audit.record("sign-in", 303, who=token.name, client=request.client, role=token.role)
         return _see_other(fields.get("next", "/"), cookie)
+
+
+_MAX_RENDERED = 64
+
+
+class _RenderedPages:
+    """The last pages, each rendered once until what it shows has changed, however many requests ask for it."""
+
+    def __init__(self, render: Callable[[str, str, Viewer], Page | None]) -> None:
+        self._render = render
+        self._lock = threading.Lock()
+        self._pages: dict[tuple[str, str, Viewer], tuple[threading.Lock, list[Page]]] = {}
+
+    def get(self, *key: Any) -> Page | None:
+        """Return the page of a path, a query string and a viewer."""
+        with self._lock:
+            lock, kept = self._pages.pop(key, (threading.Lock(), []))
+            self._pages[key] = lock, kept
+            while len(self._pages) > _MAX_RENDERED:
+                del self._pages[next(iter(self._pages))]
+        with lock:
+            if kept and kept[0].is_current():
+                return kept[0]
+            page = self._render(*key)
+            kept[:] = [] if page is None else [page]
+            return page
+
+    def forget(self) -> None:
+        """Render all anew: someone has acted."""
+        with self._lock:
+            self._pages = {}
 
 
 def _status_of(error: Exception) -> int:

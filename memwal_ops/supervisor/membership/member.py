@@ -27,7 +27,14 @@ from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.supervisor.membership.reading import BEATS, Read, Reading, View, owner
 from memwal_ops.supervisor.membership.records import Document, MemberRecords, is_same, name_taken
-from memwal_ops.supervisor.scheduling.discovery import Discovery, Fault, discover
+from memwal_ops.supervisor.scheduling.discovery import (
+    Discovery,
+    Fault,
+    by_store,
+    discover_in_store,
+    discover_stores,
+    merged,
+)
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -320,59 +327,81 @@ class FoundTables:
         self.faults: tuple[Fault, ...] = ()
         self.on_found: Callable[[Sequence[FoundTable], Sequence[TableSettings]], None] = lambda *_: None
         self._scheduler, self._member = scheduler, member
-        self._discovering = False
+        # By store: its entries, and what was found last; and the stores that are asked now.
+        self._stores = by_store(scheduler.settings.tables)
+        self._parts: dict[str, Discovery] = {}
+        self._asked: set[str] = set()
         self._formats: dict[str, str] = {}
         self._log = get_logger(__name__)
 
+    @property
+    def pending(self) -> list[str]:
+        """The patterns and URIs of stores that have not answered yet: their tables are not known."""
+        known = {table.name for table in self.tables}
+        return [
+            str(entry.pattern or entry.uri) for entry in self._unanswered if entry.pattern or entry.name not in known
+        ]
+
+    @property
+    def _unanswered(self) -> list[TableSettings]:
+        return [entry for store, entries in self._stores.items() if store not in self._parts for entry in entries]
+
     def find_named(self) -> None:
-        """Take the tables that are named with their format, which need no listing."""
-        named = [entry for entry in self._scheduler.settings.tables if entry.pattern is None]
-        self._take(discover(entry for entry in named if entry.format is not None))
+        """Take the tables that are named with their format and without branches: they need no request."""
+        entries = self._scheduler.settings.tables
+        named = [entry for entry in entries if entry.uri is not None and entry.format and entry.branches == ()]
+        self._take(discover_in_store(named))
 
     def find(self) -> None:
         """Expand all patterns, and take the tables."""
-        self._take(discover(self._scheduler.settings.tables, self._formats))
+        self._parts = discover_stores(self._stores, self._formats)
+        self._take(merged(self._parts.values()))
 
     def find_beside(self, then: Callable[[], None]) -> None:
-        """Expand them on a thread; the scheduler's takes the tables and calls ``then``."""
-        if self._discovering:
+        """Ask each store on a thread of its own; the scheduler's takes the tables of each, and calls ``then``."""
+        self._stores = by_store(self._scheduler.settings.tables)
+        for store, entries in self._stores.items():
+            if store not in self._asked:
+                self._asked.add(store)
+                # A daemon thread: a store that hangs must not keep the process from exiting.
+                threading.Thread(target=self._ask, args=(store, entries, then), name="discovery", daemon=True).start()
+
+    def _ask(self, store: str, entries: list[TableSettings], then: Callable[[], None]) -> None:
+        try:
+            discovery = discover_in_store(entries, self._formats)
+        except Exception as error:  # noqa: BLE001 - the maintenance of known tables continues
+            why = redact(f"{type(error).__name__}: {error}")
+            discovery = Discovery((), tuple(Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries))
+        self._scheduler.post(lambda: self._answered(store, entries, discovery, then))
+
+    def _answered(
+        self, store: str, entries: list[TableSettings], discovery: Discovery, then: Callable[[], None]
+    ) -> None:
+        self._asked.discard(store)
+        if self._stores.get(store) != entries:
+            self.find_beside(then)  # the configuration was reloaded meanwhile
             return
-        self._discovering = True
-        entries = self._scheduler.settings.tables
-
-        def expand() -> None:
-            try:
-                discovery = discover(entries, self._formats)
-            except Exception as error:  # noqa: BLE001 - the maintenance of known tables continues
-                why = redact(f"{type(error).__name__}: {error}")
-                discovery = Discovery((), tuple(Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries))
-            self._scheduler.post(lambda: found(discovery))
-
-        def found(discovery: Discovery) -> None:
-            self._discovering = False
-            if entries is not self._scheduler.settings.tables:
-                self.find_beside(then)  # the configuration was reloaded meanwhile
-                return
-            self._take(discovery)
-            then()
-
-        # A daemon thread: a store that hangs must not keep the process from exiting.
-        threading.Thread(target=expand, name="discovery", daemon=True).start()
+        known = {**self._parts, store: discovery}
+        self._parts = {store: known[store] for store in self._stores if store in known}
+        self._take(merged(self._parts.values()))
+        then()
 
     def _take(self, discovery: Discovery) -> None:
         self.faults = discovery.faults
         tables = list(discovery.tables)
-        broken = {fault.pattern for fault in discovery.faults}
-        if broken:
-            # If a pattern cannot be expanded now, the tables that it matched before stay.
+        stay = {fault.pattern for fault in discovery.faults} | {
+            entry.pattern or entry.uri for entry in self._unanswered
+        }
+        if stay:
+            # If a pattern cannot be expanded now, or not yet, the tables that it matched before stay.
             names = {table.name for table in tables}
             tables += [
                 table
                 for table in self.tables
-                if {table.settings.pattern, table.settings.uri} & broken and table.name not in names
+                if {table.settings.pattern, table.settings.uri} & stay and table.name not in names
             ]
-            for fault in discovery.faults:
-                self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
+        for fault in discovery.faults:
+            self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
         self.tables = tables
         self.on_found(tables, self._scheduler.settings.tables)
         self.share()

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from memwal_ops.supervisor.scheduling.discovery import Fault
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
-WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical"}
+WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical", UNKNOWN: "unknown"}
+# What is not known may be as bad as critical, and is not called so.
+_BY_SEVERITY = (OK, WARNING, UNKNOWN, CRITICAL)
+NOT_READ, UNREADABLE, READ = "not_read", "unreadable", "read"
+"""The states of a table in a status document: not polled yet, its last poll failed, or it succeeded."""
 _LATE_WARNING, _LATE_CRITICAL = 3, 10
 # Shorter intervals are treated as this one: starting a run, or this command, takes seconds.
 _MIN_INTERVAL = 60.0
@@ -82,6 +86,31 @@ class Limits:
 
 DEFAULT_LIMITS = Limits((32, 128), (1800.0, 10_800.0))
 """The defaults of ``status`` and ``check``."""
+
+
+def severity(level: int) -> int:
+    """Return by what levels are sorted: the worst has the highest."""
+    return _BY_SEVERITY.index(level)
+
+
+def worst(levels: Iterable[int]) -> int:
+    """Return the worst level; of none, OK."""
+    return max(levels, key=severity, default=OK)
+
+
+def state_of(looked_at: object, error: object) -> str:
+    """Return the state of a table, by when it was last read, if ever, and the error of the last poll."""
+    return UNREADABLE if error else NOT_READ if looked_at is None else READ
+
+
+def not_read(tables: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many tables of a status document were not read yet."""
+    return sum(table.get("state") == NOT_READ for table in tables)
+
+
+def not_read_text(count: int, tables: int) -> str:
+    """Return how many of the tables were not read yet, in words."""
+    return f"not read yet: {count:,} of {counted(tables, 'table')}"
 
 
 def level_of(value: float, limits: tuple[float, float]) -> int:
@@ -149,6 +178,11 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
         yield finding(
             WARNING, f"{fault.pattern}: {fault.why}", "Fix the entry, or its store.", runbook(fault.exit_code)
         )
+    if pending := pending_text(service):
+        todo = "Wait: its store has not answered yet. The other tables are maintained meanwhile."
+        yield finding(
+            UNKNOWN, f"{pending[:1].upper()}{pending[1:]}: it is not known which tables there are.", todo, None
+        )
     refused = None if service is None else service["config"]["error"]
     if refused:
         what = f"The service did not apply the file, or only a part of it: {refused}"
@@ -167,6 +201,12 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
     yield from event_findings(service)
 
 
+def pending_text(service: Mapping[str, Any] | None) -> str:
+    """Return which entries of the configuration were not listed yet, in words; empty: all were."""
+    pending = [] if service is None else service.get("discovery_pending") or []
+    return f"not listed yet: {_some(pending)}" if pending else ""
+
+
 def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
     """Yield the findings about events of the store: none of them keeps a table from being polled."""
     events = None if service is None else service.get("events")
@@ -176,8 +216,7 @@ def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
         what = f"The queue of events cannot be read; all tables are polled as without it. {events['error']}"
         yield finding(WARNING, what, f"Make {events['queue']} readable for the service.", _EVENTS)
     if missed := events["missed"]:
-        named = [*missed[:_NAMED], *([f"{len(missed) - _NAMED} more"] if len(missed) > _NAMED else [])]
-        what = f"No event announced a commit to {_listed(named)}; polls found it."
+        what = f"No event announced a commit to {_some(missed)}; polls found it."
         yield finding(WARNING, what, "See whether their bucket notifies the queue of each object created.", _EVENTS)
     if events["unreadable"]:
         count, why = events["unreadable"], events["unreadable_error"]
@@ -219,6 +258,9 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         file: the configuration file, for commands; empty if there is none.
     """
     error, backlog = table["error"], backlog_of(table)
+    if table.get("state") == NOT_READ:
+        todo = f"Wait for the first poll, or read it by hand: {_inspect(table)}"
+        yield finding(UNKNOWN, "It has not been read yet: nothing is known of it.", todo, None)
     failures = _failures(table, errors)
     if error is not None:
         yield _unreadable(error, backlog, failures)
@@ -356,6 +398,11 @@ def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator
         names = [name for name, _ in jobs]
         what = f"{jobs[0][1]}." if len(jobs) == 1 else f"{_listed(names)} have not succeeded for a long time."
         yield finding(level, what, _ask_history(file, table, names[0]), _JOB_LATE, names)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    return _listed([*names[:_NAMED], *([f"{len(names) - _NAMED} more"] if len(names) > _NAMED else [])])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.events import OUTCOMES
+from memwal_ops.supervisor.observe.findings import not_read
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
@@ -457,6 +458,8 @@ class _StatusCollector(Collector):
         jobs = [((one["name"], job), of) for one in tables for job, of in applicable_jobs(one).items()]
         yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
+        unread = [((), float(not_read(tables)))]
+        yield self._gauge("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", unread)
         faults = [((), float(len(service["discovery_faults"])))]
         yield self._gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
         good = 0.0 if service["config"]["error"] else 1.0

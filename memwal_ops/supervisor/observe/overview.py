@@ -20,7 +20,17 @@ from urllib.parse import parse_qsl, urlencode
 
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.storage.catalogs import is_catalog
-from memwal_ops.supervisor.observe.findings import CRITICAL, OK, WARNING, WORDS, level_of_finding
+from memwal_ops.supervisor.observe.findings import (
+    CRITICAL,
+    NOT_READ,
+    OK,
+    UNKNOWN,
+    WARNING,
+    WORDS,
+    level_of_finding,
+    severity,
+    worst,
+)
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 
 if TYPE_CHECKING:
@@ -39,8 +49,8 @@ _STALE_SECONDS, _IDLE_SECONDS = 5.0, 60.0
 class Tables(Protocol):
     """The tables of the service."""
 
-    def stamps(self) -> Mapping[str, object]:
-        """Return for each table, by name, a value that changes with its status."""
+    def stamps(self, names: Iterable[str] | None = None) -> Mapping[str, object]:
+        """Return for each table, or for these, by name, a value that changes with its status."""
 
     def status(self, names: Iterable[str]) -> list[TableStatus]:
         """Return the status of those that exist, in the order of ``names``."""
@@ -60,6 +70,7 @@ class Row:
     """What the page of all tables has about one. Numbers and times are None where they are not known.
 
     Attributes:
+        state: ``not_read``, ``unreadable`` or ``read``.
         level: the level of its worst finding.
         what: its worst finding; ``findings``: how many there are.
         folder: the folder of a database, or the catalog, that the table is in.
@@ -77,6 +88,8 @@ class Row:
     uri: str
     format: str
     folder: str
+    state: str
+    read: bool
     level: int
     what: str
     findings: int
@@ -119,15 +132,17 @@ def row_of(
     jobs = applicable_jobs(table)
     ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=("", None))
     due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=("", None))
-    worst = max(findings, key=level_of_finding, default=None)
+    worst_finding = max(findings, key=lambda one: severity(level_of_finding(one)), default=None)
     held = backlog.amount("held")
     return Row(
         name=table["name"],
         uri=table["uri"],
         format=table["format"] or "",
         folder=_folder(table["uri"]),
-        level=OK if worst is None else level_of_finding(worst),
-        what="" if worst is None else worst["what"],
+        state=table["state"],
+        read=table["looked_at"] is not None,
+        level=OK if worst_finding is None else level_of_finding(worst_finding),
+        what="" if worst_finding is None else worst_finding["what"],
         findings=len(findings),
         rows=rows,
         bytes=backlog.amount("table_bytes"),
@@ -185,6 +200,11 @@ class Overview:
         if self._thread.is_alive():
             self._thread.join(seconds)
 
+    @property
+    def count(self) -> int:
+        """How many tables there were when the rows were last made."""
+        return len(self._rows)
+
     def rows(self) -> list[Row]:
         """Return the rows of all tables, as they were last made; they are made now if that never happened."""
         if self._refreshed == float("-inf"):
@@ -235,7 +255,14 @@ class Overview:
 PAGE_ROWS = 100
 _MAX_TEXT, _MAX_QUERY = 200, 10_000
 _MAX_PAGE = 100_000
-STATES: dict[str, int | None] = {"critical": CRITICAL, "warning": WARNING, "ok": OK, "paused": None, "running": None}
+STATES: dict[str, int | None] = {
+    "critical": CRITICAL,
+    "warning": WARNING,
+    "ok": OK,
+    "paused": None,
+    "running": None,
+    NOT_READ: None,
+}
 GROUPS: dict[str, Callable[[Row], str]] = {
     "database": lambda row: row.folder,
     "format": lambda row: row.format or "unknown",
@@ -244,7 +271,7 @@ GROUPS: dict[str, Callable[[Row], str]] = {
 _LABEL = "label:"
 _LABELS = re.compile(r"label:[A-Za-z0-9_.-]{1,63}")
 SORTS: dict[str, Callable[[Row], Any]] = {
-    "state": lambda row: row.level,
+    "state": lambda row: severity(row.level),
     "name": lambda row: row.name,
     "format": lambda row: row.format,
     "rows": lambda row: row.rows,
@@ -335,8 +362,9 @@ class Query:
 
 
 def _has_state(row: Row, state: str) -> bool:
-    level = STATES[state]
-    return (row.paused if state == "paused" else bool(row.running)) if level is None else row.level == level
+    if (level := STATES[state]) is not None:
+        return row.level == level
+    return row.state == NOT_READ if state == NOT_READ else row.paused if state == "paused" else bool(row.running)
 
 
 def _label_of(row: Row, name: str) -> str:
@@ -351,23 +379,26 @@ def _has_words(row: Row, words: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums of some tables.
+    """The sums of some tables: those that are ``read``; None where no table has such an amount.
 
     Attributes:
+        read: how many tables were read at least once; ``not_read``: how many had no poll yet.
         cost: what their runs of the last week cost; None: nothing is known.
         free: the next time at which held bytes can go, by ISO 8601; ``free_table``: of which table.
     """
 
     tables: int
+    read: int
+    not_read: int
     critical: int
     warning: int
     ok: int
     paused: int
     running: int
-    rows: float
-    bytes: float
-    held: float
-    waiting: float
+    rows: float | None
+    bytes: float | None
+    held: float | None
+    waiting: float | None
     cost: float | None
     free: str | None
     free_table: str
@@ -375,7 +406,8 @@ class Totals:
     @property
     def level(self) -> int:
         """The level of the worst table."""
-        return CRITICAL if self.critical else WARNING if self.warning else OK
+        counts = {CRITICAL: self.critical, UNKNOWN: self.not_read, WARNING: self.warning}
+        return worst(level for level, count in counts.items() if count)
 
 
 def totals(rows: Sequence[Row]) -> Totals:
@@ -384,19 +416,26 @@ def totals(rows: Sequence[Row]) -> Totals:
     soonest = min((row for row in rows if row.free), key=lambda row: row.free or "", default=None)
     return Totals(
         len(rows),
+        sum(row.read for row in rows),
+        sum(row.state == NOT_READ for row in rows),
         levels[CRITICAL],
         levels[WARNING],
         levels[OK],
         sum(row.paused for row in rows),
         sum(bool(row.running) for row in rows),
-        sum(row.rows or 0 for row in rows),
-        sum(row.bytes or 0 for row in rows),
-        sum(row.held or 0 for row in rows),
-        sum(row.waiting or 0 for row in rows),
-        sum(known) if (known := [row.cost for row in rows if row.cost is not None]) else None,
+        _sum(row.rows for row in rows),
+        _sum(row.bytes for row in rows),
+        _sum(row.held for row in rows),
+        _sum(row.waiting for row in rows),
+        _sum(row.cost for row in rows),
         None if soonest is None else soonest.free,
         "" if soonest is None else soonest.name,
     )
+
+
+def _sum(amounts: Iterable[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None
 
 
 def page_of(rows: Sequence[Row], query: Query) -> tuple[list[Row], int]:
@@ -422,7 +461,7 @@ def groups_of(rows: Iterable[Row], query: Query) -> list[tuple[str, str, Totals]
     for row in rows:
         groups.setdefault(row.labels.get(label, "") if key is None else key(row), []).append(row)
     found = [(name, _group_link(query, name), totals(some)) for name, some in groups.items()]
-    return sorted(found, key=lambda one: (-one[2].level, -one[2].tables, one[0]))
+    return sorted(found, key=lambda one: (-severity(one[2].level), -one[2].tables, one[0]))
 
 
 def _group_link(query: Query, name: str) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import shlex
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -176,16 +177,21 @@ RANGES = {
 }
 """What time charts show, and of what time, in words, each cost is the sum."""
 _RANGE = "24h"
+_FRESH_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The response to a request. Its type, body, the Content-Security-Policy that it needs, and its status code."""
+    """The response to a request. Its type, body, the Content-Security-Policy that it needs, and its status code.
+
+    ``is_current``: whether it still shows what holds, so that it need not be rendered again.
+    """
 
     kind: str
     body: bytes
     policy: str = "default-src 'none'"
     status: int = 200
+    is_current: Callable[[], bool] = lambda: False
 
 
 class Pages:
@@ -257,10 +263,11 @@ class Pages:
         rows, pages = page_of(matching, wanted)
         service, faults = self._service(), self._faults()
         found = [*service_findings(service, faults, self._file)]
-        if not every and not faults:
+        if not every and not faults and not service.get("discovery_pending"):
             found.append(no_tables())
         groups = groups_of(matching, wanted) if wanted.group else []
-        return _html(
+        shown = self.overview.renewed(rows)
+        page = _html(
             "overview",
             _Shell("tables", wanted.link(page=wanted.page), viewer),
             service=service,
@@ -271,7 +278,7 @@ class Pages:
             query=wanted,
             all=totals(every),
             shown=totals(matching),
-            rows=self.overview.renewed(rows),
+            rows=shown,
             page=min(wanted.page, pages),
             pages=pages,
             groups=groups[:_MAX_GROUPS],
@@ -282,6 +289,21 @@ class Pages:
             money=lambda amount: "" if amount is None else money_text(amount, self._spending.currency),
             words=WORDS,
         )
+        return replace(page, is_current=self._current([row.name for row in shown], len(every)))
+
+    def _current(self, names: Sequence[str], tables: int | None = None) -> Callable[[], bool]:
+        """Return whether a page of these tables still shows what holds; its times are at most two seconds old.
+
+        ``tables``: how many there are in all, where the page has sums of all.
+        """
+        made, stamps = time.monotonic(), self._tables.stamps(names)
+
+        def is_current() -> bool:
+            if time.monotonic() - made > _FRESH_SECONDS or self._tables.stamps(names) != stamps:
+                return False
+            return tables is None or tables == self.overview.count
+
+        return is_current
 
     def table(self, name: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of a table; one with the status 404 if there is no such table."""
@@ -300,7 +322,7 @@ class Pages:
         view = view_of(self._document(table), self.findings(table))
         if viewer.may_act:
             add_buttons(view, table)
-        return _html(
+        page = _html(
             "table",
             shell,
             **history_view(history, None if collected is None else collected["report"]),
@@ -315,6 +337,7 @@ class Pages:
             acts=table_buttons(table) if viewer.may_act else [],
             commands=[*commands_of(table, self._file)],
         )
+        return replace(page, is_current=self._current([name]))
 
     def run(self, number: str, viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of a run; one with the status 404 if there is no such run."""

@@ -29,7 +29,9 @@ from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.table_history import poll_table
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
+from memwal_ops.storage.locations import store_key
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor.observe.findings import NOT_READ, state_of
 from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
 from memwal_ops.supervisor.scheduling.due import breaker_status
 from memwal_ops.supervisor.state.directory import history_path, state_dir
@@ -84,16 +86,19 @@ def tables_status(
         return [_table(scheduler, state, now, mono, fires) for state in states if state is not None]
 
 
-def table_stamps(scheduler: Scheduler) -> dict[str, object]:
-    """Return for each table, by name, a value that changes whenever it is polled, or a job of it changes its state."""
+def table_stamps(scheduler: Scheduler, names: Iterable[str] | None = None) -> dict[str, object]:
+    """Return for each table, or for these, a value that changes whenever it is polled, or a job changes its state."""
     with scheduler.lock:
+        tables = scheduler.tables
+        if names is not None:
+            tables = {name: tables[name] for name in names if name in tables}
         return {
             name: (
                 state.result_at,
                 state.error is None,
                 *((one.state, one.waiting, one.failures, one.finished) for one in state.entries.values()),
             )
-            for name, state in scheduler.tables.items()
+            for name, state in tables.items()
         }
 
 
@@ -115,6 +120,7 @@ def _table(
         "uri": state.table.uri,
         "format": state.table.settings.format,
         "version": state.version,
+        "state": state_of(state.polled, state.error),
         "backlog": dict(state.figures),
         "looked_at": _iso(state.polled),
         "seconds_since_look": _since(state.polled, now),
@@ -240,6 +246,7 @@ def _since(when: datetime | None, now: datetime) -> float | None:
 
 
 _CONCURRENT_READS = 8
+_HANGS_PART = 0.5
 _BLOCKED_EXIT_CODE = 10
 _WITH_REPORT = 10
 
@@ -254,6 +261,10 @@ class TableReading:
     leases: tuple[Lease, ...] = ()
     error: MemwalOpsError | None = None
     jobs: frozenset[str] | None = None
+
+
+_NOT_READ = TableReading()
+"""Of a table that was not begun to be read: the time was over."""
 
 
 class ErrorDocument(TypedDict):
@@ -334,9 +345,10 @@ class FleetStatus:
             "uri": table.uri,
             "format": table.settings.format,
             "version": reading.version,
+            "state": NOT_READ if reading is _NOT_READ else state_of(now, reading.error),
             "backlog": figures,
-            "looked_at": now.isoformat(timespec="milliseconds"),
-            "seconds_since_look": 0.0,
+            "looked_at": None if reading.figures is None else now.isoformat(timespec="milliseconds"),
+            "seconds_since_look": None if reading.figures is None else 0.0,
             "look_error": None if reading.error is None else redact(str(reading.error)),
             "expect_writes_seconds": expected_seconds(table.settings),
             "labels": dict(table.settings.labels),
@@ -440,26 +452,34 @@ def error_document(error: MemwalOpsError) -> ErrorDocument:
 
 
 def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, TableReading]:
-    """Read every table, a few at once. The threads are not joined: a store that hangs must not delay the result."""
-    waiting: queue.SimpleQueue[FoundTable] = queue.SimpleQueue()
+    """Read every table, a few of each store at once: one that hangs must not delay the others, nor the result."""
     results: queue.SimpleQueue[tuple[str, TableReading]] = queue.SimpleQueue()
-    for table in tables:
-        waiting.put(table)
+    began: dict[str, datetime] = {}
+    over = threading.Event()
 
-    def work() -> None:
+    def work(waiting: queue.SimpleQueue[FoundTable]) -> None:
         while True:
             try:
                 table = waiting.get_nowait()
             except queue.Empty:
                 return
+            if over.is_set():
+                return
+            began[table.name] = datetime.now(UTC)
             results.put((table.name, _read(table)))
 
     all_job_specs()
-    for _ in range(min(_CONCURRENT_READS, len(tables))):
-        threading.Thread(target=work, name="status", daemon=True).start()
+    by_store: dict[str, list[FoundTable]] = {}
+    for table in tables:
+        by_store.setdefault(store_key(table.uri, table.settings.storage_options), []).append(table)
+    for of_store in by_store.values():
+        waiting: queue.SimpleQueue[FoundTable] = queue.SimpleQueue()
+        for table in of_store:
+            waiting.put(table)
+        for _ in range(min(max(1, _CONCURRENT_READS // len(by_store)), len(of_store))):
+            threading.Thread(target=work, args=(waiting,), name="status", daemon=True).start()
     seconds = timeout.total_seconds()
-    late = StoreUnavailableError(f"It did not respond within {seconds:g} s (--timeout).")
-    readings = {table.name: TableReading(error=late) for table in tables}
+    readings: dict[str, TableReading] = {}
     ends = time.monotonic() + seconds
     for _ in tables:
         try:
@@ -467,7 +487,11 @@ def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, Tab
         except queue.Empty:
             break
         readings[name] = reading
-    return readings
+    over.set()
+    late = TableReading(error=StoreUnavailableError(f"It did not respond within {seconds:g} s (--timeout)."))
+    # One that was begun shortly before the end is not late: it was not read.
+    hangs = {name for name, when in [*began.items()] if datetime.now(UTC) - when >= timeout * _HANGS_PART}
+    return {table.name: readings.get(table.name, late if table.name in hangs else _NOT_READ) for table in tables}
 
 
 def _read(found: FoundTable) -> TableReading:
@@ -511,9 +535,9 @@ class ScheduledTables:
         self._later: dict[str, Mapping[str, Any]] = {}
         self._last_run = 0
 
-    def stamps(self) -> Mapping[str, object]:
+    def stamps(self, names: Iterable[str] | None = None) -> Mapping[str, object]:
         """See overview.Tables."""
-        return table_stamps(self._scheduler)
+        return table_stamps(self._scheduler, names)
 
     def status(self, names: Iterable[str]) -> list[TableStatus]:
         """See overview.Tables."""

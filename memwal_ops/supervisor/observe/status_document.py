@@ -124,7 +124,9 @@ class JobStatus(TypedDict):
 
 
 class TableStatus(TypedDict):
-    """The status of a table. ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
+    """The status of a table. ``state`` is not_read before the first poll, unreadable if the last one failed, or read.
+
+    ``backlog`` has its backlog metrics by name, as the specs of its jobs declare them.
 
     ``answers``: how well its indexes answer, by the last ``verify --answers``: the entries of its report, with
     ``asked_at`` and ``asked_version``. ``expect_writes_seconds`` and ``labels``: of the configuration.
@@ -134,6 +136,7 @@ class TableStatus(TypedDict):
     uri: str
     format: str | None
     version: int | None
+    state: str
     backlog: dict[str, float]
     looked_at: str | None
     seconds_since_look: float | None
@@ -266,6 +269,7 @@ class ServiceStatus(TypedDict):
     state_error: str | None
     config: ConfigStatus
     discovery_faults: list[PatternFault]
+    discovery_pending: list[str]
     fleet: FleetStatus | None
     events: EventsStatus | None
 

@@ -16,12 +16,13 @@ from memwal_ops.pages.charts import bar_chart, time_chart
 from memwal_ops.pages.rendering import amount_text, data_uri
 from memwal_ops.supervisor.observe.findings import (
     MAX_BLOCKED,
-    OK,
     WORDS,
     due_text,
     holder_text,
     level_of_finding,
+    severity,
     waits_text,
+    worst,
 )
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.outcomes import answers_of
@@ -54,9 +55,9 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
     return {
         **{name: table[name] for name in ("name", "uri", "version", "looked_at")},
         "blocked": table["blocked"][MAX_BLOCKED:],
-        "level": WORDS[max(map(level_of_finding, findings), default=OK)],
+        "level": WORDS[worst(map(level_of_finding, findings))],
         "paused": table.get("paused"),
-        "findings": sorted(findings, key=lambda one: -level_of_finding(one)),
+        "findings": sorted(findings, key=lambda one: -severity(level_of_finding(one))),
         "noun": backlog.noun_of("backlog"),
         "facts": [*_facts(backlog)],
         "figures": figures_of(backlog),

@@ -7,14 +7,14 @@ What a poll found: the figures of a table, and whether they changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.leases import LastRun
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locations import S3, scheme_of
+from memwal_ops.storage.locations import LOCAL_STORE, S3, scheme_of, store_key
 from memwal_ops.supervisor.scheduling.due import DueJobs, own_backlog
 from memwal_ops.supervisor.state.outcomes import describe_exit
 from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Reading
@@ -262,6 +262,37 @@ _UNCHANGED_POLLS, _NEXT_TIMER_FACTOR = 10, 1.5
 _READ_AGAIN_SECONDS, _UNFLUSHED_SECONDS, _EXPECTED_PART = 3600.0, 900.0, 4
 
 
+# A poll that takes so long is set aside: it keeps its process, and its worker is free for others, of so many stores.
+_SLOW_SECONDS, _MAX_ASIDE = 5.0, 4
+
+
+@dataclass(slots=True)
+class _StorePolls:
+    """The polls of one store: one that hangs delays no other.
+
+    Attributes:
+        local: it is this machine's file system, whose tables are read first.
+        waiting: the tables whose poll is due, the longest first.
+        in_flight: the workers that poll its tables.
+        hangs: its last poll failed after a long time; then one at a time is begun, aside.
+        began: when its last poll began, monotonic; ``answered``: when one last succeeded.
+    """
+
+    local: bool
+    waiting: dict[str, None] = field(default_factory=dict)
+    in_flight: list[WorkerProcess] = field(default_factory=list)
+    hangs: bool = False
+    began: float = float("-inf")
+    answered: float = float("-inf")
+
+    def may_begin(self, *, free: bool, aside: bool) -> bool:
+        """Whether another poll may begin, with a ``free`` worker of the pool, or ``aside``."""
+        if self.hangs:
+            return aside and not self.in_flight
+        slow = any(worker.aside for worker in self.in_flight)
+        return free and (self.local or not slow or self.answered >= self.began)
+
+
 class BacklogPolling:
     """The polls of all tables. Only the scheduler's thread calls it.
 
@@ -277,8 +308,7 @@ class BacklogPolling:
         self.due = DueJobs(shared)
         self.results = PollResults(shared, self.announced, self.due)
         self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
-        # The tables whose poll is due, the longest first.
-        self._waiting: dict[str, None] = {}
+        self._stores: dict[str, _StorePolls] = {}
 
     @property
     def in_flight(self) -> list[tuple[WorkerProcess, float]]:
@@ -294,7 +324,7 @@ class BacklogPolling:
             state.poll_again = True
         elif state.poll_due is None:
             state.poll_due = self._shared.clock.now()
-            self._waiting[table] = None
+            self._store_of(state).waiting[table] = None
 
     def may_skip(self, table: str) -> bool:
         """Whether a table may skip this poll: the next timer is still within ``idle_poll``.
@@ -336,21 +366,48 @@ class BacklogPolling:
         return True
 
     def begin(self, free: Callable[[str], int]) -> None:
-        """Start as many polls as there are ``free`` workers in the pool, those that have waited longest first."""
+        """Start as many polls as there are ``free`` workers in the pool.
+
+        The store with the fewest polls in flight is the first, and of it the table that has waited longest.
+        """
         for table in self.announced.take_due():
             self.request(table)
-        while self._waiting and free(WATCH):
-            table = next(iter(self._waiting))
-            del self._waiting[table]
+        now = self._shared.clock.monotonic()
+        asides = sum(worker.aside for worker, _ in self.in_flight)
+        for worker, began in self.in_flight:
+            if asides < _MAX_ASIDE and not worker.aside and now - began > _SLOW_SECONDS:
+                worker.aside, asides = True, asides + 1
+        while True:
+            slots = {"free": bool(free(WATCH)), "aside": asides < _MAX_ASIDE}
+            able = [store for store in self._stores.values() if store.waiting and store.may_begin(**slots)]
+            if not able:
+                return
+            store = min(able, key=lambda store: (len(store.in_flight), not store.local, store.began))
+            table = next(iter(store.waiting))
+            del store.waiting[table]
             state = self._shared.tables.get(table)
             if state is not None and state.poll_due is not None and not state.polling:
-                self._begin(state)
+                worker = self._begin(state)
+                worker.aside, store.began = store.hangs, now
+                store.in_flight.append(worker)
+                asides += worker.aside
+
+    def _store_of(self, state: TableState) -> _StorePolls:
+        key = store_key(state.table.uri, state.table.settings.storage_options)
+        return self._stores.setdefault(key, _StorePolls(local=key == LOCAL_STORE))
 
     def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
         """Process a result if ``request`` is a poll; return whether it is."""
         if request not in self._polls:
             return False
-        state, _, reading = self._polls.pop(request)
+        state, worker, reading = self._polls.pop(request)
+        now = self._shared.clock.monotonic()
+        store = next(store for store in self._stores.values() if worker in store.in_flight)
+        store.in_flight.remove(worker)
+        if result["outcome"] == "succeeded":
+            store.answered, store.hangs = now, False
+        else:
+            store.hangs = not store.local and now - reading.began > _SLOW_SECONDS
         if result.get("used"):
             self._shared.recorder.add_poll(state.table.name, result["used"])
         recorded = {name: LastRun.from_json(last) for name, last in result.get("recorded", {}).items()}
@@ -371,7 +428,7 @@ class BacklogPolling:
         result = {"outcome": "failed", "message": str(error), "exit_code": error.exit_code}
         return request is not None and self.on_result(request, result)
 
-    def _begin(self, state: TableState) -> None:
+    def _begin(self, state: TableState) -> WorkerProcess:
         jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
         storage = dict(state.table.settings.storage_options)
         options = {
@@ -396,7 +453,9 @@ class BacklogPolling:
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._shared.clock.monotonic()
         reading = Reading(state.poll_began, jobs, known or "", options)
-        self._polls[request.id] = (state, self._shared.assign(WATCH, request), reading)
+        worker = self._shared.assign(WATCH, request)
+        self._polls[request.id] = (state, worker, reading)
+        return worker
 
     def _fingerprint(
         self, state: TableState, jobs: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]

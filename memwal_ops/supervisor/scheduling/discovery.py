@@ -13,13 +13,13 @@ from memwal_ops.core.registry import branches, locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.catalogs import Catalog, branch_uri, is_catalog, resolve
 from memwal_ops.storage.errors import RetryPolicy
-from memwal_ops.storage.locations import BRANCHES_FOLDER, decoded_name, is_database_table, split_query
+from memwal_ops.storage.locations import BRANCHES_FOLDER, decoded_name, is_database_table, split_query, store_key
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, MutableMapping
+    from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 
     from memwal_ops.storage.api import Store
     from memwal_ops.supervisor.config.effective import TableSettings
@@ -81,9 +81,45 @@ def _with_branches(discovery: Discovery) -> Discovery:
 
 
 def discover(entries: Iterable[TableSettings], formats: MutableMapping[str, str] | None = None) -> Discovery:
-    """Return every table of every entry, each with the jobs of its format.
+    """Return every table of every entry, each with the jobs of its format; all stores are asked at once.
 
-    A table with an entry of its own is not taken from a pattern.
+    A table with an entry of its own is not taken from a pattern. ``formats``: see :func:`discover_in_store`.
+    """
+    return merged(discover_stores(by_store(entries), formats).values())
+
+
+def discover_stores(
+    stores: Mapping[str, list[TableSettings]], formats: MutableMapping[str, str] | None = None
+) -> dict[str, Discovery]:
+    """Return the tables of each store, in the order of the stores."""
+    with ThreadPoolExecutor(max(1, len(stores))) as threads:
+        found = threads.map(lambda entries: discover_in_store(entries, formats), stores.values())
+        return dict(zip(stores, found, strict=True))
+
+
+def by_store(entries: Iterable[TableSettings]) -> dict[str, list[TableSettings]]:
+    """Return the entries of each store, see :func:`memwal_ops.storage.locations.store_key`."""
+    stores: dict[str, list[TableSettings]] = {}
+    for entry in entries:
+        stores.setdefault(store_key(str(entry.pattern or entry.uri), entry.storage_options), []).append(entry)
+    return stores
+
+
+def merged(parts: Iterable[Discovery]) -> Discovery:
+    """Return the tables of several stores; of two with one name, one that an entry names comes before a pattern's."""
+    parts = tuple(parts)
+    tables = sorted((table for part in parts for table in part.tables), key=lambda table: table.settings.uri is None)
+    known: dict[str, FoundTable] = {}
+    duplicates: dict[str, list[FoundTable]] = {}
+    for table in tables:
+        if known.setdefault(table.name, table) is not table:
+            duplicates.setdefault(str(table.settings.pattern or table.uri), []).append(table)
+    faults = [_duplicate_names(pattern, same, known[same[0].name]) for pattern, same in duplicates.items()]
+    return Discovery(tuple(known.values()), (*(fault for part in parts for fault in part.faults), *faults))
+
+
+def discover_in_store(entries: Iterable[TableSettings], formats: MutableMapping[str, str] | None = None) -> Discovery:
+    """Return every table of the entries of one store, each with the jobs of its format.
 
     Args:
         entries: the tables of the configuration.

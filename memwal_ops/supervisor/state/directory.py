@@ -25,6 +25,18 @@ def private_opener(path: str, flags: int) -> int:
     return file
 
 
+def make_private(folder: str) -> None:
+    """Make a folder that its owner alone can enter, whatever the umask; one that exists, if it is empty or a state's.
+
+    One with other files in it, such as a home folder, keeps its mode: the files of the service are private in any case.
+    """
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    names = os.listdir(folder)
+    if not names or "lock" in names:
+        with suppress(OSError):  # another user's
+            os.chmod(folder, 0o700)
+
+
 def state_dir(config: Config, environ: Mapping[str, str] | None = None) -> str:
     """Return the folder: as configured, else systemd's ``STATE_DIRECTORY``, else one in the user's home."""
     environ = os.environ if environ is None else environ
@@ -73,7 +85,7 @@ class StateDir:
         """
         self.path = path
         try:
-            os.makedirs(path, mode=0o750, exist_ok=True)
+            make_private(path)
             self._lock = private_opener(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise HistoryError(f"The state folder {path} cannot be written: {error.strerror}.") from error

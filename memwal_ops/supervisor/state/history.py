@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.storage.metering import KINDS
-from memwal_ops.supervisor.state.directory import private_opener
+from memwal_ops.supervisor.state.directory import make_private, private_opener
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ class HistoryFile:
             HistoryError: it cannot be opened or created, or a newer release wrote it.
         """
         try:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            make_private(os.path.dirname(path) or ".")
             os.close(private_opener(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))  # SQLite makes its others as this one
             connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, check_same_thread=False, isolation_level=None)
             connection.execute("PRAGMA journal_mode=WAL")

@@ -50,6 +50,8 @@ class WorkerProcess:
         self.runs = 0
         self.request: int | None = None
         self.quitting = False
+        # Its request takes long: it does not count as one of the pool's, so that what hangs keeps no other waiting.
+        self.aside = False
         self._opened = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         self._process = subprocess.Popen(
             [sys.executable, "-m", "memwal_ops.supervisor.workers.worker"],
@@ -176,7 +178,7 @@ class Pools:
 
     def free(self, pool: str) -> int:
         """Return how many more requests the pool can take now."""
-        busy = sum(worker.request is not None for worker in self._workers_of(pool))
+        busy = sum(worker.request is not None and not worker.aside for worker in self._workers_of(pool))
         return max(0, self._limits[pool].workers - busy)
 
     def assign(self, pool: str, request: Any) -> WorkerProcess:
@@ -200,7 +202,7 @@ class Pools:
         It is replaced after ``max_runs``, with more than half of its memory limit in use, and after each run of
         another package's job, so that the processes and threads of that job end.
         """
-        worker.request = None
+        worker.request, worker.aside = None, False
         limit = self._limits[worker.pool]
         resident = worker.resident_bytes()
         heavy = limit.memory is not None and resident is not None and resident > limit.memory / 2

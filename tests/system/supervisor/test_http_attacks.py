@@ -325,6 +325,25 @@ def test_bodies_are_bounded_and_must_be_whole(served: Served) -> None:
     assert not served.paused
 
 
+def test_a_request_that_is_cut_does_nothing(served: Served) -> None:
+    """RFC 9112, 8: what ends within its headers, or before its Content-Length, was not asked for."""
+    body = json.dumps({"for": "10m"})
+    whole = (
+        f"POST {PAUSE} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {OPERATE}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+    lines = [at for at in range(len(whole)) if whole[:at].endswith(b"\r\n")]
+    for end in (*lines[:-1], lines[1] + 3, lines[-1] - 1, lines[-1], len(whole) - 1):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE) as client:
+            client.sendall(whole[:end])
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(1 << 16)[:12] in {b"HTTP/1.0 400", b""}, whole[:end]
+        assert not served.paused, whole[:end]
+    assert served.audit == []
+    assert served.raw(whole).split()[1] == b"200"
+    assert served.paused
+
+
 def test_path_tricks(served: Served) -> None:
     token = {"Authorization": f"Bearer {OPERATE}"}
     for path in (

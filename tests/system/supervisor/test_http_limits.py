@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http import connections as module
 from memwal_ops.supervisor.http.server import HttpServer
+from memwal_ops.supervisor.observe import pages as pages_module
+from tests.support.fleet import FakeTables, fleet, job, pages_of, status
 from tests.support.service import configure, service
 from tests.support.waiting import PATIENCE, until
 
@@ -82,6 +85,58 @@ def test_idle_clients_are_limited_and_block_no_other(served: HttpServer) -> None
         assert ended(idle[0]), "the oldest gives way"
         assert not ended(idle[-1], 0.3), "the newest stays"
     until(lambda: connections() <= before)
+
+
+def test_half_requests_render_no_page_and_a_page_is_rendered_once_until_it_changes() -> None:
+    document = status(fleet(300))
+    tables = FakeTables(document)
+    pages = pages_of(document, tables=tables)
+    server = HttpServer(
+        "127.0.0.1", 0, alive=lambda: (True, "ok"), ready=lambda: (True, "ready"), metrics=lambda: b"", status=dict,
+        runs=lambda **_: [], pages=pages.page_at,
+    )  # fmt: skip
+    try:
+        with ExitStack() as held:
+            for _ in range(200):
+                connect(server.port, held).sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-a: ")
+            assert ask(server.port) == (200, "ok\n")
+        until(lambda: ask(server.port) == (200, "ok\n") and connections() <= 1)
+        assert tables.asked == 0
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(pages_module, "_FRESH_SECONDS", 3600.0)
+            first = ask(server.port, "/")
+            asked = tables.asked
+            assert {ask(server.port, "/") for _ in range(20)} == {first}
+            assert tables.asked == asked, "rendered once"
+            document["tables"][0]["jobs"]["gc"] = job(state="running")  # on another page than the first
+            worst = next(one for one in document["tables"] if one["name"] == "payments")
+            worst["jobs"]["gc"] = job(state="running", running_seconds=4.0)
+            assert ask(server.port, "/") != first
+    finally:
+        server.close()
+
+
+def test_a_whole_request_is_answered_beside_half_ones() -> None:
+    """However many come meanwhile."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def metrics() -> bytes:
+        began.set()
+        assert may_end.wait(PATIENCE)
+        return b"m 1\n"
+
+    server = HttpServer("127.0.0.1", 0, alive=None, ready=None, metrics=metrics, status=dict, runs=None)  # type: ignore[arg-type]  # not asked
+    try:
+        with ThreadPoolExecutor(1) as threads, ExitStack() as held:
+            answer = threads.submit(ask, server.port, "/metrics")
+            assert began.wait(PATIENCE)
+            half = [connect(server.port, held) for _ in range(200)]
+            assert ended(half[0])
+            may_end.set()
+            assert answer.result(PATIENCE) == (200, "m 1\n")
+    finally:
+        may_end.set()
+        server.close()
 
 
 def test_a_request_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import lance
@@ -17,10 +19,12 @@ from memwal_ops.core.leases import list_leases
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.memwal import read
 from tests.support.plugin_packages import install
+from tests.support.receivers import silent_server
 from tests.support.run_cli import run_process
 from tests.support.service import PATIENCE, alive, configure, service
 from tests.support.tables import damage
 from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.plain import PlainTable
 from tests.support.tables.reading import rows_by_key
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload, assert_same, read_base
@@ -325,3 +329,46 @@ def test_a_blocked_merge_runs_once(tmp_path: Path) -> None:
     assert run["versions"], "the other region is merged"
     assert (line["region_id"], line["generation"], line["blocked"]) == (region, 1, 1)
     assert line.keys() >= {"reason", "detail", "remedy", "runbook"}
+
+
+def test_what_was_not_read_is_not_ok_and_a_store_that_hangs_delays_no_other(tmp_path: Path) -> None:
+    PlainTable(str(tmp_path / "local.lance")).create(rows=3)
+    config = tmp_path / "c.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port_of_service = taken.getsockname()[1]
+    off = ", ".join(f"{job}: {{enabled: false}}" for job in ("compact", "catchup", "expire", "gc", "verify", "merge"))
+    with silent_server() as port:
+        options = (
+            f"storage_options: {{aws_region: us-east-1, aws_endpoint: 'http://127.0.0.1:{port}', allow_http: 'true', "
+            "aws_access_key_id: x, aws_secret_access_key: yyyyyyyyyy}"
+        )
+        config.write_text(
+            f"state_dir: {tmp_path}/state-c\nhttp: {{port: {port_of_service}}}\npools: {{watch: {{workers: 1}}}}\n"
+            f"defaults: {{poll: 1s, jobs: {{{off}}}}}\ntables:\n"
+            f"  - {{uri: 's3://away/t.lance', format: lance, name: away, {options}}}\n"
+            f"  - {{pattern: 's3://away/*.lance', {options}}}\n"
+            f"  - {{uri: {tmp_path}/local.lance, name: local}}\n"
+        )
+
+        def get(path: str) -> str:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port_of_service}{path}") as answer:
+                return str(answer.read().decode())
+            return "{}"
+
+        def states() -> dict[str, str]:
+            return {one["name"]: one["state"] for one in json.loads(get("/api/v1/tables")).get("tables", ())}
+
+        with service(config):
+            until(lambda: states().get("local") == "read")
+            assert states() == {"away": "not_read", "local": "read"}
+            document = json.loads(get("/api/v1/tables"))
+            assert (document["total"], document["not_read"]) == (2, 1)
+            assert {one["name"] for one in document["tables"] if one["looked_at"] is None} == {"away"}
+            assert "memwal_ops_tables_not_read 1.0" in get("/metrics")
+            page = get("/")
+            assert "Not read yet: 1 of 2." in page
+            assert "Not listed yet: s3://away/*.lance" in page
+            outcome = run_process("check", "--nagios", "--config", str(config))
+            assert outcome.code == 3, outcome.out
+            assert "not read yet: 1 of 2 tables" in outcome.out
+            assert "no table" not in outcome.out

@@ -23,6 +23,7 @@ from memwal_ops.supervisor.observe.status import status_of
 from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
 from tests.support.fakes import Stage
+from tests.support.receivers import silent_server
 from tests.support.run_cli import Outcome, contents, run_here
 from tests.support.tables import damage
 from tests.support.tables.workload import Workload
@@ -130,6 +131,28 @@ def test_what_is_wrong_is_named_with_its_page_and_hides_nothing_else(fleet: dict
     users = next(one for one in document["tables"] if one["name"] == "users")
     assert users["error"]["exit_code"] == 4
     assert users["look_error"] == users["error"]["message"]
+
+
+def test_a_store_that_hangs_delays_no_other_and_what_was_not_begun_is_not_read(
+    fleet: dict[str, Workload], ask: Ask, config: Path
+) -> None:
+    with silent_server() as port:
+        away = "\n".join(
+            f"  - {{uri: 's3://away/t{at}.lance', name: t{at}, format: lance, storage_options: {{aws_region: us-east-1,"
+            f" aws_endpoint: 'http://127.0.0.1:{port}', allow_http: 'true', aws_access_key_id: x,"
+            f" aws_secret_access_key: yyyyyyyyyy}}}}"
+            for at in range(9)
+        )
+        local = "\n".join(f"  - {{uri: {one.uri}}}" for one in fleet.values())
+        config.write_text(f"{config.read_text().partition('tables:')[0]}tables:\n{local}\n{away}\n")
+        outcome = ask("--timeout", "6s", "--json")
+    states = {one["name"]: (one["state"], one["level"]) for one in outcome.document["tables"]}
+    assert {states[name] for name in fleet} == {("read", "ok")}
+    late = [name for name in states if states[name] == ("unreadable", "critical")]
+    unread = [name for name in states if states[name] == ("not_read", "unknown")]
+    assert (len(late), len(unread)) == (4, 5)
+    assert outcome.document["summary"]["not_read"] == 5
+    assert outcome.code == 2
 
 
 def test_what_only_a_merge_finds_is_taken_from_its_last_run(
@@ -279,7 +302,7 @@ def test_tables_that_are_not_there(fleet: dict[str, Workload], ask: Ask, config:
 def test_a_store_that_hangs_hides_no_other_table(
     fleet: dict[str, Workload], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, hangs = fleet_module._read, threading.Event()
+    answer, hangs, others = fleet_module._read, threading.Event(), {*threading.enumerate()}
 
     def hang(found: Any) -> Any:
         if found.name == "orders":
@@ -288,7 +311,7 @@ def test_a_store_that_hangs_hides_no_other_table(
 
     def now() -> float:
         """The time counts from when the threads that read the others have come to their ends."""
-        until(lambda: [thread.name for thread in threading.enumerate()].count("status") == 1)
+        until(lambda: [one.name for one in {*threading.enumerate()} - others].count("status") == 1)
         return time.monotonic()
 
     monkeypatch.setattr(fleet_module, "_read", hang)

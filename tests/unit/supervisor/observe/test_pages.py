@@ -28,7 +28,7 @@ NOTHING = {
     "service_error": None, "history_error": None, "tables": [], "findings": [],
     "summary": {
         "tables": 0, "ok": 0, "warning": 0, "critical": 0, "oldest_table": None, "unreadable": 0, "generations": 0,
-        "rows": 0,
+        "rows": 0, "not_read": 0,
     },
 }  # fmt: skip
 
@@ -350,9 +350,27 @@ def test_a_request_makes_only_the_rows_that_it_shows() -> None:
     assert "1 running" in pages.tables().body.decode()
 
 
+def test_a_table_that_was_not_read_is_not_ok() -> None:
+    unread = table("new", state="not_read", looked_at=None, seconds_since_look=None, version=None, backlog={})
+    document = status([table("a", waiting=0), unread])
+    page = pages_of(document).tables().body.decode()
+    assert "1 ok" in page
+    assert "1 not read yet" in page
+    assert "Not read yet: 1 of 2. These sums are of the 1 table that was read." in page
+    assert "It has not been read yet: nothing is known of it." in page
+    assert names_in_order(page) == ["new", "a"]
+    assert names_in_order(pages_of(document).tables("state=not_read").body.decode()) == ["new"]
+    nothing = pages_of(status([unread])).tables().body.decode()
+    assert "Nothing is known of their sizes yet." in nothing
+    assert "0 B" not in nothing
+
+
 def test_no_table_is_a_finding() -> None:
     page = pages_of(status([])).tables().body.decode()
     assert "no pattern matches any" in page
+    page = pages_of(status([], discovery_pending=["s3://away/*.lance"])).tables().body.decode()
+    assert "no pattern matches any" not in page
+    assert "Not listed yet: s3://away/*.lance" in page
 
 
 def test_how_indexes_answer_and_recall_over_time() -> None:

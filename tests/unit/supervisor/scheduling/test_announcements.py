@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,13 +39,17 @@ class Polled:
 
     def turn(self, seconds: float = 0.0) -> None:
         self.stage.turn(seconds)
-        for worker, request in [*self.stage.pools.given]:
-            if isinstance(request, PollRequest) and request.id not in self._answered:
+        # One poll after the other: there is one worker.
+        while asked := [one for one in self.stage.pools.given if self._is_new(one[1])]:
+            for worker, request in asked:
                 self._answered.add(request.id)
                 if request.uri == "s3://b/a":
                     self.times.append(self.now)
                 self._answer(worker, request)
-        self.stage.turn()
+            self.stage.turn()
+
+    def _is_new(self, request: Any) -> bool:
+        return isinstance(request, PollRequest) and request.id not in self._answered
 
     def _answer(self, worker: FakeWorker, request: PollRequest) -> None:
         answer = vars_of(Result(request.id, "succeeded", figures=dict(self.figures), version=self.version))

@@ -224,7 +224,8 @@ def test_a_job_is_not_late_while_nothing_is_due() -> None:
     assert not list(job_findings("compact", {**late, "next_run": idle}))
     assert list(job_findings("compact", {**late, "next_run": {**idle, "why": None}}))
     shown = {**table("a"), "level": "ok", "error": None, "findings": []}
-    counts = dict.fromkeys(("ok", "warning", "critical", "generations", "rows", "unreadable", "oldest_age"), 0)
+    names = ("ok", "warning", "critical", "generations", "rows", "unreadable", "not_read", "oldest_age")
+    counts = dict.fromkeys(names, 0)
     document = {
         **dict.fromkeys(("service", "history_error")),
         "service_error": "No service responds",

@@ -12,7 +12,7 @@ from memwal_ops.supervisor.state.directory import StateDir
 from memwal_ops.supervisor.state.history import History
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022])
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
 def test_files_of_the_state_folder_are_private(tmp_path: Path, umask: int) -> None:
     (tmp_path / "history.sqlite").touch(0o644)
     before = os.umask(umask)
@@ -27,3 +27,21 @@ def test_files_of_the_state_folder_are_private(tmp_path: Path, umask: int) -> No
         os.umask(before)
     assert made.keys() >= {"lock", "instance", "members", "history.sqlite", "history.sqlite-wal", "audit.jsonl"}
     assert {*made.values()} == {0o600}, made
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o027, 0o777])
+def test_the_folder_is_private(tmp_path: Path, umask: int) -> None:
+    """Also one that an earlier release made; not one that is somebody's."""
+    (tmp_path / "earlier").mkdir(0o750)
+    (tmp_path / "earlier/lock").touch()
+    (tmp_path / "home").mkdir(0o755)
+    (tmp_path / "home/notes").touch()
+    before = os.umask(umask)
+    try:
+        for name in ("new", "earlier", "home"):
+            StateDir(str(tmp_path / name)).close()
+        History.open(str(tmp_path / "elsewhere/history.sqlite")).close()
+    finally:
+        os.umask(before)
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("new", "earlier", "elsewhere", "home")}
+    assert modes == {"new": 0o700, "earlier": 0o700, "elsewhere": 0o700, "home": 0o755}

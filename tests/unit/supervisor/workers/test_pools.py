@@ -20,7 +20,7 @@ class Process:
     made: list[Process]
 
     def __init__(self, pool: str, on_message: Callable[..., None], log_level: str) -> None:
-        self.pool, self.runs, self.request, self.quitting = pool, 0, None, False
+        self.pool, self.runs, self.request, self.quitting, self.aside = pool, 0, None, False, False
         self.pid = 100 + len(Process.made)
         self.memory, self.stubborn = 0, False
         self.did: list[Any] = []
@@ -101,3 +101,13 @@ def test_the_end(pools: Pools) -> None:
     assert signal.SIGTERM in first.did
     assert signal.SIGKILL not in first.did
     assert second.did[-1] is signal.SIGKILL
+
+
+def test_what_hangs_is_set_aside_and_keeps_no_other_waiting(pools: Pools) -> None:
+    hangs = give(pools, 1, "watch")
+    assert pools.free("watch") == 0
+    hangs.aside = True
+    assert pools.free("watch") == 1
+    assert give(pools, 2, "watch") is not hangs
+    pools.release(hangs)  # type: ignore[arg-type]
+    assert (hangs.aside, hangs.quitting) == (False, True), "one more than the pool has"
