@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import shutil
+import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,7 +38,7 @@ from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.external_manifests import manifest_entries
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
-from memwal_ops.text import grid, size_text
+from memwal_ops.text import counted, grid, size_text
 from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
@@ -206,10 +207,11 @@ class Check:
 
 @click.command(short_help="Check this machine, and a store, before a job fails.")
 @click.argument("uri", type=TABLE, required=False)
+@click.option("--warm", is_flag=True, help="Compile the code of LM-DiskANN now: once for this installation.")
 @branch_option
 @storage_options
 @json_output
-def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> int:
+def doctor(uri: str | None, warm: bool, storage_options: dict[str, str], as_json: bool) -> int:
     """Check this machine: Python, packages and their tested ranges, Java, memory, disk, file descriptors.
 
     With URI also the store: listing, reading, writing and deleting, each tried; conditional writes; its clock against
@@ -220,10 +222,15 @@ def doctor(uri: str | None, storage_options: dict[str, str], as_json: bool) -> i
     Examples:
       memwal-ops doctor
       memwal-ops doctor s3://bucket/orders.lance --json
+      memwal-ops doctor --warm
 
     Exit codes: 0 nothing worse than a warning; else that of the first error, as a job would end: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    checks = [*environment_checks(), *(() if uri is None else _remote(uri, storage_options))]
+    checks = [
+        *environment_checks(),
+        *(_warmed() if warm else ()),
+        *(() if uri is None else _remote(uri, storage_options)),
+    ]
     worst = next((level for level in (ERROR, WARNING) if any(one.level == level for one in checks)), OK)
     if as_json:
         echo_json({"decision": worst, "checks": [one.to_json() for one in checks]})
@@ -284,6 +291,20 @@ def _java() -> Check:
     if java is None:
         return Check("Java", OK, "none; only merges on Spark need it")
     return _judged("Java", java.version is not None and java.version >= MIN_JAVA_VERSION, java.output, only)
+
+
+def _warmed() -> Iterator[Check]:
+    from memwal_ops.formats.lm_diskann import warm  # noqa: PLC0415 - needs its extra
+
+    started = time.monotonic()
+    try:
+        count = warm()
+    except MemwalOpsError as error:
+        yield Check("compiled code", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
+        return
+    seconds = time.monotonic() - started
+    found = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
+    yield Check("compiled code", OK, found)
 
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:

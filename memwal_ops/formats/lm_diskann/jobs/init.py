@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -171,3 +172,40 @@ def _recall(folder: str, queries: NDArray[np.float32], exact: NDArray[np.int64],
     prove(not np.isin(ids, deleted).any(), "A deleted vector was found.")
     pairs = zip(ids, exact, strict=True)
     return float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in pairs]))
+
+
+def exercise() -> None:
+    """Call all compiled code once, on a small index in a temporary folder.
+
+    More rows than a filtered search compares one by one, and few links, so that healing has to look for places.
+    """
+    import numpy as np  # noqa: PLC0415 - of the extra
+
+    from memwal_ops.formats.lm_diskann.graph import link_unreached  # noqa: PLC0415 - of the extra, too
+
+    vectors = np.random.default_rng(0).standard_normal((6000, 8), dtype=np.float32)
+    rows = len(vectors)
+    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as parent:
+        folder = os.path.join(parent, "index")
+        with lm_diskann.create(folder, dimension=8, R=16, L=32) as index:
+            index.insert(range(10), vectors[:10])
+            for first, last in ((10, rows // 2), (rows // 2, rows)):
+                index.insert(range(first, last), vectors[first:last])
+            with index.transaction():
+                index.insert([rows], vectors[:1])
+                index.delete([rows])
+            index.merge()
+            with index.hold() as epoch:
+                index.delete(range(100))
+                for allowed in (range(300, 310), range(rows)):
+                    index.search(vectors[:2], 5, allow=allowed)
+                index.search(vectors[0], 5, as_of=epoch, beam_width=4)
+            with index.staged() as staged:
+                link_unreached(staged)
+        run_job(folder, "verify")
+        run_job(folder, "catchup")
+        run_job(folder, "catchup", rebuild=True)
+        for job in ("merge", "compact", "gc"):
+            run_job(folder, job)
+        with lm_diskann.open(folder, read_only=True) as index:
+            index.search(vectors[:3], 5)

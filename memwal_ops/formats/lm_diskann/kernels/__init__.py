@@ -1,1 +1,41 @@
-"""Compiled code: distances, checksums, block reads, beam search, pruning, insertion and the bulk build (numba)."""
+"""Compiled code: distances, checksums, block reads, beam search, pruning, insertion and the bulk build (numba).
+
+It is compiled when it is first called, and kept beside these files or in ``NUMBA_CACHE_DIR``; where neither can be
+written, below the user's home. Processes share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import event
+
+from memwal_ops.log import get_logger
+
+
+class _Compilations(event.Listener):  # type: ignore[misc] # numba has no types
+    """Counts compilations, announces the first.
+
+    Attributes:
+        count: functions that this process compiled, as no cache had them.
+    """
+
+    count = 0
+
+    def on_start(self, event: Any) -> None:
+        """One more."""
+        del event
+        if not self.count:
+            get_logger(__name__).info(
+                "compiling_lm_diskann",
+                once="for this installation and machine, about a minute",
+                ahead="memwal-ops doctor --warm",
+            )
+        self.count += 1
+
+    def on_end(self, event: Any) -> None:
+        """Nothing."""
+
+
+COMPILATIONS = _Compilations()
+event.register("numba:compile", COMPILATIONS)

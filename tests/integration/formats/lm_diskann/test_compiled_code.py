@@ -1,0 +1,40 @@
+"""Compiled code: what doctor --warm calls once, and the line that is logged where a job compiles."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+import pytest
+from numba.core import event
+from structlog.testing import capture_logs
+
+from memwal_ops.formats import lm_diskann
+from memwal_ops.formats.lm_diskann import kernels
+
+# Called for a node that loses its last link by the commit that deletes its target, and by repair of unreached ones.
+RARE = {"touch", "attach"}
+
+
+@pytest.mark.long
+def test_warming_calls_everything_that_searches_and_jobs_call() -> None:
+    """A cache is filled by calls: what is not called here would be compiled by somebody's first catchup."""
+    lm_diskann.warm()
+    assert lm_diskann.warm() == 0
+    uncalled = {
+        name
+        for module in pkgutil.iter_modules(lm_diskann.__path__)
+        for name, function in vars(import_module(f"{lm_diskann.__name__}.{module.name}")).items()
+        if hasattr(function, "targetoptions") and not function.signatures
+    }
+    assert uncalled <= RARE
+
+
+def test_the_first_compilation_of_a_process_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.COMPILATIONS, "count", 0)
+    with capture_logs() as lines:
+        for _ in range(2):
+            with event.trigger_event("numba:compile"):
+                pass
+    assert [line["ahead"] for line in lines] == ["memwal-ops doctor --warm"]
+    assert kernels.COMPILATIONS.count == 2
