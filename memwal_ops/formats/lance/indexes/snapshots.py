@@ -179,7 +179,7 @@ def covered_generations(table: Table) -> dict[str, dict[UUID, int]]:
             generations[name] = dict.fromkeys(merged, 0)
             continue
         uncovered = coverage(index.covered, table.manifest).uncovered
-        reached = dict(merged) if not uncovered else _at_most(_progress_covered(table, index.covered) or {}, merged)
+        reached = dict(merged) if not uncovered else _at_most(_progress_covered(table, index.covered)[0], merged)
         recorded = table.index.index_catchup.get(name)
         generations[name] = reached if recorded is None else _at_most(recorded, reached)
     return generations
@@ -213,13 +213,11 @@ def _correct_entry(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] 
         return None
     if recorded is not None and not any(recorded.values()):
         return None  # already zero for all regions
-    allowed = _progress_covered(table, index.covered)
-    if allowed is None:
-        # The history does not reach back that far. A fragment that is newer than all covered ones was
-        # added later; an older one was covered when the entry was written, and is not any more.
-        if recorded is not None and min(uncovered) > max(index.covered, default=-1):
-            return None
-        allowed = {}
+    allowed, is_exact = _progress_covered(table, index.covered)
+    # The history does not reach back that far, or lacks versions that may have had more. A fragment that is newer
+    # than all covered ones was added later; an older one was covered when the entry was written, and is not any more.
+    if not is_exact and recorded is not None and min(uncovered) > max(index.covered, default=-1):
+        return None
     if recorded is not None and all(recorded[region_id] <= allowed.get(region_id, 0) for region_id in recorded):
         return None
     return _at_most(allowed if recorded is None else recorded, _at_most(allowed, merged))
@@ -230,8 +228,10 @@ def _at_most(progress: Mapping[UUID, int], limit: Mapping[UUID, int]) -> dict[UU
     return {region_id: min(progress.get(region_id, 0), generation) for region_id, generation in limit.items()}
 
 
-def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, int] | None:
-    """Merge progress of the newest version whose fragments are all covered; None if no such version is left.
+def _progress_covered(table: Table, covered: frozenset[int]) -> tuple[Mapping[UUID, int], bool]:
+    """Merge progress of the newest version left whose fragments are all covered, and whether no later one is missing.
+
+    Otherwise it is the least that it may be: later versions were expired, or none at all is left (empty).
 
     A fragment's id does not determine the age of its rows: a compaction moves old rows to a new id, so the
     version before the oldest uncovered fragment may have had the same rows under another id that is not
@@ -249,11 +249,11 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
                 known[version] = None  # cleaned up meanwhile, with all older ones
         return known[version]
 
-    candidate = table.manifest
+    candidate, is_exact = table.manifest, True
     while uncovered := coverage(covered, candidate).uncovered:
         oldest = min(uncovered)
         # No later version: there a compaction may have removed the fragment, and the search would never end.
-        low, high = 0, bisect_left(versions, candidate.manifest.version)
+        low, high = 0, (top := bisect_left(versions, candidate.manifest.version))
         while low < high:
             middle = (low + high) // 2
             version = read(versions[middle])
@@ -264,9 +264,9 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> Mapping[UUID, in
         # The versions before ``low`` did not have it yet, or no longer exist.
         manifests = (read(number) for number in reversed(versions[:low]))
         earlier = next((manifest for manifest in manifests if manifest is not None), None)
-        if earlier is None:
-            return None
-        if any(fragment.id == oldest for fragment in earlier.manifest.fragments):
-            return None  # the ids are not in order here: a version was restored
+        if earlier is None or any(fragment.id == oldest for fragment in earlier.manifest.fragments):
+            return {}, False  # no version is left; or the ids are not in order here, as a version was restored
+        first_with_it = versions[low] if low < top else candidate.manifest.version
+        is_exact = is_exact and earlier.manifest.version + 1 == first_with_it
         candidate = earlier
-    return merge_progress(candidate.indexes)
+    return merge_progress(candidate.indexes), is_exact

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import lance
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations, stale_entries
@@ -53,6 +53,27 @@ def test_a_compaction_gives_old_rows_a_new_fragment_and_no_index(
     assert {item.generation for item in held if item.generation} == {1, 2}
     catchup.apply(open_table(table.uri), catchup.CatchupOptions())
     assert covered_generations(open_table(table.uri))["id_idx"][region_id] == 2
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_history_with_holes_proves_no_entry_wrong(tmp_path: Path, kind: type[LsmTable]) -> None:
+    """A tag keeps a version from before the first merge; those with its rows, which the index covered, are expired."""
+    table = kind(3, regions=1, base_rows=40).create(str(tmp_path / "t.lance"))
+    lance.dataset(table.uri).tags.create("kept", open_table(table.uri).version)
+    table.put([100])
+    table.flush()
+    merge.apply(open_table(table.uri), merge.MergeOptions())
+    catchup.apply(open_table(table.uri), catchup.CatchupOptions())
+    table.put([101])
+    table.flush()
+    merge.apply(open_table(table.uri), merge.MergeOptions())
+    run_job(table.uri, "expire", apply=True, older_than="0s", keep=1, allow_unsafe=True)
+    after = open_table(table.uri)
+    assert [*after.index.index_catchup["id_idx"].values()] == [1]
+    assert stale_entries(after, ["id_idx"]) == {}
+    # What deletes takes what is proven: the tagged version has none of generation 1.
+    assert [*covered_generations(after)["id_idx"].values()] == [0]
+    assert run_job(table.uri, "verify").exit_code == 0
 
 
 @pytest.mark.parametrize("copy", ["branch", "deep_clone"])
