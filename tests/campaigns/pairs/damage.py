@@ -1,0 +1,178 @@
+"""Damage: any file that a listing finds, in each way; and what commands may do then.
+
+The rule: what is wrong is named; no process ends by a signal; what reads is never deleted, while the newest version
+cannot be read; and no command calls a table healthy that pylance cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwal_ops.errors import MemwalOpsError
+from tests.campaigns.pairs.dimensions import JOBS
+from tests.campaigns.pairs.oracle import Wrong
+from tests.campaigns.pairs.scripts import job_source
+
+if TYPE_CHECKING:
+    from tests.campaigns.pairs.process import Run
+
+#: Reads versions of a table, whatever happens to it: a file that is damaged may end a process by a signal.
+READER = """
+import hashlib, json, sys, lance
+for line in sys.stdin:
+    uri, version = json.loads(line)
+    try:
+        rows = lance.dataset(uri, version=version).scanner(use_scalar_index=False).to_table()
+        found = hashlib.sha256(repr(sorted(map(repr, rows.to_pylist()))).encode()).hexdigest()
+    except BaseException as error:
+        found = None
+    print(json.dumps(found), flush=True)
+"""
+HEALTHY = {"healthy", "nothing_to_repair"}
+
+
+class Reader:
+    """pylance, in a process of its own."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def read(self, uri: str, version: int | None = None) -> str | None:
+        """A digest of all rows; None where they cannot be read."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True, env={**os.environ, "RUST_LOG": "off"},
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([uri, version]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._process = None
+            return None
+        found = json.loads(line)
+        return found if found is None else str(found)
+
+
+READER_PROCESS = Reader()
+
+
+def versions(uri: str) -> list[int]:
+    """Those that are listed."""
+    names = [path.stem for path in Path(uri, "_versions").glob("*.manifest") if path.stem.isdigit()]
+    return sorted(int(name) if len(name) < 20 else 2**64 - 1 - int(name) for name in names)
+
+
+def files(uri: str) -> list[Path]:
+    """All of a table, but those of its branches, of holders and of ours."""
+    kept = {"tree", "_refs", "_mem_wal_ops"}
+    found = (path for path in Path(uri).rglob("*") if path.is_file())
+    return sorted(path for path in found if not kept & {*path.relative_to(uri).parts[:-1]})
+
+
+def kind_of(uri: str, path: Path) -> str:
+    """Folder and suffix, without what is made up by a writer."""
+    parts = path.relative_to(uri).parts
+    return f"{parts[0]}/{'manifest/' if 'manifest' in parts[:-1] else ''}{path.suffix or path.name}"
+
+
+#: Source of each way, of the file ``F``.
+WAYS = {
+    "missing": "F.unlink()",
+    "empty": "F.write_bytes(b'')",
+    "half": "F.write_bytes(F.read_bytes()[: F.stat().st_size // 2])",
+    "bit_start": "B = bytearray(F.read_bytes()); B[:1] = bytes(one ^ 4 for one in B[:1]); F.write_bytes(B)",
+    "bit_middle": "B = bytearray(F.read_bytes()); N = len(B) // 2; B[N:N + 1] = bytes(one ^ 4 for one in B[N:N + 1]); "
+    "F.write_bytes(B)",
+    "bit_end": "B = bytearray(F.read_bytes()); B[-1:] = bytes(one ^ 4 for one in B[-1:]); F.write_bytes(B)",
+    "other_file": "F.write_bytes(OTHER.read_bytes())",
+    "other_table": "B = F.read_bytes(); F.write_bytes(bytes(one ^ 0x55 for one in B[:-16]) + B[-16:])",
+}
+
+
+def harm(run: Run, way: str) -> tuple[str, str, str]:
+    """Damage a file of a kind that is drawn first. Returns the kind, the path, and the source."""
+    uri, chance = run.uri, run.chance
+    kinds: dict[str, list[Path]] = {}
+    for path in files(uri):
+        kinds.setdefault(kind_of(uri, path), []).append(path)
+    kind = chance.choice(sorted(kinds))
+    number = chance.randrange(len(kinds[kind]))
+    path = kinds[kind][number]
+    top, suffix = kind.split("/")[0], path.suffix or path.name
+    listed = (
+        sorted(one for one in Path(uri, top).rglob(f"*{suffix}") if one.is_file())
+        if path.parent != Path(uri)
+        else [path]
+    )
+    source = f"F = sorted(pathlib.Path(URI, {top!r}).rglob('*{suffix}'))[{listed.index(path)}]"
+    if path.parent == Path(uri):
+        source = f"F = pathlib.Path(URI, {path.name!r})"
+    if way == "other_file":
+        others = [one for one in kinds[kind] if one != path] or [one for one in files(uri) if one != path]
+        other = chance.choice(others).relative_to(uri)
+        source += f"; OTHER = pathlib.Path(URI, {str(other)!r})"
+    source += "\n" + WAYS[way]
+    run.execute(source)
+    return kind, str(path.relative_to(uri)), source
+
+
+def check(run: Run) -> None:
+    """Damage the table of a run, run all commands, and compare what reads."""
+    uri, way = run.uri, run.row["damage"]
+    whole = READER_PROCESS.read(uri)
+    kind, path, source = harm(run, way)
+    run.tell(step=f"damage {kind}", source=source, harm=source)
+    before = {version: READER_PROCESS.read(uri, version) for version in versions(uri)}
+    newest = READER_PROCESS.read(uri)
+    names = [*JOBS]
+    run.chance.shuffle(names)
+    for name in (run.row["job"], *names[:7]):
+        source = job_source(run.row, name)
+        run.tell(step=f"{name} with {way} {kind}", source=source)
+        decision, code = attempt(run, source)
+        if code == 1:
+            raise Wrong(f"{name} is not named: {way} {kind}", decision)
+        healthy = name == "verify_deep" and decision == "healthy" and way in {"missing", "empty", "half"}
+        if healthy and (newest is None or newest != whole):
+            raise Wrong(f"healthy and does not read: {way} {kind}", path)
+    after = {version: READER_PROCESS.read(uri, version) for version in versions(uri)}
+    if newest is None:
+        lost = [version for version, rows in before.items() if rows is not None and after.get(version) != rows]
+        if lost:
+            raise Wrong(f"deleted what reads: {way} {kind}", f"versions {lost} of {[*before]} after {path}")
+    if newest is not None and newest == whole and (now := READER_PROCESS.read(uri)) is None:
+        raise Wrong(f"reads no more: {way} {kind}", f"{path}; {newest} {now}")
+
+
+def attempt(run: Run, source: str) -> tuple[str, int]:
+    """What a command came to: the decision or reason, and the exit code."""
+    try:
+        report = run.execute(source)
+    except MemwalOpsError as error:
+        if not error.remedy and error.exit_code not in {2, 3}:
+            raise Wrong("no remedy", f"{error.reason}: {error}") from error
+        return error.reason, error.exit_code
+    except SystemExit as ended:
+        return "exit", int(ended.code or 0)
+    except Exception as error:
+        raise Wrong(f"raises {type(error).__name__}", f"{source}: {error!s:.500}") from error
+    return str(getattr(report, "decision", "")), int(getattr(report, "exit_code", 0))
+
+
+def scan_for(uri: str, planted: list[bytes]) -> None:
+    """Raise where a file still has one of these, as it is."""
+    for path in Path(uri).rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            for value in planted:
+                if value in data:
+                    raise Wrong("erased value stays", f"{value!r} in {path.relative_to(uri)}")

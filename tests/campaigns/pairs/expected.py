@@ -1,0 +1,54 @@
+"""Refusals that are right on a table to which nothing happened, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Values = Mapping[str, str]
+
+
+def _old(row: Values) -> bool:
+    return row["writer"] != "pylance 14"
+
+
+def _modelled(row: Values) -> bool:
+    return row["layout"] not in {"none", "legacy"} and row["vector_index"] not in {"none", "IVF_PQ", "IVF_HNSW_PQ"}
+
+
+#: The job or writer, the reason of the error or the decision, words of its text, of which rows, and why that is right.
+REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
+    (".*", "no_memwal_index", "does not apply", lambda row: row["layout"] == "none", "there is no log"),
+    (".*", "legacy_layout|invalid_usage", "", lambda row: row["layout"] == "legacy", "not of a legacy table"),
+    (
+        "writer legacy_log", "not_a_lance_table", "", lambda row: row["layout"] == "legacy",
+        "it was migrated, or a commit of pylance dropped the legacy index",
+    ),
+    (
+        "catchup.*|maintain.*|erase", "incomplete", "index_upgrade_refused", _old,
+        "older releases write it: docs/upstream.md",
+    ),
+    (
+        "catchup_rebuild|maintain.*|erase", "incomplete", "cannot be built anew with its codebook", _modelled,
+        "pylance takes no such model; the remedy makes another index",
+    ),
+    (
+        "erase", "held|waiting|partial", "", lambda row: row["holder"] != "none" or row["place"] != "root",
+        "somebody keeps such a row, or versions are young",
+    ),
+    (
+        "writer log", "unsupported_feature|invalid_usage", "layout|migrat", lambda row: row["job"] == "migrate",
+        "of the other layout",
+    ),
+)  # fmt: skip
+
+
+def why_refused(row: Values, name: str, reason: str, text: str) -> str | None:
+    """Why a refusal is right; None if it is not."""
+    for names, reasons, words, applies, why in REFUSALS:
+        if re.fullmatch(names, name) and re.fullmatch(reasons, reason) and re.search(words, text) and applies(row):
+            return why
+    return None

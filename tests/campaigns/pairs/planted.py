@@ -1,0 +1,118 @@
+"""Planted bugs: each is one line of the product, as it was before outsiders found what it does, or as plausible.
+
+``PAIRS_PLANTED=NAME`` plants one in a process that runs rows. ``python -m tests.campaigns.pairs.find_planted`` looks
+for a row that finds each, and writes found.json, which the tests run.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One mistake.
+
+    Attributes:
+        module: below ``memwal_ops.formats.lance``, or a whole name.
+        old: the text that stands there once.
+        new: what is there instead.
+        row: values with which a row may find it.
+    """
+
+    module: str
+    old: str
+    new: str
+    row: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The whole name of the module."""
+        return self.module if self.module.startswith("memwal_ops") else f"memwal_ops.formats.lance.{self.module}"
+
+
+_MERGE = {"layout": "region", "file": "2.1", "job": "merge"}
+_COLLAPSE, _REWRITE, _LOOKUP = "engines.merge.collapse", "engines.merge.rewrite", "engines.read.lookup"
+_NEAREST, _SCAN, _UNMERGED = "engines.read.nearest", "engines.read.scan", "engines.read.unmerged"
+_DAMAGE, _LIVE = "retention.damage", "retention.live_versions"
+BUGS: dict[str, Bug] = {
+    # Rows.
+    "the_oldest_write_wins": Bug(_COLLAPSE, 'newest = ages[grouped.column(f"{_AGE}_max")', 'newest = ages[grouped.column(f"{_AGE}_min")', _MERGE),
+    "deleted_rows_are_merged": Bug(_COLLAPSE, "is_upsert = is_winner & ~tombstones", "is_upsert = is_winner", _MERGE),
+    "superseded_rows_stay": Bug(_REWRITE, "    if addresses.size == 0:\n", "    if addresses.size < 3:\n", _MERGE),
+    "no_rows_are_superseded": Bug("engines.merge.locate", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())[1:]", _MERGE),
+    "a_deletion_takes_the_next_row": Bug(_REWRITE, "offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()", "offsets = (rows & np.uint64(0xFFFF_FFFF) ^ np.uint64(1)).tolist()", _MERGE),
+    "dictionaries_of_manifests_are_dropped": Bug("wire.version_manifest", "out = bytearray(version.dictionaries)", "out = bytearray(len(version.dictionaries))", {"layout": "legacy", "file": "legacy", "column": "dictionary", "job": "merge"}),
+    # Answers.
+    "nearest_returns_replaced_rows": Bug(_NEAREST, "        return found.filter(pa.array(~self._staleness.of_base(found)))", "        return found", _MERGE),
+    "nearest_returns_deleted_rows_of_generations": Bug(_NEAREST, "return stale | ~np.isin(found", "return stale & ~np.isin(found", _MERGE),
+    "nearest_takes_addresses_for_ids": Bug(_NEAREST, "ids = rows.column(ROW_ID).to_numpy()[uncovered]", "ids = rows.column(ROW_ADDRESS).to_numpy()[uncovered]", {**_MERGE, "row_ids": "stable", "vector_index": "IVF_FLAT"}),
+    "get_takes_the_oldest_generation": Bug(_LOOKUP, "newest_first = region.flushed[::-1]", "newest_first = region.flushed[::1]", _MERGE),
+    "get_forgets_the_log": Bug(_LOOKUP, "if region.memory is not None and sought.num_rows:", "if region.memory is not None and not sought.num_rows:", _MERGE),
+    "get_stops_at_the_first_generation": Bug(_LOOKUP, "        if not sought.num_rows:\n            continue\n        (generation,)", "        if not sought.num_rows:\n            break\n        (generation,)", _MERGE),
+    "filters_of_every_type_are_believed": Bug("wire.bloom_filter", "return _HASHED.issuperset(kinds)", "return True", {"layout": "shard", "key": "large_string", "job": "inspect", "file": "2.1"}),
+    "deletions_of_the_log_are_not_read": Bug(_UNMERGED, "    if TOMBSTONE not in rows.schema.names:", "    if TOMBSTONE in rows.schema.names:", _MERGE),
+    "merged_generations_are_read_again": Bug(_UNMERGED, "subtract(manifest, table.index.merged_generations.get(region_id, 0))", "subtract(manifest, 0)", _MERGE),
+    "logs_are_not_read": Bug(_UNMERGED, "        elif log:\n", "        elif not log:\n", _MERGE),
+    "a_scan_ignores_the_filter_in_memory": Bug(_SCAN, "part.winners)), wanted, self.filter)", "part.winners)), wanted, None)", _MERGE),
+    "dropped_rows_fill_results": Bug("jobs.compact.indexes", "if not manifest.reader_feature_flags & STABLE_ROW_IDS or", "if manifest.reader_feature_flags & STABLE_ROW_IDS or", {"row_ids": "stable", "vector_index": "IVF_FLAT", "deletions": "most", "job": "compact_all"}),
+    # What is kept, and what is deleted.
+    "tags_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch == self._own}", "return frozenset(self._branched)", {"holder": "tag", "job": "expire"}),
+    "holds_keep_nothing": Bug(_LIVE, "at = self.named() | {version for hold in self.holds for version in hold.versions}", "at = self.named()", {"holder": "hold", "job": "expire"}),
+    "branches_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch", "return {version for branch", {"holder": "branch", "job": "expire"}),
+    "unmerged_generations_are_garbage": Bug("jobs.gc.evidence", "        if generation > merged:\n", "        if generation > merged + 1:\n", {**_MERGE, "job": "gc"}),
+    "a_deletion_file_of_any_size_passes": Bug(_DAMAGE, "        elif not file.size:\n", "        elif file.size:\n", {"damage": "empty", "deletions": "few", "job": "expire"}),
+    "missing_files_are_not_asked_for": Bug(_DAMAGE, '                self._wrong[self._missing(file)] = "is missing"', "                pass", {"damage": "missing", "job": "expire", "deletions": "few"}),
+    "verify_passes_over_damage": Bug(_DAMAGE, "    if meta is None:\n        return _MISSING\n", "    if meta is None:\n        return None\n", {"damage": "missing", "job": "verify_deep"}),
+    # What commands say.
+    "inspect_counts_deleted_rows": Bug("jobs.inspect.job", "return int(table.dataset.count_rows())", "return sum(one.physical_rows for one in table.dataset.get_fragments())", {"deletions": "few", "job": "inspect"}),
+    "catchup_says_it_did": Bug("jobs.catchup.update", '    if covers.complete:\n        return "unchanged"', '    if True:\n        return "unchanged"', {"index": "BTREE", "job": "catchup"}),
+    # Erasing.
+    "erase_rewrites_nothing": Bug("jobs.erase.job", "only=frozenset(found.stained))", "only=frozenset())", {"job": "erase"}),
+    "erase_expires_nothing": Bug("jobs.erase.job", "only=frozenset(found.versions))", "only=frozenset())", {"job": "erase"}),
+    # Writers.
+    "a_flush_forgets_the_last_entry": Bug("log.region_writer", "until = self._next_entry - 1", "until = self._next_entry - 2", _MERGE),
+    "the_log_is_not_replayed": Bug("log.region_writer", "                self._add_entry(entry)\n", "                self._next_entry = entry.entry_id + 1\n", _MERGE),
+}  # fmt: skip
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Changes one text of a module's source."""
+
+    bug: Bug
+
+    def get_code(self, fullname: str) -> Any:
+        source = self.get_source(fullname)
+        assert source is not None
+        assert source.count(self.bug.old) == 1, f"{self.bug.old!r} stands {source.count(self.bug.old)} times"
+        return compile(source.replace(self.bug.old, self.bug.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, bug: Bug) -> None:
+        self.bug = bug
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.bug.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        loader = _Loader(fullname, str(spec.origin))
+        loader.bug = self.bug
+        return importlib.util.spec_from_file_location(
+            fullname, spec.origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
+        )
+
+
+def install(name: str | None) -> None:
+    """Plant a bug in what is imported from now on."""
+    if name:
+        sys.meta_path.insert(0, _Finder(BUGS[name]))

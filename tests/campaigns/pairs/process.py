@@ -1,0 +1,273 @@
+"""Run programs of rows, one after another, each in a folder of its own; what happens is told on stdout as JSON lines.
+
+``python -m tests.campaigns.pairs.process`` reads ``{"row": ..., "seed": ..., "steps": ...}`` lines. The process that
+started it knows by the last ``step`` at what it ended, where it ended by a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lance
+
+from tests.campaigns.pairs import planted
+
+planted.install(os.environ.get("PAIRS_PLANTED"))
+
+from memwal_ops.errors import MemwalOpsError
+from tests.campaigns.pairs import damage
+from tests.campaigns.pairs.expected import why_refused
+from tests.campaigns.pairs.oracle import Oracle, Wrong
+from tests.campaigns.pairs.scripts import BASE_ROWS, OURS, Program, Step, program_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Tell = Callable[..., None]
+
+CLIENTS = {"pylance 10": "pylance 10.0.0", "pylance 7": "pylance 7.0.0", "lancedb 0.40": "lancedb 0.40.0"}
+
+
+class Run:
+    """One program, in the current folder."""
+
+    def __init__(self, program: Program, seed: str, tell: Tell) -> None:
+        self.program, self.row, self.tell = program, program.row, tell
+        self.names: dict[str, Any] = {}
+        self.refused: dict[str, int] = {}
+        self.chance = random.Random(seed)
+
+    @property
+    def uri(self) -> str:
+        return str(self.names["URI"])
+
+    def execute(self, source: str) -> Any:
+        """Run lines; the value where they are one expression."""
+        try:
+            compiled = compile(source, "row", "eval")
+        except SyntaxError:
+            exec(compile(source, "row", "exec"), self.names)
+            return None
+        return eval(compiled, self.names)
+
+    def run(self) -> None:
+        """Make the table, go through the history, ask the oracle after each step."""
+        self.execute(self.program.imports)
+        self.execute(OURS)
+        try:
+            self._make()
+        except MemwalOpsError as error:
+            # A writer of ours that refuses a table by name, before it has a row.
+            self._refusal("create", error)
+            return
+        for number, step in enumerate(self.program.steps):
+            self.tell(step=step.name, source=step.source)
+            self._step(step, number)
+        if self.row["damage"] != "none":
+            self.tell(step="damage", source="")
+            damage.check(self)
+
+    def _make(self) -> None:
+        head = [*self.program.head]
+        if (release := CLIENTS.get(self.row["writer"])) is not None and (python := client(release)) is not None:
+            portable = len(head) if release.startswith("pylance") else 0
+            if portable:
+                self.tell(step="made by a client", source="")
+                text = "\n".join([self.program.imports, *head])
+                done = subprocess.run([python, "-c", text], capture_output=True, text=True, check=False)
+                if done.returncode == 0:
+                    head = []
+                else:  # it lacks an option or a type: the pinned release makes this table
+                    shutil.rmtree(self.names["ROOT"], ignore_errors=True)
+        for source in head:
+            self.tell(step="make", source=source)
+            self.execute(source)
+        oracle = self.oracle = Oracle(self.names["rows"], self.row, self._keys())
+        history = self.row["history"]
+        oracle.model.x = {"dropped": "", "renamed": "y"}.get(history, "x")
+        value = None if history in {"dropped", "added_again"} else 0
+        oracle.model.base = {k: (0, value) for k in range(BASE_ROWS) if k not in self.program.deleted}
+        oracle.check_base(self.uri)
+        for source in self.program.made:
+            self.tell(step="make", source=source)
+            self.execute(source)
+        if self.row["place"] != "root":
+            root = self.names["ROOT"]
+            oracle.keep("root", lambda: lance.dataset(root))
+        self._hold()
+
+    def _hold(self) -> None:
+        uri, oracle = self.uri, self.oracle
+        version = lance.dataset(uri).version
+        kind = self.row["holder"]
+        if kind == "tag":
+            self.execute(f"lance.dataset(URI).tags.create('kept', {version})")
+            oracle.keep("tag", lambda: lance.dataset(uri, version=version))
+        elif kind == "hold":
+            self._command(f"command(['hold', URI, '--version', '{version}'])")
+            oracle.keep("hold", lambda: lance.dataset(uri, version=version))
+        elif kind == "handle":
+            opened = lance.dataset(uri)
+            oracle.keep("handle", lambda: opened)
+        elif kind == "branch":
+            self.execute("lance.dataset(URI).create_branch('held')")
+            oracle.keep("branch", lambda: lance.dataset(uri + "/tree/held"))
+
+    def _keys(self) -> list[str]:
+        return ["id", "part"] if "+" in self.row["key"] else ["id"]
+
+    def _command(self, source: str) -> int:
+        try:
+            self.execute(source)
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    def _step(self, step: Step, number: int) -> None:
+        oracle = self.oracle
+        if not step.is_job:
+            if step.columns and oracle.model.log:
+                return
+            try:
+                self.execute(step.source)
+            except (MemwalOpsError, Exception) as error:
+                if isinstance(error, MemwalOpsError):
+                    self._refusal(f"writer {step.name}", error)
+                self.tell(refused=step.name, by=f"{type(error).__name__}: {error}"[:200])
+                oracle.check_base(self.uri)
+                return
+            oracle.model.apply(step)
+        else:
+            self._job(step)
+        oracle.check_base(self.uri)
+        oracle.check_strong(self.uri, number)
+        oracle.check_queries(self.uri, number)
+        if step.is_job:
+            oracle.check_kept()
+
+    def _job(self, step: Step) -> None:
+        oracle = self.oracle
+        if "command(" in step.source:
+            code = self._command(step.source)
+            if code in {1, 20}:
+                raise Wrong(f"{step.name} exit {code}", step.source)
+            if code and step.name != "scan":
+                raise Wrong(f"{step.name} exit {code}", step.source)
+            return
+        try:
+            report = self.execute(step.source)
+        except MemwalOpsError as error:
+            if error.exit_code == 20:
+                try:
+                    self.execute(step.source)
+                except MemwalOpsError as again:
+                    if again.exit_code == 20:
+                        raise Wrong(f"{step.name} 20", str(again)) from again
+            self._refusal(step.name, error)
+            if step.name == "erase":
+                self._either(step)
+            return
+        except Exception as error:
+            raise Wrong(f"{step.name} raises {type(error).__name__}", str(error)[:400]) from error
+        if step.name == "erase" and step.effect:
+            self._either(step, gone=report.exit_code == 0)
+            if report.decision == "erased":
+                damage.scan_for(self.uri, self._planted(step))
+        if report.exit_code:
+            self._refused(step.name, report.decision, report.exit_code, report.describe())
+        if step.name.startswith("verify"):
+            errors = [one for one in report.to_json()["findings"] if one["severity"] == "error"]
+            if errors:
+                raise Wrong(f"verify finds {errors[0]['check']}", str(errors[0])[:500])
+        oracle.check_statement(step.name, report, self.uri)
+
+    def _planted(self, step: Step) -> list[bytes]:
+        return [f"name{k:04d} s".encode() for k, _ in step.effect]
+
+    def _either(self, step: Step, *, gone: bool = False) -> None:
+        """A row that is being erased is gone, or may be."""
+        model = self.oracle.model
+        there = {*self.oracle._by_key(self.oracle.base(self.uri), with_x=False)}
+        keys = self.oracle._keys(k for k, _ in step.effect)
+        for k, key in keys.items():
+            if gone or key not in there:
+                model.base.pop(k, None)
+                model.log.pop(k, None)
+
+    def _refusal(self, name: str, error: MemwalOpsError) -> None:
+        if not error.remedy and error.exit_code != 2:
+            raise Wrong(f"{name} without a remedy", str(error))
+        self._refused(name, error.reason, error.exit_code, f"{error} {error.remedy}")
+
+    def _refused(self, name: str, reason: str, code: int, text: str) -> None:
+        if why_refused(self.row, name, reason, text) is None:
+            raise Wrong(f"{name} refuses {reason} ({code})", text[:1500])
+
+
+def client(release: str) -> str | None:
+    """The Python of an older release, where there is an environment of it already."""
+    folder = os.environ.get("CLIENT_ENVIRONMENTS") or f"{tempfile.gettempdir()}/memwal-ops-clients"
+    home = Path(folder, release.replace(" ", "-"))
+    return str(home / "bin" / "python") if (home / "ready").exists() else None
+
+
+def run_program(program: Program, seed: str, tell: Tell) -> None:
+    """Run in a folder that goes afterwards; raises :class:`Wrong`, or what the oracle did not expect."""
+    folder = tempfile.mkdtemp(prefix="pairs-")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        Run(program, seed, tell).run()
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Read rows, tell what they came to."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(**line: Any) -> None:
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        program = program_of(asked["row"], asked["seed"])
+        if (kept := asked.get("kept")) is not None:
+            program.steps = [program.steps[at] for at in kept if at < len(program.steps)]
+        started = time.process_time()
+        outcome: dict[str, Any] = {"outcome": "ok", "kind": "", "text": ""}
+        try:
+            with (
+                open(os.devnull, "w") as nowhere,
+                contextlib.redirect_stdout(nowhere),
+                contextlib.redirect_stderr(nowhere),
+            ):
+                run_program(program, asked["seed"], tell)
+        except Wrong as wrong:
+            outcome = {"outcome": "wrong", "kind": wrong.kind, "text": str(wrong)}
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            import traceback
+
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            kind = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}"
+            outcome = {"outcome": "error", "kind": kind, "text": traceback.format_exc()[-1500:]}
+        tell(**outcome, seconds=round(time.process_time() - started, 2))
+
+
+if __name__ == "__main__":
+    main()
