@@ -242,7 +242,7 @@ def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator
         if fault.proven:
             yield Finding(
                 Severity.ERROR, "index_rows", f"the index {name!r}", f"It {fault.why}.",
-                "Queries by it do not find rows that exist, and pylance's merge_insert would insert their keys again.",
+                "Queries by it fail, or miss rows that exist; pylance's merge_insert would insert their keys again.",
                 "memwal-ops catchup URI builds it anew.", runbook(18) or "", about=name,
             )  # fmt: skip
         else:

@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
-from memwal_ops.errors import ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
 from memwal_ops.formats.lance.files.named_files import Place
 from memwal_ops.formats.lance.files.versions import index_key
@@ -154,10 +154,12 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         raise UnsupportedFeatureError(f"Index {index.name} has {len(columns)} columns: pylance builds it on one.")
     kind = _kind_of(index)
     arguments = IndexArguments(_quoted(table, index, columns[0]), kind, {}, index.is_vector, details)
-    whole = whole_segments(table, index)
     if index.is_vector:
-        options = parameters_of(table, index, whole[-1]) if whole else _of_details(table, index, details)
+        options = parameters_kept(table, index)
+        if options is None:
+            options = _of_details(table, index, details)
         if trained:
+            whole = whole_segments(table, index)
             if not whole:
                 raise UnsupportedFeatureError("files with its codebook are missing or damaged.", remedy=_BY_HAND)
             model = read_model(table.location, index_folder(table, whole[-1]), index.name)
@@ -167,7 +169,9 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         options |= {"storage_options": stored} if (stored := lance_options(table.location)) else {}
         return replace(arguments, options=options)
     # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
-    options = parameters_of(table, index, whole[-1]) if whole else _of_details(table, index, details)
+    options = parameters_kept(table, index)
+    if options is None:
+        options = _of_details(table, index, details)
     if kind == _TEXT:
         options.pop("lance_tokenizer", None)  # follows from the column's type, and is not accepted
         if granularity := details.get("document_granularity"):
@@ -183,6 +187,17 @@ def whole_segments(table: Table, index: BaseIndex) -> list[table_pb2.IndexMetada
     Those in another table, as of a clone, are taken to be whole.
     """
     return [entry for entry in index.segments if entry.HasField("base_id") or not _is_damaged(table, index, entry)]
+
+
+def parameters_kept(table: Table, index: BaseIndex) -> dict[str, Any] | None:
+    """The parameters of the newest segment with files that can be read; None: there is none."""
+    for entry in reversed(whole_segments(table, index)):
+        try:
+            return parameters_of(table, index, entry)
+        except StorageError as error:
+            if type(error) not in {StorageError, ObjectNotFoundError}:
+                raise  # its cause is not the file
+    return None
 
 
 def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> bool:

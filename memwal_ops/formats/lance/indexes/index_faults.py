@@ -27,7 +27,7 @@ import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.export import exported_store
-from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError
+from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import (
@@ -335,7 +335,9 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     try:
         named = frozenset[int]().union(*(fragments_in(table, index, entry) for entry in index.segments))
     except MemwalOpsError as error:
-        return IndexFault(f"cannot be read: {error}".rstrip("."), proven=False)
+        # Other classes name a cause outside of the file, which may pass.
+        is_damaged = type(error) in {StorageError, ObjectNotFoundError}
+        return IndexFault(f"cannot be read: {error}".rstrip("."), proven=is_damaged)
     if claimed <= named:
         return None
     gone = sorted(named - {one.id for one in table.manifest.manifest.fragments})

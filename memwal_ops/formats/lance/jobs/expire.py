@@ -22,7 +22,7 @@ from memwal_ops.core.documents import document
 from memwal_ops.core.erasure import SAFE_AGE
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.core.report import Need
-from memwal_ops.errors import DeletesFailedError, InvalidUsageError, VersionGoneError
+from memwal_ops.errors import DeletesFailedError, InvalidUsageError, VersionGoneError, is_damage
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
     VERSIONS_FOLDER,
@@ -32,6 +32,8 @@ from memwal_ops.formats.lance.files.versions import (
     refuse_linked_folders,
     version_path,
 )
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
 from memwal_ops.formats.lance.jobs.gc.collectors import views
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, read_evidence
@@ -252,9 +254,11 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     _require_expirable(table, options, kept)
     needed = Needed()
     needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
-    newest = NewestFiles(table)
+    newest = NewestFiles(table, min(expired, default=None))
     found = find_garbage(table.store, needed, now, newest=newest)
     newest.require()
+    if expired:
+        _refuse_lost_rows(table)
     report = _report("nothing_to_expire", table, retention, options, expired, kept)
     if expired or found.objects:
         report.decision = "planned"
@@ -295,6 +299,7 @@ def apply(
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
     _refuse_unreadable(table, run.retention)
+    run.oldest = min(planned, default=None)
     record_schema(table)
     frees = _frees(table, planned)
     if planned and table.log.versions_hold_generations:
@@ -342,6 +347,7 @@ class _Run:
     bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     put_back: set[int] = field(default_factory=set)
+    oldest: int | None = None
     _needed: Needed | None = None
     _complete: bool = False
     _outlived: bool = False  # whether holds may have been granted during a deletion, after its announcement ended
@@ -369,6 +375,8 @@ class _Run:
 
     def retire(self, batch: tuple[int, ...]) -> None:
         """Announce these versions, check them again, set them aside, and delete their manifests."""
+        if not self._complete:
+            _refuse_lost_rows(self.table.newest())
         self._require_complete()
         began = _uptime()
         with announced_expiry(self.table.store, batch):
@@ -424,7 +432,7 @@ class _Run:
     def _require_complete(self) -> None:
         """Refuse to delete anything below a newest version that is not complete; checked once, before the first."""
         if not self._complete:
-            require_complete(self.table.newest())
+            require_complete(self.table.newest(), self.oldest)
             self._complete = True
 
     def _delete_batch(self, needed: Needed, batch: list[ObjectMeta]) -> bool:
@@ -548,6 +556,21 @@ def _choose(
         else:
             expired.append(version)
     return tuple(expired), tuple(kept)
+
+
+def _refuse_lost_rows(table: Table) -> None:
+    """Refuse to delete versions while unmerged rows cannot be read: an older version may be all that helps then.
+
+    Requests: a listing of each region with unmerged generations, and their manifests.
+
+    Raises:
+        MemwalOpsError: of the first region with a missing or damaged generation, manifest or log.
+    """
+    if not table.log.versions_hold_generations:
+        return
+    for fault in checked_backlog(table, read_backlog(table)).backlog.blocked:
+        if is_damage(fault.error.exit_code):
+            raise fault.error
 
 
 def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[KeptVersion]) -> None:

@@ -49,6 +49,7 @@ from memwal_ops.formats.lance.files.versions import (
     index_key,
     missing_files,
     read_references,
+    read_version_manifest,
     references,
     version_path,
 )
@@ -232,10 +233,18 @@ class _Expected:
     Args:
         files: all that the version needs there.
         indexes: the folders of indexes whose files it does not list.
+        opened: the keys of files that are read at their end although their size is recorded.
     """
 
-    def __init__(self, place: Place, files: Iterable[NamedFile], indexes: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        place: Place,
+        files: Iterable[NamedFile],
+        indexes: Iterable[str] = (),
+        opened: Collection[str] = frozenset(),
+    ) -> None:
         self.place = place
+        self._opened = opened
         self._files = {file.path: file for file in files}
         self._indexes = set(indexes)
         self._unseen = set(self._indexes)
@@ -264,7 +273,7 @@ class _Expected:
             return
         if file.size not in {0, meta.size}:
             self._wrong[str(file)] = f"has {meta.size:,} bytes instead of {file.size:,}"
-        elif not file.size:
+        elif not file.size or file_key(meta.path) in self._opened:
             self._to_open[str(file)] = file, meta.size
 
     def wrong(self, sound: set[str]) -> dict[str, str]:
@@ -319,10 +328,10 @@ def _damage(of: tuple[NamedFile, int]) -> str | None:
 class NewestFiles:
     """The files that a version needs, as far as no listing has shown them."""
 
-    def __init__(self, table: Table) -> None:
-        """Nothing is read: the table has its manifest."""
-        self._table = table
-        self.expected = _expected_here(table)
+    def __init__(self, table: Table, since: int | None = None) -> None:
+        """Nothing is read but the manifest of the version ``since``, see :func:`require_complete`."""
+        self._table, self._since = table, since
+        self.expected = _expected_here(table, frozenset() if since is None else _written_since(table, since))
 
     def see(self, meta: ObjectMeta) -> None:
         """Take a file of a listing of the base folders into account."""
@@ -346,7 +355,7 @@ class NewestFiles:
             return
         newest = self._table.newest()
         if newest.version != self._table.version:  # the files may have been deleted with this version
-            require_complete(newest)
+            require_complete(newest, self._since)
             return
         readable = self._newest_without(frozenset(filter(None, map(file_key, wrong))))
         kept = "" if readable is None else f" Version {readable} is the newest that does not need it."
@@ -378,7 +387,16 @@ class NewestFiles:
         return max(readable, default=None)
 
 
-def _expected_here(table: Table) -> _Expected:
+def _written_since(table: Table, version: int) -> frozenset[str]:
+    """The keys of the files of the table's version that an older version does not have; of all, if that is gone."""
+    try:
+        older = references(read_version_manifest(table.store, version, table.naming)).own
+    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
+        older = frozenset()
+    return references(table.manifest).own - older
+
+
+def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expected:
     place = Place(table.store, "")
     files = [*files_of(table.manifest.manifest, lambda entry: None if entry.HasField("base_id") else place)]
     folders = []
@@ -389,7 +407,7 @@ def _expected_here(table: Table) -> _Expected:
             files += (place.index_file(f"{index_key(index)}/{file.path}", file.size_bytes) for file in index.files)
         else:
             folders.append(index_key(index))
-    return _Expected(place, files, folders)
+    return _Expected(place, files, folders, opened)
 
 
 def _worst(table: Table, wrong: Mapping[str, str]) -> Damage | None:
@@ -435,16 +453,18 @@ def refuse_damaged_base_files(table: Table) -> None:
         raise damage.error
 
 
-def require_complete(table: Table) -> None:
+def require_complete(table: Table, since: int | None = None) -> None:
     """Refuse to delete anything of a table whose newest version is not complete. A listing of the folders of its files.
 
     Args:
         table: any version of it, best the newest.
+        since: the oldest version that is to be deleted: files that it lacks are read at their end, one request each,
+            as it may be the last that has their rows in other files.
 
     Raises:
         TableCorruptError: see :meth:`NewestFiles.require`.
     """
-    files = NewestFiles(table)
+    files = NewestFiles(table, since)
     _listed(files.expected)
     files.require()
 

@@ -23,6 +23,7 @@ from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import (
     IndexArguments,
     arguments_like,
+    parameters_kept,
     parameters_of,
     whole_segments,
 )
@@ -215,8 +216,7 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
 
 def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None:
     """Refuse an index that was built anew by other parameters than the old one has."""
-    whole = whole_segments(table, index)
-    before = parameters_of(table, index, whole[-1]) if whole else {}
+    before = parameters_kept(table, index) or {}
     for entry in build.added:
         after = parameters_of(table, index, entry)
         # Files of older releases lack parameters, of which there was one value alone.

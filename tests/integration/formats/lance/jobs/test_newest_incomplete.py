@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import check_own_files
-from memwal_ops.errors import TableCorruptError
+from memwal_ops.errors import GenerationCorruptError, TableCorruptError
 from memwal_ops.formats.lance.options import ExpireOptions, MaintainOptions
 from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import run_here
@@ -19,6 +19,7 @@ from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import free, grow, make, merged, table_of
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.plain import PlainTable
+from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,13 @@ def cut_data(made: PlainTable) -> str:
     return path
 
 
+def garble_data(made: PlainTable) -> str:
+    """Of the size that the manifest records."""
+    path = Path(made.uri, newest_data_file(made.uri))
+    path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    return newest_data_file(made.uri)
+
+
 def remove_deletions(made: PlainTable) -> str:
     (path,) = Path(made.uri, "_deletions").iterdir()
     path.unlink()
@@ -66,7 +74,7 @@ def remove_index(made: PlainTable) -> str:
     return f"_indices/{folder.name}"
 
 
-@pytest.mark.parametrize("damaged", [remove_data, cut_data, remove_deletions, remove_index])
+@pytest.mark.parametrize("damaged", [remove_data, cut_data, garble_data, remove_deletions, remove_index])
 def test_expire_deletes_nothing(made: PlainTable, damaged: Callable[[PlainTable], str]) -> None:
     path = damaged(made)
     before = made.files()
@@ -143,6 +151,24 @@ def test_gc_keeps_generations_that_the_missing_file_was_merged_from(tmp_path: Pa
     assert Files(made.uri).listing("_mem_wal") == before
     Path(made.uri, path).write_bytes(data)
     assert run_job(made.uri, "gc", IMMEDIATE, apply=True).decision == "deleted"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_expire_keeps_versions_while_unmerged_rows_cannot_be_read(tmp_path: Path, layout: type[LsmTable]) -> None:
+    made = make(tmp_path, layout, generations=1)
+    merged(made)
+    files = "_mem_wal/**/data/*" if layout is Workload else "_mem_wal/*/wal/*.lance"
+    known = {*Path(made.uri).glob(files)}
+    grow(made)
+    path = min({*Path(made.uri).glob(files)} - known)
+    data, before = path.read_bytes(), [one["version"] for one in lance.dataset(made.uri).versions()]
+    path.write_bytes(data[:40])
+    for apply in (False, True):
+        with pytest.raises(GenerationCorruptError):
+            run_job(made.uri, "expire", NOW, apply=apply)
+    assert [one["version"] for one in lance.dataset(made.uri).versions()] == before
+    path.write_bytes(data)
+    assert run_job(made.uri, "expire", NOW, apply=True).decision == "expired"
 
 
 def test_a_merge_and_an_expiry_beside_it(tmp_path: Path) -> None:

@@ -208,6 +208,24 @@ def test_the_remedy_of_each_damaged_file_helps(tmp_path: Path, kind: str) -> Non
             assert not faults(uri)
 
 
+@pytest.mark.parametrize("kind", ["zonemap", "bloomfilter"])
+def test_zones_that_cannot_be_read_are_an_error_and_built_anew(tmp_path: Path, kind: str) -> None:
+    """Of the recorded size, and with a right end: queries by the index fail."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(rows(0, ROWS), uri, data_storage_version="2.2")
+    INDEXES[kind](lance.dataset(uri))
+    [path] = (tmp_path / "t.lance").glob("_indices/*/*")
+    data = path.read_bytes()
+    path.write_bytes(data[:-200] + b"\xff" * 10 + data[-190:])
+    report = run_job(uri, "verify")
+    assert (report.exit_code, [finding.check for finding in report.listed]) == (9, ["index_rows"])
+    assert "memwal-ops catchup URI" in report.listed[0].remedy
+    [index] = run_job(uri, "catchup").indexes
+    assert (index.decision, index.method) == ("updated", "rebuild")
+    assert not faults(uri)
+    assert lance.dataset(uri).count_rows("id = 7") == 1
+
+
 @pytest.mark.parametrize("file", ["index.idx", "auxiliary.idx"])
 def test_a_damaged_codebook_of_a_log_is_migrated(tmp_path: Path, file: str) -> None:
     """It is in no other file, so that the error names the way to a new one, which does not read the old files."""
