@@ -1,27 +1,19 @@
-"""cleanup_old_versions() deletes through directory links: files of whatever a folder below data/ or _indices/ links to.
-
-Expected: what lies behind a link is not the table's.
-"""
+"""cleanup_old_versions() deletes through directory links: files of whatever a folder below the table links to."""
 
 import os
 import tempfile
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import lance
 import pyarrow as pa
 
-folder = Path(tempfile.mkdtemp())
-uri = str(folder / "t.lance")
-other = folder / "other.lance"
-lance.write_dataset(pa.table({"id": [1]}), other)
+uri, other = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp())
+for folder in (uri, other):
+    lance.write_dataset(pa.table({"id": [1]}), folder)
 (kept,) = (other / "data").glob("*.lance")
-old = time.time() - 30 * 86400
-os.utime(kept, (old, old))
-lance.write_dataset(pa.table({"id": [1]}), uri)
-os.symlink(other / "data", f"{uri}/data/sub")
-lance.write_dataset(pa.table({"id": [2]}), uri, mode="overwrite")
-lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
-print(f"the data file of another table is there: {kept.exists()}")
+os.utime(kept, (0, 0))
+(uri / "data/sub").symlink_to(other / "data")
+lance.write_dataset(pa.table({"id": [2]}), uri, mode="overwrite").cleanup_old_versions(older_than=timedelta(0))
+print("the data file of another table is there:", kept.exists())
 print("FAULT" if not kept.exists() else "GONE")

@@ -45,6 +45,15 @@ def test_the_page_names_every_script() -> None:
     assert sorted(path.name for path in PAGE.with_suffix("").glob("*.py")) == sorted([*SCRIPTS, "small_s3.py"])
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_can_be_pasted_into_an_issue(name: str) -> None:
+    """A sentence, and at most 20 lines."""
+    sentence, *lines = filter(None, (PAGE.with_suffix("") / name).read_text().splitlines())
+    assert sentence.startswith('"""')
+    assert sentence.endswith('"""')
+    assert len(lines) <= 20
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_fault_is_still_there(name: str) -> None:
