@@ -7,6 +7,7 @@ it is open; an option that does not apply is refused (exit code 2), and so is a 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -28,6 +29,7 @@ _METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind
 
 ALL_BRANCHES = "all"
 _OF_ALL_BRANCHES = frozenset({"maintain", "verify"})
+_OF_SEVERAL = frozenset({"maintain"})
 _ALONE = "--from FILE takes the place of URI, --namespace, --branch and --storage-option: give it alone."
 
 
@@ -56,15 +58,21 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     def run(
         context: click.Context,
         /,
-        uri: str | None,
+        uri: str | tuple[str, ...] | None,
         namespace: str | None,
         storage_options: dict[str, str],
         as_json: bool,
         branch: str | None = None,
         export_file: str | None = None,
+        database: str | None = None,
         **given: Any,
     ) -> int:
         chosen = chosen_options(context, given)
+        if isinstance(uri, tuple):
+            if len(uri) != 1 or database is not None:
+                places = _tables(uri, database, namespace, storage_options)
+                return _on_each_table(first.name, places, storage_options, branch, chosen, as_json=as_json)
+            [uri] = uri
         if export_file is not None:
             if uri is not None or namespace is not None or branch is not None or storage_options:
                 raise InvalidUsageError(_ALONE)
@@ -83,8 +91,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         return _printed(*_ran(first.name, place, storage_options, chosen, as_json=as_json), as_json=as_json)
 
     from_export = any(spec.from_export for spec in specs.values())
-    optional = from_export or first.uri_from is not None
-    parameters: list[click.Parameter] = [click.Argument(["uri"], type=TABLE, required=not optional)]
+    parameters = _place_parameters(name, optional=from_export or first.uri_from is not None)
     parameters += option_parameters(specs)
     if from_export:
         about = "Read the table from a file of export-support, instead of URI."
@@ -102,6 +109,17 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     if len({spec.help for spec in specs.values()}) > 1:
         command.params.append(_help_for(name, specs))
     return command
+
+
+def _place_parameters(name: str, *, optional: bool) -> list[click.Parameter]:
+    """What names the table, or several."""
+    if name not in _OF_SEVERAL:
+        return [click.Argument(["uri"], type=TABLE, required=not optional)]
+    about = "All tables of this LanceDB folder, those of its namespaces, too."
+    return [
+        click.Argument(["uri"], type=TABLE, metavar="[URI]...", nargs=-1),
+        click.Option(["--database"], type=TABLE, metavar="DIR", help=about),
+    ]
 
 
 class _JobCommand(click.Command):
@@ -164,26 +182,72 @@ def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -
     return Catalog.from_uri(namespace, storage).uri(*uri.split("/"))
 
 
+def _tables(uris: tuple[str, ...], database: str | None, namespace: str | None, storage: dict[str, str]) -> list[str]:
+    """The URIs of several tables: those given, or those of a LanceDB folder."""
+    if bool(uris) == (database is not None) or (database is not None and namespace is not None):
+        raise InvalidUsageError("Give URIs of tables, or --database DIR.")
+    if database is None:
+        return [_named(uri, namespace, storage) for uri in dict.fromkeys(uris)]
+    from memwal_ops.core.maintain import skipped_stub, tables_of_database  # noqa: PLC0415 - the clients of stores: not for --help
+    from memwal_ops.errors import TableNotFoundError  # noqa: PLC0415 - as above
+
+    def is_stub(uri: str) -> bool:
+        try:
+            return skipped_stub(uri, storage) is not None
+        except MemwalOpsError:
+            return False  # the run on it tells why
+
+    tables = [uri for uri in tables_of_database(database, storage)[0] if not is_stub(uri)]
+    if not tables:
+        raise TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
+    return tables
+
+
+def _on_each_table(
+    job: str, uris: list[str], storage: dict[str, str], branch: str | None, chosen: Mapping[str, Any], *, as_json: bool
+) -> int:
+    """Run a job on several tables, or on each branch of them. Returns the worst exit code."""
+    if branch != ALL_BRANCHES:
+        places = {uri: on(uri, branch, storage) for uri in uris}
+        return _on_each(job, "tables", places, storage, chosen, as_json=as_json)
+    places = {}
+    for uri in uris:
+        with suppress(MemwalOpsError):  # the run on the table itself tells why it cannot be read
+            places |= {place: place for place in _branch_uris(uri, storage).values()}
+        places.setdefault(uri, uri)
+    return _on_each(job, "tables", places, storage, chosen, as_json=as_json)
+
+
 def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
-    """Run a job on main and on each branch; an error on one does not stop the others. Returns the worst exit code."""
+    """Run a job on main and on each branch. Returns the worst exit code."""
+    return _on_each(job, "branches", _branch_uris(uri, storage), storage, chosen, as_json=as_json)
+
+
+def _branch_uris(uri: str, storage: dict[str, str]) -> dict[str, str]:
     from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
     from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - as above
 
-    uris = {MAIN: uri} | {branch.name: branch_uri(uri, branch.name) for branch in branches(uri, storage)}
+    return {MAIN: uri} | {branch.name: branch_uri(uri, branch.name) for branch in branches(uri, storage)}
+
+
+def _on_each(
+    job: str, what: str, places: Mapping[str, str], storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool
+) -> int:
+    """Run a job at each place; an error at one does not stop the others. Returns the worst exit code."""
     documents: dict[str, Any] = {}
-    codes = []
-    for name, place in uris.items():
+    codes: list[int] = []
+    for name, place in places.items():
         try:
             output, code = _ran(job, place, storage, chosen, as_json=as_json)
         except MemwalOpsError as error:
             output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
+        if not as_json:
+            echo(f"{chr(10) if codes else ''}{name}\n{output}")
         documents[name] = output
         codes.append(code)
-        if not as_json:
-            echo(f"{'' if name == MAIN else chr(10)}{name}\n{output}")
     if as_json:
-        echo_json({"branches": documents})
+        echo_json({what: documents})
     return worst_exit_code(codes)
 
 

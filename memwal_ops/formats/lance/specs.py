@@ -366,6 +366,7 @@ run, and nothing is deleted. Safe to kill, to run twice, and to run several time
 Examples:
   memwal-ops maintain s3://bucket/orders.lance --dry-run
   memwal-ops maintain orders.lance --apply --budget 45m
+  memwal-ops maintain --database /data/lancedb --apply --json
 
 Exit codes: 0 maintained, over_budget or dry_run; otherwise that of the first step that failed.""",
     options=MaintainOptions,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import memwal, open_table, run_job
@@ -182,6 +183,30 @@ def test_maintain_covers_main_and_each_branch(uri: str, capfd: pytest.CaptureFix
     assert failed.code != 0
     assert "reason" in json.dumps(failed.document["branches"]["dev"])
     assert failed.document["branches"]["child"]["decision"] == "maintained"
+
+
+def test_maintain_covers_several_tables(uri: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Those named, or all of a folder: one that fails stops no other, and decides the exit code."""
+    other = str(tmp_path / "other.lance")
+    lance.write_dataset(pa.table({"id": range(10)}), other)
+    named = run_here(capfd, "maintain", uri, other, "--json")
+    assert (named.code, [*named.document["tables"]]) == (0, [uri, other])
+    assert all("decision" in one for one in named.document["tables"].values())
+    assert f"\n{other}\n" in run_here(capfd, "maintain", uri, other, "--dry-run").out
+    (tmp_path / "empty.lance").mkdir()  # an interrupted first write: no table
+    (tmp_path / "lost.lance/data").mkdir(parents=True)
+    (tmp_path / "lost.lance/data/0.lance").write_bytes(b"rows")
+    of_folder = run_here(capfd, "maintain", "--database", str(tmp_path), "--json")
+    assert {uri, other} < of_folder.document["tables"].keys()
+    lost = of_folder.document["tables"][str(tmp_path / "lost.lance")]["error"]
+    assert (of_folder.code, lost["reason"]) == (lost["exit_code"], "not_a_lance_table")
+    every = run_here(capfd, "maintain", uri, other, "--branch", "all", "--dry-run", "--json")
+    assert len(every.document["tables"]) == 2 + len(NAMES)
+    for arguments in ([], [uri, "--database", str(tmp_path)]):
+        assert run_here(capfd, "maintain", *arguments).code == 2
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    assert run_here(capfd, "maintain", "--database", str(nothing)).code == 3
 
 
 def test_verify_says_that_branches_were_not_verified_or_verifies_them(
