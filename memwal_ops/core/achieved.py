@@ -21,14 +21,14 @@ def achieved_by(job: str, report: Mapping[str, Any]) -> dict[str, float]:
     """
     steps = report.get("steps")
     if isinstance(steps, list):
-        parts = [achieved_by(str(one["step"]), one["report"]) for one in steps if one.get("report")]
-        found = {name: sum(part.get(name, 0) for part in parts) for name in SUMS}
+        parts = [achieved_by(str(step["step"]), step["report"]) for step in steps if step.get("report")]
+        sums = {name: sum(part.get(name, 0) for part in parts) for name in SUMS}
         recalls = [part for part in parts if "recall_after" in part]
-        found |= {name: recalls[-1][name] for name in _RECALLS if recalls and name in recalls[-1]}
+        sums |= {name: recalls[-1][name] for name in _RECALLS if recalls and name in recalls[-1]}
     else:
-        found = {name: count(report) for name, count in _COUNTS.get(job, {}).items()}
-        found |= _recalls(report)
-    return {name: value for name, value in found.items() if value or name in _RECALLS}
+        sums = {name: count(report) for name, count in _COUNTS.get(job, {}).items()}
+        sums |= _recalls(report)
+    return {name: value for name, value in sums.items() if value or name in _RECALLS}
 
 
 def _fragments(report: Mapping[str, Any]) -> float:
@@ -65,24 +65,24 @@ def _recalls(report: Mapping[str, Any]) -> dict[str, float]:
     asked = [*_of_guard(report), *_of_verify(report)]
     if not asked:
         return {}
-    before, after = min(asked, key=lambda one: one[1])
+    before, after = min(asked, key=lambda recall: recall[1])
     return {"recall_after": after} | ({} if before is None else {"recall_before": before})
 
 
 def _of_guard(report: Mapping[str, Any]) -> Iterable[tuple[float | None, float]]:
     """Recall before and after of what the guard of catchup and compact compared."""
-    entries = [one.get("answers") for one in _entries(report, "indexes")] + _entries(report, "answers")
-    for one in entries:
-        if isinstance(one, dict) and isinstance(one.get("found"), int | float):
-            yield one.get("found_before"), float(one["found"])
+    entries = [entry.get("answers") for entry in _entries(report, "indexes")] + _entries(report, "answers")
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("found"), int | float):
+            yield entry.get("found_before"), float(entry["found"])
 
 
 def _of_verify(report: Mapping[str, Any]) -> Iterable[tuple[float | None, float]]:
-    for one in _entries(report, "answers"):
-        if isinstance(one.get("recall"), int | float):
-            yield None, float(one["recall"])
+    for entry in _entries(report, "answers"):
+        if isinstance(entry.get("recall"), int | float):
+            yield None, float(entry["recall"])
 
 
 def _entries(report: Mapping[str, Any], name: str) -> list[Any]:
-    found = report.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    entries = report.get(name)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -71,25 +71,25 @@ class BadAnswers:
 
 def bad_answers(entries: Iterable[Mapping[str, Any]]) -> list[BadAnswers]:
     """Those of the recorded entries whose index answers badly, wrong answers first."""
-    found = [one for one in map(_bad, entries) if one is not None]
-    return sorted(found, key=lambda one: not one.wrong)
+    bad = [answer for answer in map(_bad, entries) if answer is not None]
+    return sorted(bad, key=lambda answer: not answer.wrong)
 
 
 def _bad(entry: Mapping[str, Any]) -> BadAnswers | None:
     recorded = entry.get("findings")
-    findings = [one for one in recorded if isinstance(one, dict)] if isinstance(recorded, list) else []
+    findings = [finding for finding in recorded if isinstance(finding, dict)] if isinstance(recorded, list) else []
     index, wrong = str(entry.get("index")), int(entry.get("wrong") or 0)
     if not findings and not wrong:
         return None
-    why = " ".join(dict.fromkeys(str(one.get("evidence")) for one in findings))
-    remedy = next((str(one["remedy"]) for one in findings if one.get("remedy")), "")
+    why = " ".join(dict.fromkeys(str(finding.get("evidence")) for finding in findings))
+    remedy = next((str(finding["remedy"]) for finding in findings if finding.get("remedy")), "")
     return BadAnswers(
         index,
         str(entry.get("type")),
         why
         or f"{counted(wrong, 'answer')} of {int(entry.get('queries') or 0):,} {'was' if wrong == 1 else 'were'} wrong.",
         remedy or f"Build it anew: memwal-ops catchup URI --rebuild --index {index}",
-        wrong=any(one.get("check") != _RECALL for one in findings) or not findings,
+        wrong=any(finding.get("check") != _RECALL for finding in findings) or not findings,
         asked_at=str(entry.get("asked_at") or ""),
     )
 
@@ -192,7 +192,7 @@ class IndexAnswers:
             "settings": self.settings,
             "skipped": self.skipped or None,
             "error": self.error or None,
-            "findings": [dict(one) for one in self.findings],
+            "findings": [dict(finding) for finding in self.findings],
         }
         return document | ({"values": [*self.values]} if self.values else {})
 
@@ -230,12 +230,12 @@ def share_by_query(hits: Sequence[int], totals: Sequence[int], seed: int = 0) ->
     """
     import numpy as np  # noqa: PLC0415 - commands that ask nothing start without it
 
-    found, of = np.asarray(hits, np.int64), np.asarray(totals, np.int64)
-    found, of = found[of > 0], of[of > 0]
+    hit_counts, of = np.asarray(hits, np.int64), np.asarray(totals, np.int64)
+    hit_counts, of = hit_counts[of > 0], of[of > 0]
     if not of.size:
         return None
-    share = float(found.sum() / of.sum())
-    low, high = _bootstrapped(of.size, lambda drawn: found[drawn].sum(axis=1) / of[drawn].sum(axis=1), seed)
+    share = float(hit_counts.sum() / of.sum())
+    low, high = _bootstrapped(of.size, lambda drawn: hit_counts[drawn].sum(axis=1) / of[drawn].sum(axis=1), seed)
     if not 0 < share < 1:
         bound = wilson(round(share * of.size), int(of.size))
         assert bound is not None  # noqa: S101 - there are trials
@@ -271,7 +271,7 @@ def _bootstrapped(
 
 def examples(addresses: Sequence[int | str]) -> Sequence[int]:
     """The first few of them, as reports list them."""
-    return [int(one) for one in addresses[:_SHOWN]]
+    return [int(address) for address in addresses[:_SHOWN]]
 
 
 def _value(share: Interval | None) -> float | None:

@@ -87,10 +87,10 @@ class ErasedValues:
 
     def forget(self, data: bytes, values: Any = ()) -> None:
         """Do not look for what is among these bytes or values: other rows, or the format itself, have it as well."""
-        found: set[bytes] = set()
+        forms: set[bytes] = set()
         if self._forms:
-            Search(self._forms).add(found, [data])
-        known = {self._forms[form][1] for form in found} | {*map(_key, _leaves(values))}
+            Search(self._forms).add(forms, [data])
+        known = {self._forms[form][1] for form in forms} | {*map(_key, _leaves(values))}
         self._forms = {form: of for form, of in self._forms.items() if of[1] not in known}
 
     def __len__(self) -> int:
@@ -160,10 +160,10 @@ class Search:
         self._values = [*values]
         self._overlap = max(map(len, values), default=1) - 1
         places = {value: range(0, len(value) - _WINDOW + 1, 1 + len(value) // _PLACES) for value in values}
-        counts = Counter(value[at : at + _WINDOW] for value, found in places.items() for at in found)
+        counts = Counter(value[at : at + _WINDOW] for value, positions in places.items() for at in positions)
         self._by_key: dict[int, list[tuple[bytes, int]]] = {}
-        for value, found in places.items():
-            rarest, at = min((counts[value[at : at + _WINDOW]], at) for at in found)
+        for value, positions in places.items():
+            rarest, at = min((counts[value[at : at + _WINDOW]], at) for at in positions)
             del rarest
             self._by_key.setdefault(int.from_bytes(value[at : at + _WINDOW], "little"), []).append((value, at))
         self._keys = np.array(sorted(self._by_key), np.uint32)
@@ -190,13 +190,15 @@ class Search:
             nearest = np.searchsorted(self._keys, keys[likely]).clip(max=len(self._keys) - 1)
             likely = likely[self._keys[nearest] == keys[likely]]
             for key in np.unique(keys[likely]):
-                left = [one for one in self._by_key[int(key)] if one[0] not in found]
+                left = [candidate for candidate in self._by_key[int(key)] if candidate[0] not in found]
                 for position in likely[keys[likely] == key] * _WINDOW + shift if left else ():
                     hits = [
-                        one for one in left if position >= one[1] and data.startswith(one[0], int(position) - one[1])
+                        candidate
+                        for candidate in left
+                        if position >= candidate[1] and data.startswith(candidate[0], int(position) - candidate[1])
                     ]
                     found.update(value for value, _ in hits)
-                    left = [one for one in left if one not in hits] if hits else left
+                    left = [candidate for candidate in left if candidate not in hits] if hits else left
                     if not left:
                         break
 
@@ -243,31 +245,31 @@ def scan_bytes(scanned: Scanned, values: ErasedValues) -> ByteScan:
 
     def look(meta: ObjectMeta) -> tuple[set[bytes], str | None, bool]:
         tail: list[bytes] = []
-        found: set[bytes] = set()
-        search.add(found, [meta.path.encode()])
-        search.add(found, _pieces(scanned.store, meta, tail), joined=True)
+        forms: set[bytes] = set()
+        search.add(forms, [meta.path.encode()])
+        search.add(forms, _pieces(scanned.store, meta, tail), joined=True)
         pieces = scanned.decoded(meta, b"".join(tail)[-_AT_ONCE:])
         try:
-            search.add(found, pieces or ())
+            search.add(forms, pieces or ())
         except NotDecoded as why:
-            return found, str(why), True
-        return found, None, pieces is not None
+            return forms, str(why), True
+        return forms, None, pieces is not None
 
     hits: dict[str, set[bytes]] = {}
-    for meta, (found, why, decoded) in concurrently(look, scanned.store.list(), threads=_THREADS):
+    for meta, (forms, why, decoded) in concurrently(look, scanned.store.list(), threads=_THREADS):
         scan.objects += 1
         scan.bytes += meta.size
         scan.decoded += decoded
         scan.not_decoded.update([] if why is None else [why])
-        if found:
-            hits[meta.path] = found
+        if forms:
+            hits[meta.path] = forms
     left = values.among(set().union(*hits.values()))
     number = len(left)
     if number:
         scanned.forget(left)
     scan.staying = number - len(left)
-    for path, found in sorted(hits.items()):
-        if labels := left.labels(found):
+    for path, forms in sorted(hits.items()):
+        if labels := left.labels(forms):
             shown = ", ".join(labels[:_SHOWN]) + (" ..." if len(labels) > _SHOWN else "")
             kind, act = scanned.explain(path)
             why = f"its bytes or its name have {shown} of such a row, which no row that stays has: {act}"

@@ -150,12 +150,12 @@ def run_erasure(
     if options.sign_with is not None:
         check_key(options.sign_with)
     erasure = begin()
-    found = erasure.erase() if applied else erasure.survey()
+    survey = erasure.erase() if applied else erasure.survey()
     report = EraseReport(
         applied=applied,
-        holders=(*found.holders, *erasure.faults),
-        version=found.table.revision,
-        living=found.living,
+        holders=(*survey.holders, *erasure.faults),
+        version=survey.table.revision,
+        living=survey.living,
         done=dict(erasure.done),
         not_seen=erasure.not_seen,
         warnings=(*options.dangers(), *erasure.warnings),
@@ -164,12 +164,12 @@ def run_erasure(
         report.byte_scan = scan
         report.holders += tuple(scan.holders)
     if report.decision is EraseDecision.ERASED:
-        proven = [(meta, why) for meta, why in found.objects if why is not None]
-        if len(proven) < len(found.objects):
-            unproven = next(meta.path for meta, why in found.objects if why is None)
+        proven = [(meta, why) for meta, why in survey.objects if why is not None]
+        if len(proven) < len(survey.objects):
+            unproven = next(meta.path for meta, why in survey.objects if why is None)
             raise InvariantViolatedError(f"Nothing holds such a row, and yet nothing shows that of {unproven}.")
         if options.certificate is not None:
-            report.certificate = write_certificate(found.table, options, erasure, proven, report.byte_scan)
+            report.certificate = write_certificate(survey.table, options, erasure, proven, report.byte_scan)
     report.seconds = time.monotonic() - started
     return report
 
@@ -231,7 +231,7 @@ def write_certificate(
         "memwal_ops": __version__,
         "where_sha256": None if options.where is None else hashlib.sha256(options.where.encode()).hexdigest(),
         "deleted_before": None if erasure.before is None else erasure.before.isoformat(),
-        "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda one: one[0].path)],
+        "objects": [_entry(table.store, meta, why) for meta, why in sorted(objects, key=lambda pair: pair[0].path)],
         "byte_scan": None if scan is None else scan.to_json(),
         "written_in_place": [*erasure.written_in_place],
         "not_seen": [*erasure.not_seen],
@@ -331,7 +331,7 @@ def check_certificate(table: Table, path: str) -> CheckReport:
     """
     document = _read(path)
     signed_by = _verify(path, document)
-    stated = {str(one["path"]): one for one in document["objects"]}
+    stated = {str(entry["path"]): entry for entry in document["objects"]}
     made = datetime.fromisoformat(document["made"])
     in_place = tuple(document.get("written_in_place", ()))
     wrong = []

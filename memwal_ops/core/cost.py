@@ -282,7 +282,9 @@ def _error(past: Sequence[Spent], prices: Mapping[str, Prices]) -> float | None:
         return money_of(run.used, prices) or run.seconds
 
     errors = [
-        relative_error(_estimate([(one.work, amount(one)) for one in older_first[:number]], run.work), amount(run))
+        relative_error(
+            _estimate([(previous.work, amount(previous)) for previous in older_first[:number]], run.work), amount(run)
+        )
         for number, run in enumerate(older_first)
         if number
     ]

@@ -31,12 +31,15 @@ def document(one: DataclassInstance, *without: str, **others: object) -> dict[st
     """
     names = [field.name for field in fields(one) if field.name not in without]
     values = {name: getattr(one, name) for name in names} | others
-    found = {name: _value(value) for name, value in values.items()}
-    if "seconds" in found:
-        found["seconds"] = round(found["seconds"], 6)
-    if "commit_conflicts" in found:
-        found["lost_races"] = found["commit_conflicts"]
-    return {name: found[name] for name in sorted(found, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)}
+    rendered = {name: _value(value) for name, value in values.items()}
+    if "seconds" in rendered:
+        rendered["seconds"] = round(rendered["seconds"], 6)
+    if "commit_conflicts" in rendered:
+        rendered["lost_races"] = rendered["commit_conflicts"]
+    return {
+        name: rendered[name]
+        for name in sorted(rendered, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
+    }
 
 
 def _value(value: Any) -> Any:

@@ -62,7 +62,7 @@ class Follower:
 
 def record_follower(store: Store, uuid: str, folder: str, erased: int | None = None) -> None:
     """Record an index at the table that it follows, if that is not recorded yet; or that it was erased."""
-    known = next((one for one in read_followers(store) if one.uuid == uuid), None)
+    known = next((follower for follower in read_followers(store) if follower.uuid == uuid), None)
     kept = erased if erased is not None else 0 if known is None else known.erased
     wanted = Follower(uuid, os.path.abspath(folder), platform.node(), kept)
     if wanted != known:
@@ -73,8 +73,8 @@ def read_followers(store: Store) -> Iterator[Follower]:
     """The indexes that follow a table. Raises ``InvalidFormatError`` if a record cannot be read."""
     for meta in store.list(FOLDER):
         try:
-            found = decode_record(store.get(meta.path), meta.path)
-            one = Follower(str(found["uuid"]), str(found["folder"]), str(found["host"]), int(found["erased"]))
+            record = decode_record(store.get(meta.path), meta.path)
+            follower = Follower(str(record["uuid"]), str(record["folder"]), str(record["host"]), int(record["erased"]))
         except ObjectNotFoundError:
             continue  # deleted meanwhile
         except (ValueError, KeyError, TypeError) as error:
@@ -82,7 +82,7 @@ def read_followers(store: Store) -> Iterator[Follower]:
                 f"{meta.path} is not a readable record of an index that follows the table: {error}",
                 remedy="Delete it: the next catchup of the index writes it again.",
             ) from error
-        yield one
+        yield follower
 
 
 _SHOWN = 12
@@ -172,14 +172,14 @@ class EraseOptions(SafeMinimums):
         if self.deleted_before is None:
             return None
         try:
-            found = datetime.fromisoformat(self.deleted_before)
+            moment = datetime.fromisoformat(self.deleted_before)
         except ValueError:
             raise OptionError(
                 f"{{deleted_before}} is not a time: {self.deleted_before!r:.80}.",
                 "deleted_before",
                 remedy="Write it like 2026-11-26T09:00:00Z.",
             ) from None
-        return found.astimezone() if found.tzinfo is None else found
+        return moment.astimezone() if moment.tzinfo is None else moment
 
     def require_target(self) -> None:
         """Refuse a run that says of no row that it must be gone."""
@@ -301,11 +301,11 @@ class EraseReport:
     @property
     def decision(self) -> EraseDecision:
         """The outcome in one word."""
-        if any(one.blocks for one in self.holders):
+        if any(holder.blocks for holder in self.holders):
             return EraseDecision.HELD
         if not self.holders and not self.living:
             return EraseDecision.ERASED
-        waits = bool(self.holders) and all(one.until is not None for one in self.holders)
+        waits = bool(self.holders) and all(holder.until is not None for holder in self.holders)
         return EraseDecision.WAITING if self.applied or (waits and not self.living) else EraseDecision.PLANNED
 
     @property
@@ -316,20 +316,22 @@ class EraseReport:
     @property
     def until(self) -> datetime | None:
         """When the last of them may be removed; None: nothing waits."""
-        return max((one.until for one in self.holders if one.until is not None), default=None)
+        return max((holder.until for holder in self.holders if holder.until is not None), default=None)
 
     def to_json(self, *, limit: int = 100) -> dict[str, Any]:
         """The document of ``erase --json``."""
         counts: dict[str, int] = {}
-        for one in self.holders:
-            counts[one.kind] = counts.get(one.kind, 0) + 1
+        for holder in self.holders:
+            counts[holder.kind] = counts.get(holder.kind, 0) + 1
         return {
             "decision": self.decision.value,
             "apply": self.applied,
             "living": self.living,
             "done": dict(self.done),
             "counts": counts,
-            "holders": [one.to_json() for one in sorted(self.holders, key=lambda one: not one.blocks)[:limit]],
+            "holders": [
+                holder.to_json() for holder in sorted(self.holders, key=lambda holder: not holder.blocks)[:limit]
+            ],
             "truncated": len(self.holders) > limit,
             "until": None if self.until is None else self.until.isoformat(timespec="seconds"),
             "certificate": self.certificate,
@@ -350,8 +352,8 @@ class EraseReport:
         if self.done:
             words = [(number, name.replace("_", " ").rpartition(" ")) for name, number in self.done.items()]
             yield paragraph(", ".join(f"{counted_as(number, noun)} {verb}" for number, (noun, _, verb) in words))
-        for one in sorted(self.holders, key=lambda one: not one.blocks)[:_SHOWN]:
-            yield paragraph(one.describe(), indent="  ", hanging="    ")
+        for holder in sorted(self.holders, key=lambda holder: not holder.blocks)[:_SHOWN]:
+            yield paragraph(holder.describe(), indent="  ", hanging="    ")
         if len(self.holders) > _SHOWN:
             yield f"  and {len(self.holders) - _SHOWN:,} more; see --json."
         if self.certificate is not None:

@@ -28,9 +28,15 @@ class Reason:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``why --json``; ``gates`` has all conditions."""
-        one = self.candidate
-        gates = [{"met": gate.met, "text": gate.text} for gate in one.gates]
-        return {**one.to_json(), "verdict": one.verdict.value, "gates": gates, "items": self.count, "bytes": self.bytes}
+        candidate = self.candidate
+        gates = [{"met": gate.met, "text": gate.text} for gate in candidate.gates]
+        return {
+            **candidate.to_json(),
+            "verdict": candidate.verdict.value,
+            "gates": gates,
+            "items": self.count,
+            "bytes": self.bytes,
+        }
 
     def describe(self) -> str:
         """The verdict in one line, then one paragraph per gate: ``+`` if it is met, else ``-``."""
@@ -72,13 +78,13 @@ def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]
     """
     path = target.strip("/")
     stages = (stage for part in collectors for stage in part.stages())
-    found = [one for stage in stages for one in stage.candidates if covers(one, path)]
-    if not found:
+    candidates = [candidate for stage in stages for candidate in stage.candidates if covers(candidate, path)]
+    if not candidates:
         raise ObjectNotFoundError(
             f"{table.location.uri} has no gc candidate at {target}.",
             remedy="memwal-ops gc URI --json lists its candidates.",
         )
-    return Explanation(target, tuple(Reason(one, 1, one.bytes) for one in found))
+    return Explanation(target, tuple(Reason(candidate, 1, candidate.bytes) for candidate in candidates))
 
 
 def covers(candidate: Candidate, path: str) -> bool:

@@ -88,9 +88,9 @@ def export_table(
 
 
 def _contents(store: Store, objects: Iterable[Exported]) -> Iterator[ExportedObject]:
-    for _, found in concurrently(partial(_content, store), objects, threads=_CONCURRENT_READS, chunk=_CHUNK):
-        if found is not None:
-            yield found
+    for _, content in concurrently(partial(_content, store), objects, threads=_CONCURRENT_READS, chunk=_CHUNK):
+        if content is not None:
+            yield content
 
 
 def _content(store: Store, one: Exported) -> ExportedObject | None:

@@ -55,7 +55,7 @@ def check_own_files(table: Table) -> Iterator[Finding]:
         yield finding_of(error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", Severity.WARNING)
     try:
         for hold in holds(table):
-            gone = [one for one in hold.versions if hold.in_force(now) and not table.has_revision(one)]
+            gone = [version for version in hold.versions if hold.in_force(now) and not table.has_revision(version)]
             if gone:
                 yield Finding(
                     Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",

@@ -250,7 +250,7 @@ class JobSpec:
 
     def debts(self, figures: Mapping[str, float]) -> dict[str, float]:
         """What a run can save, by kind, by backlog figures."""
-        return {one.kind: figures[one.metric] for one in self.saves if figures.get(one.metric)}
+        return {save.kind: figures[save.metric] for save in self.saves if figures.get(save.metric)}
 
     def work_due(self, figures: Mapping[str, float]) -> float | None:
         """How much a run would have to do, by backlog figures; None: they do not show it."""

@@ -69,12 +69,12 @@ class NumberedRecords:
         Args:
             files: those of the folder, as just listed; None: they are listed now.
         """
-        found: dict[str, dict[int, datetime]] = {_RECORD: {}}
+        moments: dict[str, dict[int, datetime]] = {_RECORD: {}}
         for meta in sorted(self.store.list(self.folder) if files is None else files, key=lambda meta: meta.path):
             name = _NAME.fullmatch(meta.path.removeprefix(f"{self.folder}/"))
             if name is not None:
-                found.setdefault(name[2], {})[int(name[1])] = meta.last_modified
-        return found
+                moments.setdefault(name[2], {})[int(name[1])] = meta.last_modified
+        return moments
 
     def read(self, number: int) -> Any:
         """The document of a record.
@@ -243,12 +243,12 @@ def list_leases(store: Store) -> tuple[Lease, ...]:
 
 def lease_files(store: Store) -> dict[str, list[ObjectMeta]]:
     """The files of each job's lease, by job in order; one listing."""
-    found: dict[str, list[ObjectMeta]] = {}
+    files: dict[str, list[ObjectMeta]] = {}
     for meta in store.list(LEASES_FOLDER):
         job, _, file = meta.path.removeprefix(f"{LEASES_FOLDER}/").partition("/")
         if file and _JOB.fullmatch(job):
-            found.setdefault(job, []).append(meta)
-    return dict(sorted(found.items()))
+            files.setdefault(job, []).append(meta)
+    return dict(sorted(files.items()))
 
 
 def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL) -> tuple[Lease | None, Lease | None]:

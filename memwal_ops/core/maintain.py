@@ -74,12 +74,12 @@ class Scanned:
         """The ``tables`` entry."""
         return {
             "uri": self.uri,
-            "bad_answers": [one.to_json() for one in self.answers],
+            "bad_answers": [answer.to_json() for answer in self.answers],
             "version": self.revision,
             "last_writer": self.last_writer,
-            "needs": [one.to_json() for one in self.needs],
+            "needs": [need.to_json() for need in self.needs],
             "outlook": self.outlook.to_json(),
-            "blocked": [dict(one.document) for one in self.blocked],
+            "blocked": [dict(block.document) for block in self.blocked],
             "errors": [
                 {"job": job, "reason": error.reason, "message": str(error), "exit_code": error.exit_code}
                 for job, error in self.errors
@@ -170,8 +170,10 @@ def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers =
 
 
 def _blocked(table: Table) -> tuple[Blocked, ...]:
-    found = table.format.summarize(table).blocked
-    return tuple(replace(one, part=" at ".join(filter(None, table.format.part_of(one.document)))) for one in found)
+    blocked = table.format.summarize(table).blocked
+    return tuple(
+        replace(block, part=" at ".join(filter(None, table.format.part_of(block.document)))) for block in blocked
+    )
 
 
 def _needs(table: Table, spec: JobSpec) -> Iterable[Need]:

@@ -171,8 +171,8 @@ class Outlook:
     @property
     def basis(self) -> Basis | None:
         """What ``seconds`` is based on."""
-        found = {step.basis for step in self.steps if step.basis is not None}
-        return "mixed" if len(found) > 1 else next(iter(found), None)
+        bases = {step.basis for step in self.steps if step.basis is not None}
+        return "mixed" if len(bases) > 1 else next(iter(bases), None)
 
     @property
     def adds(self) -> int:
@@ -201,12 +201,12 @@ def outlook_on(table: Table, needs: Iterable[Need], past: PastRuns, options: Opt
 def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
     """One paragraph about the maintenance of some tables, one after another; empty if none needs any."""
     together = Outlook(
-        tuple(step for one in outlooks for step in one.steps),
-        max((one.kept for one in outlooks if one.kept is not None), default=None),
+        tuple(step for outlook in outlooks for step in outlook.steps),
+        max((outlook.kept for outlook in outlooks if outlook.kept is not None), default=None),
     )
     if not together.steps:
         return ""
-    parts = [*dict.fromkeys(one.beside for one in outlooks if one.steps and one.beside)]
+    parts = [*dict.fromkeys(outlook.beside for outlook in outlooks if outlook.steps and outlook.beside)]
     if together.seconds is not None:
         parts.append(f"It takes about {_time(together.seconds)} ({_BASES[together.basis]}).")
     if together.adds and together.kept is not None:
@@ -240,12 +240,15 @@ def rows_done(job: str, report: Mapping[str, Any]) -> float:
 
 def _merged(report: Mapping[str, Any]) -> int:
     passes = _whole(report, "passes")
-    return sum(int(one.get("rows_read") or one.get("upserts", 0) + one.get("deletes", 0)) for one in passes)
+    return sum(
+        int(merge_pass.get("rows_read") or merge_pass.get("upserts", 0) + merge_pass.get("deletes", 0))
+        for merge_pass in passes
+    )
 
 
 def _indexed(report: Mapping[str, Any]) -> int:
-    updated = (one for one in _whole(report, "indexes") if one.get("decision") == "updated")
-    return sum(int(one.get("uncovered_rows", 0)) for one in updated) + int(report.get("inserted") or 0)
+    updated = (index for index in _whole(report, "indexes") if index.get("decision") == "updated")
+    return sum(int(index.get("uncovered_rows", 0)) for index in updated) + int(report.get("inserted") or 0)
 
 
 def _whole(report: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:

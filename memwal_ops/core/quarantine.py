@@ -167,12 +167,12 @@ def read_record(store: Store, name: str) -> RepairRecord:
     try:
         document = decode_record(data, path)
         check, place, before, after = (document[key] for key in ("check", "place", "before_sha256", "after_sha256"))
-        found = RepairRecord(_id(check, place, before, after), check, place, before, after)
+        record = RepairRecord(_id(check, place, before, after), check, place, before, after)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidFormatError(f"{path} is not the record of a repair: {error!r}") from error
-    if found.id != name or found.to_json() != document:
+    if record.id != name or record.to_json() != document:
         raise InvalidFormatError(f"{path} is not the record of a repair: it was changed.")
-    return found
+    return record
 
 
 def content_of(store: Store, kept: RepairRecord) -> bytes | None:
@@ -202,8 +202,8 @@ def _id(check: str, place: str, before: str | None, after: str | None) -> str:
 
 
 def _ids(store: Store) -> Iterator[str]:
-    found = (_RECORD.fullmatch(meta.path) for meta in store.list(QUARANTINE_FOLDER))
-    return iter(sorted(match[1] for match in found if match is not None))
+    matches = (_RECORD.fullmatch(meta.path) for meta in store.list(QUARANTINE_FOLDER))
+    return iter(sorted(match[1] for match in matches if match is not None))
 
 
 def _put(store: Store, path: str, data: bytes) -> None:

@@ -205,12 +205,12 @@ def open_table(
     if branch is not None:
         uri = uri_of_branch(uri, branch, storage_options)
     try:
-        found = locate(uri, storage_options)
+        located = locate(uri, storage_options)
     except (NotALanceTableError, TableNotFoundError):
         if job != _REPAIR or (stub := find_stub(uri, storage_options)) is None:
             raise
         return cast("Table", stub)
-    return open_for(job, *found)
+    return open_for(job, *located)
 
 
 def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
@@ -261,8 +261,8 @@ def format_with_catalog(uri: str | os.PathLike[str]) -> LocatesByCatalog | None:
     scheme, separator, _ = os.fspath(uri).partition("://")
     if not separator or scheme.lower() in SCHEMES:
         return None
-    found = (one for one in formats().values() if isinstance(one, LocatesByCatalog))
-    return next((one for one in found if scheme.lower() in one.schemes), None)
+    by_catalog = (format_ for format_ in formats().values() if isinstance(format_, LocatesByCatalog))
+    return next((format_ for format_ in by_catalog if scheme.lower() in format_.schemes), None)
 
 
 def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
@@ -304,7 +304,7 @@ def uri_of_branch(uri: str | os.PathLike[str], branch: str, storage_options: Map
 
     if branch == MAIN:
         return os.fspath(uri)
-    known = [one.name for one in branches(uri, storage_options)]
+    known = [branch.name for branch in branches(uri, storage_options)]
     if branch not in known:
         raise _no_branch(os.fspath(uri), branch, known)
     return branch_uri(uri, branch)
@@ -325,7 +325,7 @@ def _unknown_branch(location: Location, storage_options: Mapping[str, str] | Non
     if not separator:
         return None
     with suppress(MemwalOpsError):
-        known = [one.name for one in branches(root, storage_options)]
+        known = [branch.name for branch in branches(root, storage_options)]
         return _no_branch(root, name, known) if name not in known else None
     return None
 
@@ -343,8 +343,8 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
     if not is_database_table(location.uri.rsplit("/", 1)[-1]):
         return None
     store = open_store(location)
-    finders = (one for one in formats().values() if isinstance(one, FindsStubs))
-    return next((stub for one in finders if (stub := one.find_stub(location, store)) is not None), None)
+    finders = (format_ for format_ in formats().values() if isinstance(format_, FindsStubs))
+    return next((stub for finder in finders if (stub := finder.find_stub(location, store)) is not None), None)
 
 
 def locate(

@@ -156,7 +156,7 @@ class Fixed:
             "quarantine": self.kept,
             "loss": None if self.loss is None else self.loss.to_json(),
             "error": None if error is None else {"reason": error.reason, "detail": f"{error} {error.remedy}"},
-            "findings": [_finding(one) for one in self.findings],
+            "findings": [_finding(finding) for finding in self.findings],
         }
 
 
@@ -195,7 +195,7 @@ class RepairReport:
         """The outcome in one word."""
         if self.undone is not None:
             return self.undone.decision
-        outcomes = {one.outcome for one in self.fixes}
+        outcomes = {fix.outcome for fix in self.fixes}
         if outcomes & {Outcome.FAILED, Outcome.OVERTAKEN}:
             return RepairDecision.INCOMPLETE
         if Outcome.PLANNED in outcomes:
@@ -207,8 +207,8 @@ class RepairReport:
     @property
     def exit_code(self) -> int:
         """9 if an error needs an operator's decision; else the worst of the fixes that failed."""
-        errors = any(one.finding.severity is Severity.ERROR for one in self.decisions)
-        failed = (one.error.exit_code for one in self.fixes if one.error is not None)
+        errors = any(decision.finding.severity is Severity.ERROR for decision in self.decisions)
+        failed = (fix.error.exit_code for fix in self.fixes if fix.error is not None)
         return worst_exit_code([TableCorruptError.exit_code if errors else 0, *failed])
 
     def to_json(self) -> dict[str, Any]:
@@ -216,8 +216,8 @@ class RepairReport:
         return {
             "decision": self.decision.value,
             "apply": self.apply,
-            "fixes": [one.to_json() for one in self.fixes],
-            "decisions": [one.to_json() for one in self.decisions],
+            "fixes": [fix.to_json() for fix in self.fixes],
+            "decisions": [decision.to_json() for decision in self.decisions],
             "undo": None if self.undone is None else self.undone.kept.to_json(),
             "more": self.more,
             "version": self.version,
@@ -228,18 +228,18 @@ class RepairReport:
     def describe(self) -> str:
         """The report as human-readable text."""
         lines = [self._headline()]
-        for one in self.fixes:
-            lines += ["", paragraph(f"{one.outcome.upper()}: {one.text}.", hanging="  ")]
+        for fix in self.fixes:
+            lines += ["", paragraph(f"{fix.outcome.upper()}: {fix.text}.", hanging="  ")]
             lines += [
                 paragraph(f"{finding.check}: {finding.place}: {finding.evidence}", indent="  ", hanging="    ")
-                for finding in one.findings
+                for finding in fix.findings
             ]
-            if one.loss is not None:
-                lines.append(paragraph(f"Lost: {one.loss}.", indent="  ", hanging="  "))
-            if one.error is not None:
-                lines.append(paragraph(f"{one.error} {one.error.remedy}", indent="  ", hanging="  "))
-            if one.kept is not None:
-                lines.append(f"  Undo it: memwal-ops repair URI --undo {one.kept} --apply")
+            if fix.loss is not None:
+                lines.append(paragraph(f"Lost: {fix.loss}.", indent="  ", hanging="  "))
+            if fix.error is not None:
+                lines.append(paragraph(f"{fix.error} {fix.error.remedy}", indent="  ", hanging="  "))
+            if fix.kept is not None:
+                lines.append(f"  Undo it: memwal-ops repair URI --undo {fix.kept} --apply")
         for two in self.decisions:
             finding = two.finding
             lines += [
@@ -248,8 +248,8 @@ class RepairReport:
             ]
             lines.append(paragraph(f"{finding.consequence} {two.why}", indent="  ", hanging="  "))
             lines += [
-                paragraph(f"{number}. {one.choice} Consequence: {one.consequence}", indent="  ", hanging="     ")
-                for number, one in enumerate(two.choices, 1)
+                paragraph(f"{number}. {option.choice} Consequence: {option.consequence}", indent="  ", hanging="     ")
+                for number, option in enumerate(two.choices, 1)
             ]
             if finding.page:
                 lines.append(f"  See {finding.page}")
@@ -401,9 +401,9 @@ class RepairJob(Generic[TableT]):
             undone = self._undo(table, read_record(table.store, options.undo), apply=apply)
             report = RepairReport(table.revision, apply=apply, undone=undone)
         else:
-            found = self.verify(table, options, context)
-            run = _Run(self, table, context, RepairReport(found.revision, apply=apply), options.accept_loss)
-            run.plan(found)
+            verified = self.verify(table, options, context)
+            run = _Run(self, table, context, RepairReport(verified.revision, apply=apply), options.accept_loss)
+            run.plan(verified)
             if apply and run.fixes:
                 probe_conditional_writes(table.store)
                 run.make_fixes()
@@ -480,8 +480,8 @@ class _Run(Generic[TableT]):
                 raise
             except UnsafeError as error:
                 self.report.fixes.remove(fixed)
-                for one in fixed.findings:
-                    self._add_decision(one, str(error))
+                for remaining in fixed.findings:
+                    self._add_decision(remaining, str(error))
             except MemwalOpsError as error:
                 fixed.outcome, fixed.error = Outcome.FAILED, error
             self.context.advance("repairing", "findings", total=len(self.fixes))

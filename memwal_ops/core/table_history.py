@@ -72,8 +72,8 @@ def cached_for_poll(table: object, what: str, read: Callable[[], _T]) -> _T:
     key = (id(table), what)
     if key not in cache:
         cache[key] = (table, read())  # with the table: its id is not reused while it is referenced
-    found: _T = cache[key][1]
-    return found
+    value: _T = cache[key][1]
+    return value
 
 
 def built_in_backlog(table: Table) -> dict[str, float]:
@@ -269,18 +269,18 @@ def history_document(table: Table, limit: int) -> Mapping[str, Any] | None:
 
 def storage_of_gc(report: Mapping[str, Any]) -> list[StorageRecord]:
     """Sum up the candidates in a document of ``gc --json`` by kind and reason, the largest first."""
-    found: dict[tuple[str, str], StorageRecord] = {}
+    records: dict[tuple[str, str], StorageRecord] = {}
     for verdict in ("delete", "held", "unknown"):
         entries = report.get(verdict)
-        for one in entries if isinstance(entries, list) else ():
-            if not isinstance(one, dict):
+        for entry in entries if isinstance(entries, list) else ():
+            if not isinstance(entry, dict):
                 continue
-            why = _DELETABLE if verdict == "delete" else str(one.get("because") or "not recognized")
-            kind = str(one.get("kind", "")).replace("_", " ")
-            before = found.get((kind, why), StorageRecord(kind, 0, 0, why))
-            objects, size = before.objects + _number(one, "objects"), before.bytes + _number(one, "bytes")
-            found[kind, why] = StorageRecord(kind, objects, size, why)
-    return sorted(found.values(), key=lambda record: -record.bytes)
+            why = _DELETABLE if verdict == "delete" else str(entry.get("because") or "not recognized")
+            kind = str(entry.get("kind", "")).replace("_", " ")
+            before = records.get((kind, why), StorageRecord(kind, 0, 0, why))
+            objects, size = before.objects + _number(entry, "objects"), before.bytes + _number(entry, "bytes")
+            records[kind, why] = StorageRecord(kind, objects, size, why)
+    return sorted(records.values(), key=lambda record: -record.bytes)
 
 
 def _number(one: Mapping[str, Any], name: str) -> int:

@@ -124,7 +124,7 @@ def performed(
         finally:
             span.set_attributes({f"{_NAME}.{name}": _number(value) for name, value in figures.items()})
             if revisions:
-                span.set_attribute(f"{_NAME}.versions", [int(one) for one in revisions])
+                span.set_attribute(f"{_NAME}.versions", [int(revision) for revision in revisions])
 
 
 def _reported(span: Any, report: Any) -> None:
@@ -159,10 +159,10 @@ def _span(tracer: Any, run: _Run, name: str, context: Any) -> Iterator[Any]:
             raise
         finally:
             used = [meter.traffic().since(before[id(meter)]) for meter in run.meters]
-            found = {f"requests.{kind}": sum(one.requests.get(kind, 0) for one in used) for kind in KINDS}
-            found["bytes_read"] = sum(one.bytes_read for one in used)
-            found["bytes_written"] = sum(one.bytes_written for one in used)
-            span.set_attributes({f"{_NAME}.{kind}": number for kind, number in found.items()})
+            attributes = {f"requests.{kind}": sum(usage.requests.get(kind, 0) for usage in used) for kind in KINDS}
+            attributes["bytes_read"] = sum(usage.bytes_read for usage in used)
+            attributes["bytes_written"] = sum(usage.bytes_written for usage in used)
+            span.set_attributes({f"{_NAME}.{kind}": number for kind, number in attributes.items()})
 
 
 def _failed(span: Any, error: BaseException) -> None:
@@ -188,8 +188,8 @@ def _parent() -> Any:
     if trace.get_current_span().get_span_context().is_valid:
         return None
     carrier = _carrier.get()
-    if carrier is None and (found := os.environ.get("TRACEPARENT")):
-        carrier = {"traceparent": found, "tracestate": os.environ.get("TRACESTATE", "")}
+    if carrier is None and (parent := os.environ.get("TRACEPARENT")):
+        carrier = {"traceparent": parent, "tracestate": os.environ.get("TRACESTATE", "")}
     if not carrier:
         return None
     propagation: Any = import_module("opentelemetry.trace.propagation.tracecontext")

@@ -126,7 +126,7 @@ def missing_object(table: Any) -> Iterator[Finding]:
 
 def with_findings(answers: IndexAnswers, found: Iterable[Finding]) -> IndexAnswers:
     """The answers of an index, with what is wrong with them."""
-    findings = [{"check": one.check, "evidence": one.evidence, "remedy": one.remedy} for one in found]
+    findings = [{"check": finding.check, "evidence": finding.evidence, "remedy": finding.remedy} for finding in found]
     return replace(answers, findings=findings)
 
 
@@ -156,8 +156,8 @@ class Findings:
 
     def extend(self, found: Iterable[Finding]) -> None:
         """Add all."""
-        for one in found:
-            self.add(one)
+        for finding in found:
+            self.add(finding)
 
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
@@ -213,24 +213,24 @@ class VerifyReport:
     @property
     def listed(self) -> list[Finding]:
         """The listed findings, the worst first."""
-        return sorted(self.findings.kept, key=lambda one: _RANK[one.severity])
+        return sorted(self.findings.kept, key=lambda finding: _RANK[finding.severity])
 
     @property
     def sorted_answers(self) -> list[IndexAnswers]:
         """Those with findings first: of a long report, the run history keeps the beginning."""
-        return sorted(self.answers, key=lambda one: not one.findings)
+        return sorted(self.answers, key=lambda answer: not answer.findings)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
         return {
             "decision": self.decision.value,
             "version": self.revision,
-            "findings": [one.to_json() for one in self.listed],
+            "findings": [finding.to_json() for finding in self.listed],
             "counts": dict(self.findings.counts),
             "checked": dict(self.checked),
             "rows_read": self.rows_read.value,
             "skipped": [*self.skipped],
-            "answers": [one.to_json() for one in self.sorted_answers],
+            "answers": [answer.to_json() for answer in self.sorted_answers],
             "seed": self.seed,
         }
 
@@ -248,17 +248,22 @@ class VerifyReport:
         total = sum(self.findings.counts.values())
         figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]
         lines = [f"{self.decision}: {counted(total, 'finding')}; {self._what_was_read()}{''.join(figures)}."]
-        for one in self.listed:
-            lines += ["", paragraph(f"{one.severity.upper()} {one.check}: {one.place}: {one.evidence}", hanging="  ")]
-            lines.append(paragraph(f"{one.consequence} {one.remedy}", indent="  ", hanging="  "))
-            if one.page:
-                lines.append(f"  See {one.page}")
+        for finding in self.listed:
+            lines += [
+                "",
+                paragraph(
+                    f"{finding.severity.upper()} {finding.check}: {finding.place}: {finding.evidence}", hanging="  "
+                ),
+            ]
+            lines.append(paragraph(f"{finding.consequence} {finding.remedy}", indent="  ", hanging="  "))
+            if finding.page:
+                lines.append(f"  See {finding.page}")
         if self.answers:
-            cost = sum(one.bytes_at_most for one in self.answers)
+            cost = sum(answer.bytes_at_most for answer in self.answers)
             lines += ["", f"Answers of {counted(len(self.answers), 'index', 'indexes')} (seed {self.seed}, at most "
                       f"{size_text(cost)} read), beside a search without them:"]  # fmt: skip
-            lines += [paragraph(one.describe(), indent="  ", hanging="    ") for one in self.answers]
-            lines += [paragraph(one, indent="  ", hanging="    ") for each in self.answers for one in each.values]
+            lines += [paragraph(answer.describe(), indent="  ", hanging="    ") for answer in self.answers]
+            lines += [paragraph(value, indent="  ", hanging="    ") for each in self.answers for value in each.values]
         if self.skipped:
             left = f"Not checked, as an export does not have it: {', '.join(self.skipped)}."
             lines += ["", paragraph(left, hanging="  ")]
@@ -286,7 +291,7 @@ class AnswersPlan:
     @property
     def bytes_at_most(self) -> int:
         """An upper bound of what a run reads to ask all indexes."""
-        return sum(one.bytes_at_most for one in self.answers)
+        return sum(answer.bytes_at_most for answer in self.answers)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``--json``."""
@@ -294,7 +299,7 @@ class AnswersPlan:
         return {
             "decision": self.decision.value,
             "version": self.revision,
-            "answers": [{key: one.to_json()[key] for key in shown} for one in self.answers],
+            "answers": [{key: answer.to_json()[key] for key in shown} for answer in self.answers],
             "bytes_at_most": self.bytes_at_most,
             "max_bytes": self.max_bytes,
         }
@@ -304,10 +309,12 @@ class AnswersPlan:
         asked = counted(len(self.answers), "index", "indexes")
         read = f"at most {size_text(self.bytes_at_most)} (--max-bytes is {size_text(self.max_bytes)})"
         lines = [paragraph(f"{self.decision}: asking {asked} would read {read}. Nothing was asked.")]
-        for one in self.answers:
-            cost = f"about {counted(one.queries, 'query', 'queries')}, at most {size_text(one.bytes_at_most)}"
-            why = f"would not be asked: {one.skipped}"
+        for answer in self.answers:
+            cost = f"about {counted(answer.queries, 'query', 'queries')}, at most {size_text(answer.bytes_at_most)}"
+            why = f"would not be asked: {answer.skipped}"
             lines.append(
-                paragraph(f"{one.index} ({one.type}): {why if one.skipped else cost}", indent="  ", hanging="  ")
+                paragraph(
+                    f"{answer.index} ({answer.type}): {why if answer.skipped else cost}", indent="  ", hanging="  "
+                )
             )
         return "\n".join(lines)

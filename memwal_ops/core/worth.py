@@ -106,7 +106,7 @@ def worth_of(
         objectives: the table's, by name.
         limits: of the fleet's budget, by name of an amount.
     """
-    saves = sum(_saved(one.kind, figures.get(one.metric, 0.0)) for one in spec.saves)
+    saves = sum(_saved(save.kind, figures.get(save.metric, 0.0)) for save in spec.saves)
     uses = expected_amounts(spec, figures, past)
     return Worth(
         saves * _yield(past),
@@ -126,7 +126,7 @@ def missed_objective(
         for name, limit in (objectives or {}).items()
         if (metric := spec.objectives.get(name)) is not None and figures.get(metric, 0.0) > limit
     ]
-    return max(missed, key=lambda one: one.figure / max(one.limit, 1.0), default=None)
+    return max(missed, key=lambda objective: objective.figure / max(objective.limit, 1.0), default=None)
 
 
 def _saved(kind: str, amount: float) -> float:

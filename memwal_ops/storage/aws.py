@@ -226,7 +226,7 @@ def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
     given = options.get(DYNAMODB_ENDPOINT) or os.environ.get(DYNAMODB_ENDPOINT.upper())
     try:
         session = botocore.session.Session(profile=options.get("aws_profile") or None)
-        found = (
+        endpoint = (
             given
             or ConfiguredEndpointProvider(
                 full_config=session.full_config,
@@ -236,11 +236,11 @@ def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
         )
     except ProfileNotFound as exc:
         raise StorageCredentialsError(f"{exc}.") from exc
-    if not found:
+    if not endpoint:
         return dict(options)
-    if not found.lower().startswith(("http://", "https://")):
+    if not endpoint.lower().startswith(("http://", "https://")):
         raise InvalidUsageError("The endpoint of DynamoDB must start with http:// or https://.")
-    return {**options, DYNAMODB_ENDPOINT: found.rstrip("/")}
+    return {**options, DYNAMODB_ENDPOINT: endpoint.rstrip("/")}
 
 
 def resolve_aws(options: Mapping[str, str]) -> AwsAccess:

@@ -169,10 +169,10 @@ class Catalog:
         from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - it imports this module
 
         try:
-            found = replace(self, path=(*self.path, name)).describe()
+            description = replace(self, path=(*self.path, name)).describe()
         except TableNotFoundError:
             return False
-        store = open_store(resolve_folder(found.location, {**self.storage_options, **found.options}))
+        store = open_store(resolve_folder(description.location, {**self.storage_options, **description.options}))
         return any(meta.path != _DECLARED for meta in store.list())
 
     def describe(self) -> Vended:
@@ -188,12 +188,12 @@ class Catalog:
             )
         namespaces, client = self._connect()
         request = namespaces.DescribeTableRequest(id=[*self.path], vend_credentials=True)
-        found = self._ask(namespaces, partial(client.describe_table, request))
-        options = dict(found.storage_options or {})
+        description = self._ask(namespaces, partial(client.describe_table, request))
+        options = dict(description.storage_options or {})
         remember(value for key, value in options.items() if is_secret_key(key))
-        if not found.location or found.is_only_declared:
+        if not description.location or description.is_only_declared:
             raise TableNotFoundError(f"No table found at {self.uri()}: it is declared, and was never written.")
-        if found.managed_versioning:
+        if description.managed_versioning:
             raise UnsupportedFeatureError(
                 f"The catalog {self.uri()} keeps the table's versions; commits that bypass it would be lost.",
                 remedy="This release maintains tables whose versions are in the table's own folder.",
@@ -203,7 +203,7 @@ class Catalog:
             expires = None if millis is None else datetime.fromtimestamp(int(millis) / 1000, UTC)
         except (ValueError, OverflowError, OSError) as error:
             raise StorageError(f"The catalog {self.uri()} vends credentials with an unreadable expiry.") from error
-        return Vended(found.location, RedactedOptions(options), expires)
+        return Vended(description.location, RedactedOptions(options), expires)
 
     def _connect(self) -> tuple[Any, Any]:
         import lance_namespace  # noqa: PLC0415 - loads pylance: for tables in catalogs only
@@ -297,16 +297,16 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
 
     def vend() -> tuple[Mapping[str, str], datetime | None]:
         vended = table.describe()
-        if vended.location != found.location:  # credentials of another table, perhaps of the same name
+        if vended.location != described.location:  # credentials of another table, perhaps of the same name
             raise StorageError(
                 f"The catalog now has {table.uri()} at another location than when this run began.",
                 remedy="Run it again; what was published before stays where it is.",
             )
         return canonical(vended.options, "s3"), vended.expires
 
-    found = table.describe()
+    described = table.describe()
     try:
-        return _at(found, table, uri, vend)
+        return _at(described, table, uri, vend)
     except InvalidUsageError as error:
         raise InvalidUsageError(
             f"What the catalog has about {table.uri()} cannot be used: {error}",

@@ -58,8 +58,8 @@ class VersionEntries:
 
     def newest(self, base: str) -> Entry | None:
         """The entry with the highest version; None: the table has no entries."""
-        found = self._query(base, ScanIndexForward=False, Limit=1)
-        return next((self._entry(item) for item in found["Items"]), None)
+        response = self._query(base, ScanIndexForward=False, Limit=1)
+        return next((self._entry(item) for item in response["Items"]), None)
 
     def all(self, base: str) -> Iterator[Entry]:
         """All entries of a table, ascending by version."""
@@ -73,8 +73,8 @@ class VersionEntries:
 
     def get(self, base: str, version: int) -> Entry | None:
         """The entry of one version."""
-        found = self._send("read", "get_item", Key=_key(base, version), ConsistentRead=True)
-        return self._entry(found["Item"]) if "Item" in found else None
+        response = self._send("read", "get_item", Key=_key(base, version), ConsistentRead=True)
+        return self._entry(response["Item"]) if "Item" in response else None
 
     def create(self, base: str, entry: Entry) -> bool:
         """Put an entry if its version has none (S3-053); False if it has one, which may be this one.
@@ -102,7 +102,7 @@ class VersionEntries:
             "ExpressionAttributeValues": {":path": {"S": newest.path}},
         }
         fences = [self._fence(base, version, moved_to, end - 1) for version in range(first, end)]
-        together = [{"Put": one} for one in fences[: _TRANSACTION - 1]]
+        together = [{"Put": fence} for fence in fences[: _TRANSACTION - 1]]
         try:
             self._send("write", "transact_write_items", named=False, TransactItems=[
                 {"ConditionCheck": {"TableName": self.table, **check}}, *together
@@ -119,11 +119,11 @@ class VersionEntries:
             return
         first, *_ = fences.values()
         missing = sorted(set(range(first.version, (first.last_fence or 0) + 1)).difference(fences))
-        self._put_each([self._fence(base, one, first.moved_to or "", first.last_fence) for one in missing])
+        self._put_each([self._fence(base, version, first.moved_to or "", first.last_fence) for version in missing])
 
     def _put_each(self, fences: Iterable[Mapping[str, Any]]) -> None:
         with ThreadPoolExecutor(_CONCURRENT) as pool:
-            for _ in pool.map(lambda one: self._put(one["Item"], _ABSENT, {}), fences):
+            for _ in pool.map(lambda fence: self._put(fence["Item"], _ABSENT, {}), fences):
                 pass
 
     def check(self) -> None:
@@ -133,8 +133,10 @@ class VersionEntries:
             InvalidUsageError: it does not.
         """
         described = self._send("read", "describe_table")["Table"]
-        keys = {one["AttributeName"]: one["KeyType"] for one in described["KeySchema"]}
-        types = {one["AttributeName"]: one["AttributeType"] for one in described["AttributeDefinitions"]}
+        keys = {key["AttributeName"]: key["KeyType"] for key in described["KeySchema"]}
+        types = {
+            attribute["AttributeName"]: attribute["AttributeType"] for attribute in described["AttributeDefinitions"]
+        }
         if keys != _KEYS or {name: types.get(name) for name in _KEYS} != _TYPES:
             raise self._wrong_schema()
 
@@ -207,13 +209,13 @@ class VersionEntries:
             )
         if code == "ValidationException":
             return self._wrong_schema()
-        found = translate(error, path=f"DynamoDB table {self.table}", action=action)
-        if isinstance(found, (ReadOnlyStoreError, StorageCredentialsError)):
-            found.remedy = (
+        translated = translate(error, path=f"DynamoDB table {self.table}", action=action)
+        if isinstance(translated, (ReadOnlyStoreError, StorageCredentialsError)):
+            translated.remedy = (
                 "Give this job dynamodb:GetItem, Query, PutItem and DescribeTable on that table, and what it needs on "
                 "the bucket; check the profile, role or keys."
             )
-        return found
+        return translated
 
     def _wrong_schema(self) -> InvalidUsageError:
         return InvalidUsageError(

@@ -61,16 +61,16 @@ def write_export(file: IO[bytes], about: Mapping[str, Any], objects: Iterable[Ex
     listed = kept = 0
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryFile() as listing:
         archive.writestr(_member(_ABOUT), json.dumps({_KEY: FORMAT, **about}, indent=1))
-        for one in objects:
-            line = {"path": one.meta.path, "size": one.meta.size, "modified": one.meta.last_modified.isoformat()}
+        for meta in objects:
+            line = {"path": meta.meta.path, "size": meta.meta.size, "modified": meta.meta.last_modified.isoformat()}
             for name in ("listed", "opened"):
-                if getattr(one, name) != (name == "listed"):
-                    line[name] = getattr(one, name)
+                if getattr(meta, name) != (name == "listed"):
+                    line[name] = getattr(meta, name)
             listing.write(json.dumps(line).encode() + b"\n")
             listed += 1
-            if one.contents is not None:
+            if meta.contents is not None:
                 kept += 1
-                archive.writestr(_member(_FILES + one.meta.path), one.contents)
+                archive.writestr(_member(_FILES + meta.meta.path), meta.contents)
         listing.seek(0)
         with archive.open(_member(_OBJECTS), "w", force_zip64=True) as member:
             while part := listing.read(1 << 20):
@@ -219,7 +219,7 @@ class ExportedStore:
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             what = "is cut short or damaged" if head == _ARCHIVE else "is not an export of memwal-ops"
             raise self._invalid(f"{what}.") from error
-        size = sum(one.file_size for one in archive.infolist())
+        size = sum(member.file_size for member in archive.infolist())
         if size > _MAX_BYTES:
             raise self._invalid(f"unpacks to {size:,} bytes, more than an export may have.")
         return archive
@@ -235,16 +235,16 @@ class ExportedStore:
             raise self._invalid(f"is damaged at {name}: {error}.") from error
 
     def _document(self) -> Mapping[str, Any]:
-        found = self._json(self._member(_ABOUT))
-        number = found.get(_KEY)
+        document = self._json(self._member(_ABOUT))
+        number = document.get(_KEY)
         if type(number) is not int or number < 1:
             raise self._invalid("is not an export of memwal-ops.")
         if number > FORMAT:
             raise UnsupportedFeatureError(
-                f"{self._path} was written by a later release ({str(found.get('release'))[:40]}).",
+                f"{self._path} was written by a later release ({str(document.get('release'))[:40]}).",
                 remedy="Read it with that release of memwal-ops, or a later one.",
             )
-        return found
+        return document
 
     def _read_objects(self) -> tuple[dict[str, ObjectMeta], set[str], set[str]]:
         """All objects, the paths that listings leave out, and those of which a library needs the contents."""
@@ -272,12 +272,12 @@ class ExportedStore:
 
     def _json(self, data: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(data)
+            document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise self._invalid("is damaged: a part of it is not JSON.") from error
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise self._invalid("is damaged: a part of it is not a JSON object.")
-        return found
+        return document
 
     def _time(self, text: object) -> datetime:
         try:

@@ -100,9 +100,9 @@ def refuse_plain_uri(
             table, of_this = mark["table"], mark["base_uri"] == bucket_and_prefix(location)[1] or of_this
     if of_this:
         uri = f"{DYNAMODB}{location.uri.removeprefix('s3')}?ddbTableName={table}"
-        found = MARK if MARK in names else staged
+        name = MARK if MARK in names else staged
         raise UnsupportedFeatureError(
-            f"The versions of {location.uri} are recorded in DynamoDB, as {found} shows: what is committed to s3:// "
+            f"The versions of {location.uri} are recorded in DynamoDB, as {name} shows: what is committed to s3:// "
             "beside it is lost.",
             remedy=f"Open {uri}, as the table's writers do. Of a copied table, or if all its writers use s3://, delete "
             f"_versions/{MARK} and all that is named _versions/*.manifest-*.",
@@ -153,8 +153,8 @@ class ManifestEntryStore(ObjectStore):
 
     def head(self, path: str) -> ObjectMeta | None:
         """See :class:`ObjectStore`; an unfinished commit of that version is finished."""
-        found = super().head(path)
-        return super().head(path) if found is None and self._finished(path) else found
+        meta = super().head(path)
+        return super().head(path) if meta is None and self._finished(path) else meta
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """See :class:`ObjectStore`; unfinished commits are finished, and staged manifests are listed, too.
@@ -290,7 +290,9 @@ class ManifestEntryStore(ObjectStore):
 
     def finish_all(self, folder: str) -> int:
         """Finish every unfinished commit of a folder; return the number of them. Reads all entries."""
-        unfinished = [one for one in self.entries.all(self._base(folder)) if _STAGED.fullmatch(self._relative(one))]
+        unfinished = [
+            entry for entry in self.entries.all(self._base(folder)) if _STAGED.fullmatch(self._relative(entry))
+        ]
         for entry in unfinished:
             self._finish(folder, entry)
         return len(unfinished)
@@ -302,11 +304,11 @@ class ManifestEntryStore(ObjectStore):
 
     def record_newest(self, folder: str) -> Entry | None:
         """Put the entry of the newest version of a folder that has none, as Lance does when it opens one by number."""
-        found = self._manifests(folder)
-        if not found:
+        manifests = self._manifests(folder)
+        if not manifests:
             return None
-        meta = found[max(found)]
-        self.entries.create(self._base(folder), Entry(max(found), self._key(meta.path), meta.size))
+        meta = manifests[max(manifests)]
+        self.entries.create(self._base(folder), Entry(max(manifests), self._key(meta.path), meta.size))
         return self.newest_entry(folder)
 
     def fence(self, folder: str, newest: Entry, versions: int, moved_to: str) -> bool:
@@ -345,10 +347,10 @@ class ManifestEntryStore(ObjectStore):
         path = self._relative(newest)
         if _STAGED.fullmatch(path):
             self._finish(folder, newest)
-        elif (found := super().head(path)) is None or newest.size not in {None, found.size}:
+        elif (meta := super().head(path)) is None or newest.size not in {None, meta.size}:
             if self.entries.newest(self._base(folder)) != newest:
                 return self._synchronized(folder)  # others committed meanwhile, and that version expired
-            self._refuse_stale(folder, newest, found)
+            self._refuse_stale(folder, newest, meta)
         self._unmarked.add(folder)
         return newest
 
@@ -426,8 +428,8 @@ class ManifestEntryStore(ObjectStore):
             raise TableCorruptError(f"The entry of version {entry.version} in DynamoDB names {entry.path}.")
         final = f"{folder}/{match['name']}"
         self._copy(staged, final)
-        found = super().head(final)
-        if found is None or entry.size not in {None, found.size}:
+        meta = super().head(final)
+        if meta is None or entry.size not in {None, meta.size}:
             if self.entries.get(self._base(folder), entry.version) != entry:
                 return  # finished by another process, and expired since
             raise TableCorruptError(
@@ -435,7 +437,7 @@ class ManifestEntryStore(ObjectStore):
                 remedy=f"Restore that object (an earlier version of it, if the bucket has versioning), or delete the "
                 f"item of version {entry.version} in DynamoDB: the table is then as it was before that commit.",
             )
-        self.entries.finalize(self._base(folder), entry, self._key(final), found.size)
+        self.entries.finalize(self._base(folder), entry, self._key(final), meta.size)
         super().delete_many([staged])
 
     def _copy(self, source: str, target: str) -> None:
@@ -456,12 +458,12 @@ class ManifestEntryStore(ObjectStore):
             if self.entries.create(base, entry):
                 return True
         except StorageError:
-            found = self.entries.get(base, entry.version)
-            if found is None:
+            recorded = self.entries.get(base, entry.version)
+            if recorded is None:
                 raise  # it may still arrive: the staged manifest is kept
-            return found.path == entry.path
-        found = self.entries.get(base, entry.version)
-        return found is not None and found.path == entry.path
+            return recorded.path == entry.path
+        recorded = self.entries.get(base, entry.version)
+        return recorded is not None and recorded.path == entry.path
 
     def _is_marked(self, folder: str) -> bool:
         """Whether the mark of a folder is not that of a table at another path, of which this one is a copy.
@@ -485,8 +487,8 @@ class ManifestEntryStore(ObjectStore):
         return bool(same)
 
     def _document(self, folder: str, **more: str) -> bytes:
-        found = {"base_uri": self._base(folder), "bucket": self._bucket, "table": self.entries.table, **more}
-        return json.dumps(found).encode()
+        document = {"base_uri": self._base(folder), "bucket": self._bucket, "table": self.entries.table, **more}
+        return json.dumps(document).encode()
 
     def _refuse_manifest(self, path: str) -> None:
         if _MANIFEST.fullmatch(path):

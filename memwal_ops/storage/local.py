@@ -81,26 +81,26 @@ class FolderListings:
 
     def objects(self, folder: str, expected: int) -> dict[str, int]:
         """Path and bytes of all objects below ``folder``, which had ``expected`` of them when it was seen last."""
-        found = self._read_on(folder) if self._in_order else {}
-        if expected and len(found) >= expected:
-            return found
+        sizes = self._read_on(folder) if self._in_order else {}
+        if expected and len(sizes) >= expected:
+            return sizes
         return {meta.path: meta.size for meta in self._store.list(folder)}
 
     def _read_on(self, folder: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         inside, end = f"{folder}/", f"{folder}0".encode()  # "0" is the character after "/"
         if self._read == 0:
             self._begin(inside)
         while self._next is not None and self._next.path.encode() < end:
             if self._next.path.startswith(inside):
-                found[self._next.path] = self._next.size
+                sizes[self._next.path] = self._next.size
             elif self._read % _PAGE == 0:
                 self._begin(inside)
                 continue
             self._advance()
             if not self._in_order:
                 return {}
-        return found
+        return sizes
 
     def _begin(self, after: str) -> None:
         self._listing, self._next, self._read = self._store.list(self._parent, after=after), None, 0
@@ -148,8 +148,8 @@ def holder_of(file: int) -> str:
     """The id of the process that has an open file locked: as the kernel lists it, else as the file names it."""
     named = os.pread(file, 100, 0).decode(errors="replace").strip() or "unknown"
     # The file may name a process that was killed, and whose id another one has by now.
-    found = _listed(os.fstat(file).st_ino)
-    return named if not found or named in found else found[0]
+    holders = _listed(os.fstat(file).st_ino)
+    return named if not holders or named in holders else holders[0]
 
 
 def _listed(inode: int) -> list[str]:
@@ -159,7 +159,7 @@ def _listed(inode: int) -> list[str]:
     except OSError:  # not Linux
         return []
     # "3: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF"; a waiting process has "->" before FLOCK.
-    return [one[4] for one in lines if one[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and one[5].endswith(f":{inode}")]
+    return [line[4] for line in lines if line[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and line[5].endswith(f":{inode}")]
 
 
 # A swap takes milliseconds. A process that has the lock for longer is suspended, or its disk does not respond.

@@ -83,14 +83,14 @@ class Meter:
         """All traffic so far."""
         with self._lock:
             self._drain()
-            readings = [one() for one in list(self._watched.values())]
+            readings = [read() for read in list(self._watched.values())]
             requests = Counter(self._requests)
-            for one in readings:
-                requests.update(one.requests)
+            for reading in readings:
+                requests.update(reading.requests)
             return Traffic(
                 dict(requests),
-                self._read + sum(one.bytes_read for one in readings),
-                self._written + sum(one.bytes_written for one in readings),
+                self._read + sum(reading.bytes_read for reading in readings),
+                self._written + sum(reading.bytes_written for reading in readings),
             )
 
     def _drain(self) -> None:
@@ -113,17 +113,17 @@ def _meter(client: object) -> Meter:
 def get(client: Client, path: str) -> obstore.GetResult:
     """``obstore.get``, counted with the size of the object."""
     _meter(client).count("get")
-    found = obstore.get(client, path)
-    _meter(client).count("get", 0, read=found.meta["size"])
-    return found
+    result = obstore.get(client, path)
+    _meter(client).count("get", 0, read=result.meta["size"])
+    return result
 
 
 def get_range(client: Client, path: str, *, start: int, length: int) -> bytes:
     """``obstore.get_range``, counted."""
     _meter(client).count("get")
-    found = bytes(obstore.get_range(client, path, start=start, length=length))
-    _meter(client).count("get", 0, read=len(found))
-    return found
+    content = bytes(obstore.get_range(client, path, start=start, length=length))
+    _meter(client).count("get", 0, read=len(content))
+    return content
 
 
 def head(client: Client, path: str) -> obstore.ObjectMeta:
@@ -154,9 +154,9 @@ def delete(client: Any, paths: str | Sequence[str]) -> None:
 def list_with_delimiter(client: Client, folder: str | None) -> obstore.ListResult[Sequence[obstore.ObjectMeta]]:
     """``obstore.list_with_delimiter``, counted: a request for each 1,000 entries."""
     _meter(client).count("list")
-    found = obstore.list_with_delimiter(client, folder)
-    _meter(client).count("list", (len(found["objects"]) + len(found["common_prefixes"])) // _PAGE)
-    return found
+    listing = obstore.list_with_delimiter(client, folder)
+    _meter(client).count("list", (len(listing["objects"]) + len(listing["common_prefixes"])) // _PAGE)
+    return listing
 
 
 def pages(client: Client, folder: str | None, offset: str | None) -> Iterator[Sequence[obstore.ObjectMeta]]:

@@ -79,9 +79,9 @@ def is_proven(service: str) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read(4096))
-        age = time.time() - float(found["proven"])
-        return bool(found["service"] == service and found["releases"] == _RELEASES and 0 <= age < _VALID_SECONDS)
+            record = json.loads(file.read(4096))
+        age = time.time() - float(record["proven"])
+        return bool(record["service"] == service and record["releases"] == _RELEASES and 0 <= age < _VALID_SECONDS)
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return False
 

@@ -72,8 +72,8 @@ def address_of(queue: str, endpoint: str | None = None) -> Address:
             "It is neither the URL nor the ARN of a queue.",
             remedy="Write https://sqs.REGION.amazonaws.com/ACCOUNT/NAME, as aws sqs get-queue-url prints it.",
         )
-    found = _REGION.search(str(urlsplit(url[1]).hostname))
-    return Address(queue, endpoint or url[1], None if found is None else found[1] or found[2])
+    match = _REGION.search(str(urlsplit(url[1]).hostname))
+    return Address(queue, endpoint or url[1], None if match is None else match[1] or match[2])
 
 
 class Queue:
@@ -127,15 +127,15 @@ class Queue:
             VisibilityTimeout=_IN_FLIGHT_SECONDS,
             MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
         )
-        return [_message(one) for one in response.get("Messages") or ()]
+        return [_message(message) for message in response.get("Messages") or ()]
 
     def delete(self, messages: Sequence[Message]) -> None:
         """Delete messages. Raises: see :meth:`receive`."""
-        self._batch("delete", "delete_message_batch", [(one, {}) for one in messages])
+        self._batch("delete", "delete_message_batch", [(message, {}) for message in messages])
 
     def hide(self, messages: Iterable[tuple[Message, int]]) -> None:
         """Leave messages in the queue, each to be received again after so many seconds. Raises: see :meth:`receive`."""
-        changed = [(one, {"VisibilityTimeout": seconds}) for one, seconds in messages]
+        changed = [(message, {"VisibilityTimeout": seconds}) for message, seconds in messages]
         self._batch("release", "change_message_visibility_batch", changed)
 
     def _batch(self, action: str, name: str, messages: Sequence[tuple[Message, Mapping[str, int]]]) -> None:

@@ -83,10 +83,10 @@ def part_numbers(sizes: Sequence[int], parts: int, most: int) -> list[int]:
 
 def in_parts(items: Sequence[_T], numbers: Sequence[int]) -> list[list[_T]]:
     """The items that have the same number, by number."""
-    found: dict[int, list[_T]] = {}
+    parts: dict[int, list[_T]] = {}
     for item, number in zip(items, numbers, strict=True):
-        found.setdefault(number, []).append(item)
-    return [found[number] for number in sorted(found)]
+        parts.setdefault(number, []).append(item)
+    return [parts[number] for number in sorted(parts)]
 
 
 def run_parts(context: SparkContext, task: Callable[[Iterable[Any]], Iterator[Any]], parts: Sequence[Any]) -> list[Any]:

@@ -89,8 +89,8 @@ class LanceSink:
         """See the protocol."""
         if self._dataset is None:
             return None
-        found: Mapping[str, Any] = json.loads((self._dataset.schema.metadata or {}).get(RECORD.encode(), b"null"))
-        return found
+        stored: Mapping[str, Any] = json.loads((self._dataset.schema.metadata or {}).get(RECORD.encode(), b"null"))
+        return stored
 
     @property
     def schema(self) -> pa.Schema:
@@ -105,14 +105,14 @@ class LanceSink:
     def create(self, rows: pa.RecordBatchReader, key: str, record: Mapping[str, Any]) -> None:
         """See the protocol."""
         fields = [
-            pa.field(one.name, one.type, nullable=False, metadata=_KEY) if one.name == key else one
-            for one in rows.schema
+            pa.field(field.name, field.type, nullable=False, metadata=_KEY) if field.name == key else field
+            for field in rows.schema
         ]
         schema = pa.schema(fields, metadata={RECORD: json.dumps(record)})
         self._guard.check()
         with lance_errors("write", self._location.uri):
             self._dataset = lance.write_dataset(
-                (one.cast(schema) for one in rows),
+                (batch.cast(schema) for batch in rows),
                 self._location.uri,
                 schema=schema,
                 mode="create",
@@ -196,7 +196,7 @@ class LanceSink:
         return name
 
     def _fragments(self, version: int) -> list[dict[str, Any]]:
-        return [one.metadata.to_json() for one in self._opened.checkout_version(version).get_fragments()]
+        return [fragment.metadata.to_json() for fragment in self._opened.checkout_version(version).get_fragments()]
 
     def _check(self, source: str) -> None:
         """Refuse a table that this migration did not create, or that others have written since it finished."""
@@ -281,9 +281,9 @@ def _others(store: Store, redactor: _Redactor, snapshot: str) -> Iterator[Export
             regions[of_region[1]].append((number, meta))
             continue
         yield Exported(meta, redactor.rule(path, snapshot), opened=_is_opened(path))
-    for found in regions.values():
-        newest = {number for number, _ in nlargest(_MANIFESTS, found, key=lambda one: one[0])}
-        for number, meta in found:
+    for records in regions.values():
+        newest = {number for number, _ in nlargest(_MANIFESTS, records, key=lambda item: item[0])}
+        for number, meta in records:
             yield Exported(meta, redactor.region if number in newest else None)
 
 
@@ -299,15 +299,15 @@ def _is_manifest_of_generation(path: str) -> bool:
 
 def _tagged(store: Store) -> frozenset[int]:
     """The versions of main that tags name: ``verify`` checks that they exist."""
-    found = set()
+    versions = set()
     for meta in store.list(f"{REFS_FOLDER}/tags"):
         try:
             document = json.loads(store.get(meta.path))
         except (ObjectNotFoundError, ValueError, RecursionError):
             continue
         if isinstance(document, dict) and type(document.get("version")) is int:
-            found.add(document["version"])
-    return frozenset(found)
+            versions.add(document["version"])
+    return frozenset(versions)
 
 
 def _snapshot_of(store: Store, path: str) -> str:

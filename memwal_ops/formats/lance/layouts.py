@@ -265,7 +265,7 @@ def _contents(store: Store, region_id: UUID) -> str:
     except MemwalOpsError as error:
         return f"{region_id} (not readable: {error.reason})"
     listed = manifest.flushed_generations
-    rows = sum(one.physical_rows or 0 for one in listed)
+    rows = sum(flushed.physical_rows or 0 for flushed in listed)
     numbers = span_text(listed[0].generation, listed[-1].generation) if listed else "none"
     of = f", with {counted(rows, 'row')}" if rows else ""
     return f"{region_id} (flushed generations: {numbers}{of}; written log entries: {manifest.wal_id_last_seen or 0:,})"
@@ -325,8 +325,8 @@ class RegionLayout(Layout):
     def emptied_entry(self, store: Store, path: str) -> bytes:
         """A file with the same columns and metadata, in which is the writer epoch, and no rows."""
         data = store.get(path)
-        rows, found = lance_rows(data, f"WAL entry {path}"), check_lance_file(data, len(data))
-        metadata = {} if found is None else dict(found.metadata)
+        rows, lance_file = lance_rows(data, f"WAL entry {path}"), check_lance_file(data, len(data))
+        metadata = {} if lance_file is None else dict(lance_file.metadata)
         return lance_bytes(rows.slice(0, 0).replace_schema_metadata(metadata), _EMPTY_VERSION, f"WAL entry {path}")
 
     def empty_entry(self, schema: pa.Schema, writer_epoch: int, path: str) -> bytes:
@@ -476,17 +476,17 @@ def mixed_regions(store: Store, region_ids: Iterable[UUID], *, migrated: bool) -
 
     Of the first regions, as far as no request is necessary; a verification and a collection list all of each log.
     """
-    found: dict[UUID, MixedLayoutsError] = {}
+    mixed: dict[UUID, MixedLayoutsError] = {}
     usual: frozenset[str] = frozenset()
     for region_id in islice(region_ids, _COMPARED):
         suffixes = log_suffixes(store, region_id)
         try:
             refuse_mixed(region_folder(region_id), suffixes | usual)
         except MixedLayoutsError as error:
-            found[region_id] = error
+            mixed[region_id] = error
         else:
             usual = usual if migrated else suffixes or usual
-    return found
+    return mixed
 
 
 def layout_of_region(store: Store, region_id: UUID) -> Layout | None:
@@ -502,7 +502,7 @@ def layout_of_region(store: Store, region_id: UUID) -> Layout | None:
 
 def layout_named(name: str) -> Layout | None:
     """The layout that a migration recorded; None: this release does not support it."""
-    return {one.name: one for one in (REGION, SHARD)}.get(name)
+    return {layout.name: layout for layout in (REGION, SHARD)}.get(name)
 
 
 def _shown_by(store: Store, folder: str) -> Layout | None:

@@ -59,7 +59,7 @@ class LegacyOptions(Options):
 
     def given(self) -> tuple[str, ...]:
         """The names of those that differ from their defaults."""
-        return tuple(one.name for one in fields(LegacyOptions) if getattr(self, one.name) != one.default)
+        return tuple(field.name for field in fields(LegacyOptions) if getattr(self, field.name) != field.default)
 
     def refuse_legacy(self) -> None:
         """Raise ``OptionError`` where one is given: the table is of another layout."""

@@ -142,7 +142,7 @@ class Policy:
 
     def fragments_after(self, group: Sequence[FragmentSize]) -> int:
         """How many fragments a group becomes: one; none if it has no rows; more if a fragment is too large."""
-        rows = sum(one.rows for one in group)
+        rows = sum(fragment.rows for fragment in group)
         if not rows:
             return 0
         full = -(-rows // max(1, int(self._size(group))))
@@ -161,11 +161,11 @@ class Policy:
         Args:
             fragments: all of the table, in the order of its manifest.
         """
-        found = [group for run in self._runs(fragments) for group in self._joined(run)]
-        joined = {one.id for group in found for one in group}
-        found += [(one,) for one in fragments if one.id not in joined and self._is_due(one)]
-        order = {one.id: position for position, one in enumerate(fragments)}
-        return sorted(found, key=lambda group: order[group[0].id])
+        groups = [group for run in self._runs(fragments) for group in self._joined(run)]
+        joined = {fragment.id for group in groups for fragment in group}
+        groups += [(fragment,) for fragment in fragments if fragment.id not in joined and self._is_due(fragment)]
+        order = {fragment.id: position for position, fragment in enumerate(fragments)}
+        return sorted(groups, key=lambda group: order[group[0].id])
 
     def _is_due(self, fragment: FragmentSize) -> bool:
         """Whether it is rewritten also alone."""
@@ -183,12 +183,12 @@ class Policy:
 
     def after(self, fragments: Sequence[FragmentSize], groups: Sequence[Group]) -> list[FragmentSize]:
         """The fragments once groups of them are rewritten: pylance puts the new ones behind all others."""
-        gone = {one.id for group in groups for one in group}
-        left = [one for one in fragments if one.id not in gone]
-        number = max((one.id for one in fragments), default=-1) + 1
+        gone = {fragment.id for group in groups for fragment in group}
+        left = [fragment for fragment in fragments if fragment.id not in gone]
+        number = max((fragment.id for fragment in fragments), default=-1) + 1
         for group in groups:
-            parts, rows = self.fragments_after(group), sum(one.rows for one in group)
-            size = sum(one.live_bytes for one in group)
+            parts, rows = self.fragments_after(group), sum(fragment.rows for fragment in group)
+            size = sum(fragment.live_bytes for fragment in group)
             full = -(-rows // max(1, parts))
             width = size / max(1, rows)
             for _ in range(parts):
@@ -223,11 +223,13 @@ class Policy:
 
     def _is_tiny(self, group: Sequence[FragmentSize]) -> bool:
         """Whether their files cost requests, and not their bytes."""
-        return sum(one.bytes for one in group) <= FLOOR and all(one.bytes for one in group)
+        return sum(fragment.bytes for fragment in group) <= FLOOR and all(fragment.bytes for fragment in group)
 
     def _size(self, fragments: Sequence[FragmentSize]) -> float:
         """Their size over the target size."""
-        return self._share(sum(one.rows for one in fragments), sum(one.live_bytes for one in fragments))
+        return self._share(
+            sum(fragment.rows for fragment in fragments), sum(fragment.live_bytes for fragment in fragments)
+        )
 
     def _share(self, rows: float, size: float) -> float:
         return max(rows / self.target_rows, size / self.target_bytes)
@@ -235,15 +237,17 @@ class Policy:
     def _runs(self, fragments: Sequence[FragmentSize]) -> Iterator[list[FragmentSize]]:
         """Longest sequences of fragments below the target size that may be joined with each other."""
         run: list[FragmentSize] = []
-        for one in fragments:
+        for fragment in fragments:
             # Also where rows of it are deleted: it is not written again before these are too many.
-            thinned = self._is_due(one)
-            full = self._size([one]) >= 1 or (not thinned and self._share(one.rows + one.deleted, one.bytes) >= 1)
-            if run and (full or one.neighbors != run[-1].neighbors):
+            thinned = self._is_due(fragment)
+            full = self._size([fragment]) >= 1 or (
+                not thinned and self._share(fragment.rows + fragment.deleted, fragment.bytes) >= 1
+            )
+            if run and (full or fragment.neighbors != run[-1].neighbors):
                 yield run
                 run = []
             if not full:
-                run.append(one)
+                run.append(fragment)
         if run:
             yield run
 
@@ -272,16 +276,16 @@ class Policy:
     def _grown(self, run: Sequence[FragmentSize]) -> bool:
         """Whether joining them is worth the write."""
         return self._is_tiny(run) or self._size(run) >= min(
-            1.0, self.tier_factor * max(self._size([one]) for one in run)
+            1.0, self.tier_factor * max(self._size([fragment]) for fragment in run)
         )
 
     def _cut(self, run: Sequence[FragmentSize]) -> Iterator[Group]:
         """The run in pieces of the target size, and what is left in the end: a smaller piece, or none."""
         piece: list[FragmentSize] = []
         rows = size = 0.0
-        for one in run:
-            piece.append(one)
-            rows, size = rows + one.rows, size + one.live_bytes
+        for fragment in run:
+            piece.append(fragment)
+            rows, size = rows + fragment.rows, size + fragment.live_bytes
             if self._share(rows, size) >= 1:
                 yield tuple(piece)
                 piece, rows, size = [], 0.0, 0.0
@@ -381,7 +385,7 @@ class SegmentPolicy:
         too_many = self._too_many(segments, new)
         if not new and not too_many:
             return 0
-        rows = [one.rows for one in reversed(segments)]
+        rows = [segment.rows for segment in reversed(segments)]
         sizes = [new + size for size in accumulate(rows)]
         # For each number of segments: how many times as large as the largest of them the result is.
         grown = [
@@ -396,12 +400,12 @@ class SegmentPolicy:
     def debt(self, segments: Sequence[SegmentSize], new: int) -> SegmentDebt:
         """What a run would write now; arguments as :meth:`merged`."""
         again = segments[len(segments) - self.merged(segments, new) :]
-        rows = sum(one.rows for one in segments)
-        width = sum(one.bytes for one in segments) / rows if rows else 0.0
+        rows = sum(segment.rows for segment in segments)
+        width = sum(segment.bytes for segment in segments) / rows if rows else 0.0
         return SegmentDebt(
             uncovered_rows=new,
             excess=max(0, len(segments) - self.max_segments),
-            bytes=sum(one.bytes for one in again) + round(new * width),
+            bytes=sum(segment.bytes for segment in again) + round(new * width),
         )
 
     def _too_many(self, segments: Sequence[SegmentSize], new: int) -> int:

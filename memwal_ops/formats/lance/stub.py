@@ -87,10 +87,10 @@ class Stub(GuardedTable):
         Raises:
             TableReplacedError: it is a table now, or gone.
         """
-        found = find_stub(self.location, self.store)
-        if found is None:
+        stub = find_stub(self.location, self.store)
+        if stub is None:
             raise TableReplacedError(f"{self.location.uri} is a table now, or gone: nothing of it was deleted.")
-        return replace(found, guard=self.guard)
+        return replace(stub, guard=self.guard)
 
     @property
     def declared(self) -> bool:

@@ -198,7 +198,7 @@ class Table(GuardedTable):
     @cached_property
     def fragment_ids(self) -> frozenset[int]:
         """The ids of the version's fragments."""
-        return frozenset(one.id for one in self.manifest.manifest.fragments)
+        return frozenset(fragment.id for fragment in self.manifest.manifest.fragments)
 
     def once(self, what: Hashable, read: Callable[[], _T]) -> _T:
         """``read()``, called once for this table value: what a version has does not change."""
@@ -227,8 +227,8 @@ class Table(GuardedTable):
         Raises:
             InvalidUsageError, NotExportedError: the root of a branch is not known.
         """
-        found = resolve_branch(self.location, self.store, self.branch_name)
-        return found if found.name is None else replace(found, root=GuardedStore(found.root, self.guard))
+        branch = resolve_branch(self.location, self.store, self.branch_name)
+        return branch if branch.name is None else replace(branch, root=GuardedStore(branch.root, self.guard))
 
     @cached_property
     def regions(self) -> RegionListing:
@@ -255,8 +255,8 @@ class Table(GuardedTable):
 
         That version shows what of the regions is merged. Read only if the table has no index.
         """
-        found = None if self.log.exists else self.history.indexed_before(self.version)
-        return None if found is None else found[0]
+        indexed = None if self.log.exists else self.history.indexed_before(self.version)
+        return None if indexed is None else indexed[0]
 
     @cached_property
     def refusal(self) -> MemwalOpsError | None:
@@ -298,9 +298,9 @@ class Table(GuardedTable):
         """
         if self.layout_record is None:
             return self.layout
-        if (found := self._region_layouts.get(region_id) or layout_of_region(self.store, region_id)) is None:
+        if (layout := self._region_layouts.get(region_id) or layout_of_region(self.store, region_id)) is None:
             return self.layout
-        return self._region_layouts.setdefault(region_id, found)
+        return self._region_layouts.setdefault(region_id, layout)
 
     @cached_property
     def _region_layouts(self) -> dict[UUID, Layout]:
@@ -353,8 +353,8 @@ class Table(GuardedTable):
 
 def _distinguishes_regions(spec: JobSpec) -> bool:
     """Whether a job differs between the two layouts that have regions."""
-    one, other = ((spec.applies_to(name), spec.for_layout(name).load) for name in (_REGION, _SHARD))
-    return one != other
+    region_load, shard_load = ((spec.applies_to(name), spec.for_layout(name).load) for name in (_REGION, _SHARD))
+    return region_load != shard_load
 
 
 def open_lance_table(
@@ -571,7 +571,7 @@ def _read_manifest(store: Store, version: int, scheme: NamingScheme) -> VersionM
 def _primary_key(version: VersionManifest) -> tuple[str, ...]:
     """Names of the key columns, by their position if the manifest has one (S0-002)."""
     marked: list[tuple[int, str]] = []
-    columns = [one for one in version.manifest.fields if one.parent_id < 0]
+    columns = [schema_field for schema_field in version.manifest.fields if schema_field.parent_id < 0]
     for order, column in enumerate(columns):
         text = column.metadata.get(_KEY_POSITION, b"")
         position = column.unenforced_primary_key_position or (int(text) if text.isdigit() else 0)

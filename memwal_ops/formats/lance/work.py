@@ -60,7 +60,7 @@ _OVERHEAD = 1.1
 def work_of(table: Table, need: Need) -> Work:
     """See :class:`memwal_ops.core.outlook.EstimatesWork`."""
     fragments = table.manifest.manifest.fragments
-    rows = sum(one.physical_rows for one in fragments)
+    rows = sum(fragment.physical_rows for fragment in fragments)
     written = need.rows * _data_bytes(table) // max(rows, 1)
     remote = 0.0 if table.location.scheme in LOCAL else _REQUEST
     if need.versions:
@@ -77,7 +77,7 @@ def work_of(table: Table, need: Need) -> Work:
 
 
 def _data_bytes(table: Table) -> int:
-    return sum(file.file_size_bytes for one in table.manifest.manifest.fragments for file in one.files)
+    return sum(file.file_size_bytes for fragment in table.manifest.manifest.fragments for file in fragment.files)
 
 
 def _index_bytes(table: Table, share: float) -> int:
@@ -86,7 +86,7 @@ def _index_bytes(table: Table, share: float) -> int:
     Scalar indexes are written whole, of vector indexes the segments with the share of rows that are indexed or moved.
     """
     written = 0.0
-    rows = sum(one.physical_rows for one in table.manifest.manifest.fragments)
+    rows = sum(fragment.physical_rows for fragment in table.manifest.manifest.fragments)
     for entries in by_name(table.manifest).values():
         covered = coverage(covered_by(entries), table.manifest)
         size = sum(file.size_bytes for entry in entries for file in entry.files)

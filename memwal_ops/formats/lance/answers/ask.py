@@ -83,7 +83,7 @@ class _Comparison:
     queries: Sequence[Query]
 
     def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
-        difference = _Difference(rows=sum(pinned.fragments[one].count_rows() for one in group))
+        difference = _Difference(rows=sum(pinned.fragments[fragment].count_rows() for fragment in group))
         answers = text_answers if self.index.type in BY_MEMORY else scanned_answers
         truth = answers(pinned, self.index, self.queries, group)
         try:
@@ -104,7 +104,7 @@ def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> In
     if drawn.skipped:
         return IndexAnswers(**base, skipped=drawn.skipped)
     try:
-        queries = [one for one in drawn.queries if uses(pinned, index, one)]
+        queries = [query for query in drawn.queries if uses(pinned, index, query)]
     except MemwalOpsError as error:
         if not _can_be_planned(pinned, drawn.queries):
             return IndexAnswers(**base, skipped=f"pylance takes no such conditions on {index.arrow}")
@@ -113,8 +113,8 @@ def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> In
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
     difference = _Difference()
     most = _TEXT_ROWS if index.type in BY_MEMORY else ROWS
-    for found in reader.each(pinned, drawn.fragments, _Comparison(index, queries), most):
-        difference.add(found)
+    for comparison in reader.each(pinned, drawn.fragments, _Comparison(index, queries), most):
+        difference.add(comparison)
         if difference.failed:
             break
     if not difference.failed:
@@ -147,7 +147,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
         StorageError: it fails to plan the query.
     """
     if query.words is not None:
-        return sum(one.type == index.type and one.column == index.column for one in pinned.indexes.values()) == 1
+        return sum(other.type == index.type and other.column == index.column for other in pinned.indexes.values()) == 1
     with lance_errors("plan a query of", pinned.uri):
         plan = _scanner(pinned, query).explain_plan(verbose=True)
     return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
@@ -155,7 +155,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
 
 def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
     """Whether pylance plans these queries at least without an index."""
-    conditions = {f"q{number}": one.condition for number, one in enumerate(queries) if one.words is None}
+    conditions = {f"q{number}": query.condition for number, query in enumerate(queries) if query.words is None}
     try:
         with lance_errors("plan a query of", pinned.uri):
             pinned.dataset.scanner(columns=conditions, use_scalar_index=False).explain_plan()
@@ -166,8 +166,8 @@ def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
 
 def answer_of(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Addresses:
     """Addresses of the rows of these fragments that the index finds, in order."""
-    found = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
-    return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
+    addresses = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
+    return np.sort(np.concatenate([np.empty(0, np.uint64), *addresses]))
 
 
 def scanned_answers(
@@ -178,11 +178,11 @@ def scanned_answers(
     for start in range(0, len(queries), _TOGETHER):
         part = queries[start : start + _TOGETHER]
         columns = {f"q{number}": query.condition for number, query in enumerate(part)}
-        found: list[list[Addresses]] = [[] for _ in part]
+        by_query: list[list[Addresses]] = [[] for _ in part]
         with lance_errors("scan", pinned.uri):
             scanner = pinned.dataset.scanner(
                 columns=columns,
-                fragments=[pinned.fragments[one] for one in fragments],
+                fragments=[pinned.fragments[fragment] for fragment in fragments],
                 with_row_address=True,
                 use_scalar_index=False,
             )
@@ -190,8 +190,8 @@ def scanned_answers(
                 addresses = batch.column(ROW_ADDRESS).to_numpy()
                 for number in range(len(part)):
                     matches = batch.column(f"q{number}").fill_null(False)  # noqa: FBT003 - NULL does not match
-                    found[number].append(addresses[matches.to_numpy(zero_copy_only=False)])
-        for number, parts in enumerate(found):
+                    by_query[number].append(addresses[matches.to_numpy(zero_copy_only=False)])
+        for number, parts in enumerate(by_query):
             answers[start + number] = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
     return answers
 
@@ -206,7 +206,7 @@ def text_answers(
     with lance_errors("scan", pinned.uri):
         rows = pinned.dataset.scanner(
             columns=[index.column],
-            fragments=[pinned.fragments[one] for one in fragments],
+            fragments=[pinned.fragments[fragment] for fragment in fragments],
             with_row_address=True,
             use_scalar_index=False,
         ).to_table()
@@ -269,7 +269,7 @@ def _answers_of_rows(
         truth = few.scanner(columns={f"q{number}": query.condition for number, query in enumerate(queries)}).to_table()
     wanted = rows[ROW_ADDRESS].to_numpy()
     matches = (truth[f"q{number}"].fill_null(False).to_numpy() for number in range(len(queries)))  # noqa: FBT003 - NULL does not match
-    return {number: np.sort(wanted[one]) for number, one in enumerate(matches)}
+    return {number: np.sort(wanted[match]) for number, match in enumerate(matches)}
 
 
 def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -301,7 +301,7 @@ def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
 def _scanner(pinned: Pinned, query: Query, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
     asked = _asking(query)
     if fragments is not None:
-        asked["fragments"] = [pinned.fragments[one] for one in fragments]
+        asked["fragments"] = [pinned.fragments[fragment] for fragment in fragments]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pinned.dataset.scanner(columns=[], with_row_address=True, disable_scoring_autoprojection=True, **asked)

@@ -74,7 +74,7 @@ class AskedIndex:
     @property
     def expression(self) -> str:
         """Its column in an SQL condition."""
-        return ".".join(f"`{one.name}`" for one in self.fields)
+        return ".".join(f"`{inner.name}`" for inner in self.fields)
 
     def rows_of(self, values: pa.ChunkedArray) -> pa.Table:
         """A table that has nothing but these values in the column."""
@@ -93,12 +93,12 @@ class AskedIndex:
     @property
     def covered(self) -> frozenset[int]:
         """The fragments that it claims to cover."""
-        return frozenset[int]().union(*(one.fragments for one in self.segments))
+        return frozenset[int]().union(*(segment.fragments for segment in self.segments))
 
     @property
     def size(self) -> int:
         """Bytes of its files, as the manifest has them; 0: it has not."""
-        return sum(one.size for one in self.segments)
+        return sum(segment.size for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class Pinned:
         with lance_errors("read the indexes of", self.uri):
             described = self.dataset.describe_indices()
         schema = self.dataset.schema
-        found = {}
-        for one in described:
-            if one.name.startswith(SYSTEM_INDEX):
+        asked = {}
+        for description in described:
+            if description.name.startswith(SYSTEM_INDEX):
                 continue
-            column = one.field_names[0] if one.field_names else ""
+            column = description.field_names[0] if description.field_names else ""
             segments = sorted(
                 (
                     Segment(
@@ -132,24 +132,26 @@ class Pinned:
                         part.size_bytes or 0,
                         part.dataset_version_at_last_update,
                     )
-                    for part in one.segments
+                    for part in description.segments
                 ),
                 key=lambda part: part.version,
             )
             fields = _fields(schema, column)
-            found[one.name] = AskedIndex(one.name, one.index_type, column, one.details or {}, tuple(segments), fields)
-        return found
+            asked[description.name] = AskedIndex(
+                description.name, description.index_type, column, description.details or {}, tuple(segments), fields
+            )
+        return asked
 
     @cached_property
     def fragments(self) -> Mapping[int, lance.LanceFragment]:
         """Its fragments by id, in order of id."""
-        return {one.fragment_id: one for one in self.dataset.get_fragments()}
+        return {fragment.fragment_id: fragment for fragment in self.dataset.get_fragments()}
 
     @cached_property
     def live(self) -> Mapping[int, int]:
         """By fragment, the rows that are not deleted. Requests: one for each fragment that does not record it."""
         with lance_errors("count rows of", self.uri):
-            return {number: one.count_rows() for number, one in self.fragments.items()}
+            return {number: fragment.count_rows() for number, fragment in self.fragments.items()}
 
     @cached_property
     def starts(self) -> Mapping[int, int]:
@@ -173,25 +175,25 @@ class Pinned:
         """The fragments in groups with a bounded number of rows; a larger fragment is a group of its own."""
         groups: list[list[int]] = []
         rows = max_rows
-        for one in fragments:
-            if rows + self.physical(one) > max_rows:
+        for fragment in fragments:
+            if rows + self.physical(fragment) > max_rows:
                 groups.append([])
                 rows = 0
-            groups[-1].append(one)
-            rows += self.physical(one)
+            groups[-1].append(fragment)
+            rows += self.physical(fragment)
         return groups
 
 
 def _fields(schema: pa.Schema, path: str) -> tuple[pa.Field, ...]:
     """The fields along a path as pylance writes it, names with a dot in backticks; empty: there is none."""
-    found = list[pa.Field]()
+    fields = list[pa.Field]()
     inside: pa.Schema | pa.StructType = schema
     for quoted, plain in _NAMES.findall(path):
         if not isinstance(inside, pa.Schema | pa.StructType) or (at := inside.get_field_index(quoted or plain)) < 0:
             return ()
-        found.append(inside.field(at))
-        inside = found[-1].type
-    return tuple(found)
+        fields.append(inside.field(at))
+        inside = fields[-1].type
+    return tuple(fields)
 
 
 def _like(field: pa.Field, column: pa.Array) -> pa.Field:

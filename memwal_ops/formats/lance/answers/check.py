@@ -99,7 +99,7 @@ def coverage_bytes(pinned: Pinned, index: AskedIndex, max_bytes: int) -> int:
         return index.size
     if index.type not in LISTED and not index.is_vector:
         return 0
-    cost = 8 * sum(pinned.physical(one) for one in index.covered if pinned.live.get(one))
+    cost = 8 * sum(pinned.physical(fragment) for fragment in index.covered if pinned.live.get(fragment))
     return cost if cost <= max_bytes else 0
 
 
@@ -121,16 +121,22 @@ def coverage_of(
     Raises:
         StorageError: a file of the index cannot be read.
     """
-    claimed = sorted(one for one in index.covered if pinned.live.get(one))
-    rows = sum(pinned.live[one] for one in claimed)
+    claimed = sorted(fragment for fragment in index.covered if pinned.live.get(fragment))
+    rows = sum(pinned.live[fragment] for fragment in claimed)
     if had_moves(table.manifest):
         return Coverage(unread="a compaction left it to readers to find the rows that it moved")
     stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
-    cost = 8 * sum(pinned.physical(one) for one in claimed)
+    cost = 8 * sum(pinned.physical(fragment) for fragment in claimed)
     if index.type in FRAGMENTS_IN or (index.type in MAPPED and not stable and index.size <= max_bytes):
         read = fragments_in if index.type in FRAGMENTS_IN else fragments_held
         return Coverage(
-            tuple(sorted(one for entry in base.segments for one in _not_held(pinned, entry, read(table, base, entry)))),
+            tuple(
+                sorted(
+                    fragment
+                    for entry in base.segments
+                    for fragment in _not_held(pinned, entry, read(table, base, entry))
+                )
+            ),
             bytes_at_most=index.size,
         )
     if index.type not in LISTED and not index.is_vector:
@@ -142,7 +148,7 @@ def coverage_of(
     with lance_errors("read row ids of", pinned.uri):
         live = pinned.dataset.scanner(
             columns=[],
-            fragments=[pinned.fragments[one] for one in claimed],
+            fragments=[pinned.fragments[fragment] for fragment in claimed],
             with_row_address=True,
             with_row_id=True,
             use_scalar_index=False,
@@ -160,8 +166,12 @@ def coverage_of(
         # An analyzer leaves nothing of many rows that are alike: stop words, signs. One of each is enough.
         _, first = np.unique(values.combine_chunks().dictionary_encode().indices.fill_null(-1), return_index=True)
         needed = np.intersect1d(needed, chosen[first])[:_LOOKED_AT]
-    gone = [one for one in _fragment_ids(needed) if (fragments_of(lacking) == one).sum() == pinned.live[one]]
-    return Coverage(tuple(gone), tuple(int(one) for one in needed), int(lacking.size), cost)
+    gone = [
+        fragment
+        for fragment in _fragment_ids(needed)
+        if (fragments_of(lacking) == fragment).sum() == pinned.live[fragment]
+    ]
+    return Coverage(tuple(gone), tuple(int(fragment) for fragment in needed), int(lacking.size), cost)
 
 
 def _lacking(
@@ -172,7 +182,7 @@ def _lacking(
     (An update moves rows with stable ids to fragments that it adds to what any segment claims.)
     """
     if not by_segment:
-        parts = [one for entry in index.segments for one in row_ids_in(table, index, entry)]
+        parts = [ids for entry in index.segments for ids in row_ids_in(table, index, entry)]
         return ~np.isin(ids, np.concatenate([np.empty(0, np.uint64), *parts]))
     lacking = np.zeros(len(ids), bool)
     for entry in index.segments:
@@ -183,11 +193,11 @@ def _lacking(
 
 
 def _not_held(pinned: Pinned, entry: table_pb2.IndexMetadata, held: frozenset[int]) -> frozenset[int]:
-    return frozenset(one for one in covered_by([entry]) - held if pinned.live.get(one))
+    return frozenset(fragment for fragment in covered_by([entry]) - held if pinned.live.get(fragment))
 
 
 def _fragment_ids(addresses: NDArray[np.uint64]) -> list[int]:
-    return [int(one) for one in np.unique(fragments_of(addresses))]
+    return [int(fragment) for fragment in np.unique(fragments_of(addresses))]
 
 
 def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) -> pa.ChunkedArray:
@@ -243,9 +253,9 @@ def plan_answers(table: Table, options: AnswersOptions) -> AnswersPlan:
         if index is None:
             planned.append(not_described(table, name))
             continue
-        one = _planned(pinned, index, options.samples, seed, left // (len(names) - number))
-        left = max(0, left - one.bytes_at_most)
-        planned.append(one)
+        plan = _planned(pinned, index, options.samples, seed, left // (len(names) - number))
+        left = max(0, left - plan.bytes_at_most)
+        planned.append(plan)
     return AnswersPlan(table.version, planned, options.max_bytes)
 
 
@@ -301,9 +311,11 @@ def recall_of_codes(
     for near, by_codes in reader.each(pinned, drawn.fragments, work):
         exact.add(near.distances, near.addresses)
         coded.add(by_codes.distances, by_codes.addresses)
-    found = search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
+    answers = search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
     truth = [exact.sure(number) for number in range(len(asked))]
-    return _share(truth, [one.addresses for one in found], drawn.seed), _share(truth, [*coded.addresses], drawn.seed)
+    return _share(truth, [answer.addresses for answer in answers], drawn.seed), _share(
+        truth, [*coded.addresses], drawn.seed
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +388,7 @@ def ask_for_rows(
         replace(
             held,
             rows=tuple(sorted(missing)),
-            fragments=tuple(one for one in held.fragments if any(row >> 32 == one for row in missing)),
+            fragments=tuple(fragment for fragment in held.fragments if any(row >> 32 == fragment for row in missing)),
         ),
     )
 
@@ -493,10 +505,12 @@ def _indexed(index: AskedIndex, values: pa.ChunkedArray) -> NDArray[np.bool_]:
     if index.type == "BTree":
         return np.ones(len(values), bool)
     if not index.is_vector:
-        return np.array([one is not None for one in values.to_pylist()], bool)
+        return np.array([value is not None for value in values.to_pylist()], bool)
     if pa.types.is_fixed_size_list(values.type):
-        return np.array([one is not None and bool(np.isfinite(one).all()) and any(one) for one in values.to_pylist()])
-    return np.array([bool(one) for one in values.to_pylist()], bool)
+        return np.array(
+            [value is not None and bool(np.isfinite(value).all()) and any(value) for value in values.to_pylist()]
+        )
+    return np.array([bool(value) for value in values.to_pylist()], bool)
 
 
 def _remedy(table: Table, index: str) -> str:
@@ -586,9 +600,9 @@ def _margin(type_: str) -> float:
 
 def _shown(pinned: Pinned, index: AskedIndex, answers: IndexAnswers) -> list[str]:
     """The values of the rows that are examples."""
-    wanted = [int(one) for one in (*answers.examples_missing, *answers.examples_extra)]
+    wanted = [int(address) for address in (*answers.examples_missing, *answers.examples_extra)]
     values: Mapping[int, object] = {}
-    for fragment in sorted({one >> 32 for one in wanted}):
+    for fragment in sorted({address >> 32 for address in wanted}):
         rows = pinned.dataset.scanner(
             columns=[index.column], fragments=[pinned.fragments[fragment]], with_row_address=True
         ).to_table()

@@ -64,12 +64,12 @@ def _place(value: Any, kind: bytes) -> tuple[float, float] | None:
     """Coordinates near a geometry, if not of it (where it has more than two); None: it has none."""
     if kind == _WKB:
         order = "<" if value and value[0] else ">"
-        found = struct.unpack(f"{order}2d", value[-_PAIR:]) if value and len(value) > _PAIR else ()
+        numbers = struct.unpack(f"{order}2d", value[-_PAIR:]) if value and len(value) > _PAIR else ()
     elif kind == _WKT:
-        found = tuple(float(one) for one in _NUMBER.findall(value or "")[:2])
+        numbers = tuple(float(number) for number in _NUMBER.findall(value or "")[:2])
     else:
-        found = _first_pair(value)
-    return (found[0], found[1]) if len(found) > 1 and np.isfinite(found[:2]).all() else None
+        numbers = _first_pair(value)
+    return (numbers[0], numbers[1]) if len(numbers) > 1 and np.isfinite(numbers[:2]).all() else None
 
 
 def _first_pair(value: Any) -> tuple[float, ...]:
@@ -154,12 +154,12 @@ def sample_queries(
         seed: draws the same again.
         max_bytes: about how much asking them may read.
     """
-    if any("`" in one.name for one in index.fields) or not index.fields:
+    if any("`" in field.name for field in index.fields) or not index.fields:
         return Queries(skipped="its column has a name that no condition can have, or is within lists")
     if pinned.dataset.data_storage_version == FIRST_FORMAT:  # it fails, panics, or does not name the index
         return Queries(skipped="pylance has no row addresses for answers from data files of Lance's first format")
     random = np.random.default_rng([seed, _hash(index.name)])
-    covered = [one for one in pinned.fragments if one in index.covered and pinned.live[one]]
+    covered = [fragment for fragment in pinned.fragments if fragment in index.covered and pinned.live[fragment]]
     if not covered:
         return Queries(skipped="it covers no rows")
     order = _by_interest(pinned, covered, random)
@@ -170,10 +170,10 @@ def sample_queries(
     left = max_bytes - rows.nbytes
     sized = index.size * 2 if not index.is_vector else 0
     chosen, cost = [], rows.nbytes + sized
-    for one in order if sized <= left else ():
-        needed = pinned.physical(one) * width
+    for fragment in order if sized <= left else ():
+        needed = pinned.physical(fragment) * width
         if cost + needed <= left:
-            chosen.append(one)
+            chosen.append(fragment)
             cost += needed
     fragments = sorted(chosen)
     others = sorted(set(order[:_SAMPLED_FRAGMENTS]) - set(chosen))
@@ -181,7 +181,7 @@ def sample_queries(
         return Queries((), rows, fragments, others, seed, cost)
     queries = tuple(_queries(index, rows, samples, random))
     if not fragments:  # only drawn rows are looked up: each by a page or two of the index
-        queries = tuple(one for one in queries if one.what in _POINTS)[: max(_FEW, left // _PAGE)]
+        queries = tuple(query for query in queries if query.what in _POINTS)[: max(_FEW, left // _PAGE)]
         cost = rows.nbytes + len(queries) * _PAGE
     why = "" if queries else f"no condition on {index.arrow} is known that pylance answers by it"
     return Queries(queries, rows, fragments, others, seed, cost, why)
@@ -193,8 +193,8 @@ def drawn_rows(
     """Values and addresses of live rows: the first, the last and random ones of each fragment, in order."""
     each = max(1, -(-samples // len(fragments)))
     positions: set[int] = set()
-    for one in fragments:
-        rows, start = pinned.live[one], pinned.starts[one]
+    for fragment in fragments:
+        rows, start = pinned.live[fragment], pinned.starts[fragment]
         inside = random.integers(0, rows, size=each)
         positions.update(start + int(at) for at in (0, rows - 1, *inside))
     return pinned.take(sorted(positions), index)
@@ -203,7 +203,7 @@ def drawn_rows(
 def _by_interest(pinned: Pinned, covered: list[int], random: np.random.Generator) -> list[int]:
     """The newest fragment, the oldest, those with deletions, then the others in random order."""
     ends = [covered[-1], covered[0]]
-    deleted = [one for one in covered if pinned.live[one] < pinned.physical(one)]
+    deleted = [fragment for fragment in covered if pinned.live[fragment] < pinned.physical(fragment)]
     shuffled = [*random.permutation(deleted).tolist(), *random.permutation(covered).tolist()]
     return list(dict.fromkeys([*ends, *shuffled]))
 
@@ -220,11 +220,11 @@ def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.
     elif index.type == "Inverted":
         yield from text_queries(index, values, samples, random)
     elif index.type == "MinHashLsh":
-        texts = sorted({one for one in values.to_pylist() if one})
+        texts = sorted({value for value in values.to_pylist() if value})
         chosen = sorted(random.permutation(len(texts))[:samples].tolist())
-        yield from (Query("similar", words=texts[one], column=index.column) for one in chosen)
+        yield from (Query("similar", words=texts[place], column=index.column) for place in chosen)
     elif index.type == "RTree":
-        yield from (Query(*one) for one in spatial_conditions(column, index.fields[-1], values, samples))
+        yield from (Query(*condition) for condition in spatial_conditions(column, index.fields[-1], values, samples))
     elif index.type in _ORDERED | _EQUAL:
         yield from _scalars(column, values, kind, samples, random, ranges=index.type in _ORDERED)
 
@@ -233,8 +233,8 @@ def _scalars(
     column: str, values: pa.ChunkedArray, kind: pa.DataType, samples: int, random: np.random.Generator, *, ranges: bool
 ) -> Iterator[Query]:
     """Equality, IN, NULL and ranges; ranges cover all values."""
-    distinct = sorted({one for one in plain(values) if one is not None and one == one})  # noqa: PLR0124 - NaN
-    written = [text for one in distinct if (text := literal(one, kind)) is not None]
+    distinct = sorted({value for value in plain(values) if value is not None and value == value})  # noqa: PLR0124 - NaN
+    written = [text for value in distinct if (text := literal(value, kind)) is not None]
     if distinct and not written:
         return
     yield Query("null", f"{column} IS NULL")
@@ -245,13 +245,13 @@ def _scalars(
         return
     if ranges and not pa.types.is_boolean(kind):
         at = np.unique(np.linspace(0, len(written) - 1, min(_CUTS, max(2, samples // 3), len(written))).astype(int))
-        cuts = [written[one] for one in at]
+        cuts = [written[place] for place in at]
         yield Query("range", f"{column} < {cuts[0]}")
         for low, high in pairwise(cuts):
             yield Query("range", f"{column} >= {low} AND {column} < {high}")
         yield Query("range", f"{column} >= {cuts[-1]}")
-    some = [written[one] for one in sorted(random.permutation(len(written))[: max(4, samples // 2)].tolist())]
-    yield from (Query("equal", f"{column} = {one}") for one in dict.fromkeys([written[0], written[-1], *some]))
+    some = [written[place] for place in sorted(random.permutation(len(written))[: max(4, samples // 2)].tolist())]
+    yield from (Query("equal", f"{column} = {value}") for value in dict.fromkeys([written[0], written[-1], *some]))
     for start in range(0, len(written), _IN_LIST):
         listed = written[start : start + _IN_LIST]
         yield Query("in", f"{column} IN ({', '.join(listed)})")
@@ -275,25 +275,27 @@ def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
 def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
     """Membership of one label, of any and of all of several."""
     kind = values.type.value_type
-    lists = [one for one in values.to_pylist() if one]
-    labels = sorted({label for one in lists for label in one if label is not None})
-    written = [text for one in labels if (text := literal(one, kind)) is not None]
+    lists = [value for value in values.to_pylist() if value]
+    labels = sorted({label for label_list in lists for label in label_list if label is not None})
+    written = [text for label in labels if (text := literal(label, kind)) is not None]
     if not written:
         return
-    chosen = [written[one] for one in sorted(random.permutation(len(written))[:samples].tolist())]
-    yield from (Query("label", f"array_has_any({column}, [{one}])") for one in chosen)
+    chosen = [written[place] for place in sorted(random.permutation(len(written))[:samples].tolist())]
+    yield from (Query("label", f"array_has_any({column}, [{label}])") for label in chosen)
     for start in range(0, len(written), _IN_LIST):
         yield Query("any label", f"array_has_any({column}, [{', '.join(written[start : start + _IN_LIST])}])")
-    several = [one for one in lists if len(one) > 1 and None not in one][: max(1, samples // 8)]
-    for one in several:
-        both = [literal(label, kind) for label in one[:2]]
+    several = [label_list for label_list in lists if len(label_list) > 1 and None not in label_list][
+        : max(1, samples // 8)
+    ]
+    for combination in several:
+        both = [literal(label, kind) for label in combination[:2]]
         if None not in both:
             yield Query("all labels", f"array_has_all({column}, [{', '.join(map(str, both))}])")
 
 
 def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
     """Parts of the texts, three characters and longer."""
-    texts = [one for one in values.to_pylist() if one and len(one) >= _GRAM]
+    texts = [value for value in values.to_pylist() if value and len(value) >= _GRAM]
     if not texts:
         return
     parts = set()
@@ -313,15 +315,15 @@ def text_queries(
     index: AskedIndex, values: pa.ChunkedArray, samples: int, random: np.random.Generator
 ) -> Iterator[Query]:
     """Words, several words at once, and phrases if the index has positions."""
-    texts = [" ".join(one) if isinstance(one, list) else one for one in values.to_pylist() if one]
-    words = [found for one in texts if (found := _WORDS.findall(one))]
+    texts = [" ".join(value) if isinstance(value, list) else value for value in values.to_pylist() if value]
+    words = [matches for text in texts if (matches := _WORDS.findall(text))]
     if not words:
         return
     asked = set()
     for at in random.permutation(len(words))[:samples].tolist():
         document = words[at]
         asked.add(document[int(random.integers(0, len(document)))])
-    yield from (Query("word", words=one, column=index.column) for one in sorted(asked))
+    yield from (Query("word", words=word, column=index.column) for word in sorted(asked))
     for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
         some = sorted(set(random.choice(words[at], size=3).tolist()))
         yield Query("words", words=" ".join(some), column=index.column)
@@ -338,17 +340,17 @@ def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int)
     path = str(index.details.get("path", ""))
     if "." in path:
         return  # pylance takes the whole of it for a key where it scans, and for a path in the index
-    found = sorted({one for text in values.to_pylist() if (one := _at(text, path)) is not None}, key=repr)
-    for one in found[: max(4, samples)]:
+    scalars = sorted({value for text in values.to_pylist() if (value := _at(text, path)) is not None}, key=repr)
+    for value in scalars[: max(4, samples)]:
         key = "'" + path.replace("'", "''") + "'"
-        if isinstance(one, bool):
-            yield Query("equal", f"json_get_bool({column}, {key}) = {str(one).lower()}")
-        elif isinstance(one, int):
-            yield Query("equal", f"json_get_int({column}, {key}) = {one}")
-        elif isinstance(one, float):
-            yield Query("equal", f"json_get_float({column}, {key}) = {one!r}")
+        if isinstance(value, bool):
+            yield Query("equal", f"json_get_bool({column}, {key}) = {str(value).lower()}")
+        elif isinstance(value, int):
+            yield Query("equal", f"json_get_int({column}, {key}) = {value}")
+        elif isinstance(value, float):
+            yield Query("equal", f"json_get_float({column}, {key}) = {value!r}")
         else:
-            yield Query("equal", f"json_get_string({column}, {key}) = {literal(one, pa.string())}")
+            yield Query("equal", f"json_get_string({column}, {key}) = {literal(value, pa.string())}")
 
 
 def _at(text: Any, path: str) -> bool | int | float | str | None:

@@ -82,8 +82,8 @@ class Nearest:
         """The rows that every right answer has: any of several rows may be in the last place."""
         limit, distances = self.limit(query), self.distances[query]
         nearer = distances < (limit - tie(limit) if np.isfinite(limit) else limit)
-        found: NDArray[np.uint64] = self.addresses[query][nearer]
-        return found
+        addresses: NDArray[np.uint64] = self.addresses[query][nearer]
+        return addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -
             return IndexAnswers(**base, skipped="none of its drawn vectors can be searched by")
         here, there = asked[inside[usable]], own[inside[usable]]
         truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, reader)
-        found = search(pinned, index, asked, drawn.fragments)
+        answers = search(pinned, index, asked, drawn.fragments)
         again = [] if metric == "dot" or not len(here) else search(pinned, index, here, drawn.fragments, REFINE)
     except SearchError as error:
         return IndexAnswers(**base, queries=1, wrong=1, error=str(error))
-    measured = _measured(index, asked, truth, found, metric, drawn.seed)
+    measured = _measured(index, asked, truth, answers, metric, drawn.seed)
     return IndexAnswers(
         **base,
         queries=len(asked),
@@ -182,7 +182,7 @@ def matrix_of(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
 
 def several_vectors(column: pa.ChunkedArray) -> list[Any]:
     """Queries of several vectors each."""
-    return [one for one in column.to_pylist() if one][:MULTIVECTOR_QUERIES]
+    return [vector for vector in column.to_pylist() if vector][:MULTIVECTOR_QUERIES]
 
 
 def usable_rows(vectors: NDArray[Any], metric: str) -> NDArray[np.bool_]:
@@ -225,9 +225,9 @@ def _exact(
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
     nearest = Nearest.of(len(asked))
     rows = 0
-    for found in reader.each(pinned, fragments, _Search(index, asked, metric)):
-        rows += found.rows
-        nearest.add(found.nearest.distances, found.nearest.addresses)
+    for answers in reader.each(pinned, fragments, _Search(index, asked, metric)):
+        rows += answers.rows
+        nearest.add(answers.nearest.distances, answers.nearest.addresses)
     order = np.argsort(nearest.distances, axis=1, kind="stable")
     nearest.distances = np.take_along_axis(nearest.distances, order, axis=1)
     nearest.addresses = np.take_along_axis(nearest.addresses, order, axis=1)
@@ -266,7 +266,7 @@ def batches(
     with lance_errors("scan", pinned.uri):
         scanner = pinned.dataset.scanner(
             columns=[index.column],
-            fragments=[pinned.fragments[one] for one in fragments],
+            fragments=[pinned.fragments[fragment] for fragment in fragments],
             with_row_address=True,
             batch_size=_BATCH,
         )
@@ -289,7 +289,7 @@ def search(
     if refine is not None:
         nearest["refine_factor"] = refine
     with searching(pinned, index):
-        found = pinned.dataset.scanner(
+        hits = pinned.dataset.scanner(
             columns=[index.column],
             nearest=nearest,
             with_row_address=True,
@@ -298,16 +298,16 @@ def search(
             **_only(pinned, fragments),
             **of_index(pinned, index),
         ).to_table()
-    of = found["query_index"].to_numpy() if "query_index" in found.column_names else np.zeros(found.num_rows, np.int32)
-    addresses = found[ROW_ADDRESS].to_numpy()
-    vectors = matrix_of(found[index.column]) if found.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
+    of = hits["query_index"].to_numpy() if "query_index" in hits.column_names else np.zeros(hits.num_rows, np.int32)
+    addresses = hits[ROW_ADDRESS].to_numpy()
+    vectors = matrix_of(hits[index.column]) if hits.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
     return [Found(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
 
 
 def of_index(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
     """The argument that chooses one of several vector indexes of a column."""
-    same = [one for one in pinned.indexes.values() if one.is_vector and one.column == index.column]
-    return {} if len(same) == 1 else {"index_segments": [one.uuid for one in index.segments]}
+    same = [other for other in pinned.indexes.values() if other.is_vector and other.column == index.column]
+    return {} if len(same) == 1 else {"index_segments": [segment.uuid for segment in index.segments]}
 
 
 def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
@@ -320,14 +320,17 @@ def _only(pinned: Pinned, fragments: Sequence[int]) -> dict[str, Any]:
         return {}
     with lance_errors("read row ids of", pinned.uri):
         rows = pinned.dataset.scanner(
-            columns=[], fragments=[pinned.fragments[one] for one in fragments], with_row_id=True, use_scalar_index=False
+            columns=[],
+            fragments=[pinned.fragments[fragment] for fragment in fragments],
+            with_row_id=True,
+            use_scalar_index=False,
         ).to_table()[ROW_ID]
     return {"row_addr_allowlist": encode_row_ids(rows.to_numpy())}
 
 
 def _trained_rows(pinned: Pinned, index: AskedIndex) -> int:
     built = index.segments[0].fragments
-    return sum(one.physical_rows for number, one in pinned.fragments.items() if number in built)
+    return sum(fragment.physical_rows for number, fragment in pinned.fragments.items() if number in built)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,19 +352,21 @@ def _measured(
     Rows at the same distance are equal. Of those that share the last place, any age is right: by age, the others count.
     """
     near, real, sure, others, missed = [], [], [], [], []
-    for number, one in enumerate(found):
-        distances = distances_of(asked[number : number + 1], one.vectors, metric)[0]
+    for number, answer in enumerate(found):
+        distances = distances_of(asked[number : number + 1], answer.vectors, metric)[0]
         limit = truth.limit(number)
         real.append(truth.addresses[number][np.isfinite(truth.distances[number])])
-        near.append(one.addresses[distances <= limit + tie(limit)] if np.isfinite(limit) else one.addresses)
+        near.append(answer.addresses[distances <= limit + tie(limit)] if np.isfinite(limit) else answer.addresses)
         sure.append(truth.sure(number))
-        others.append(one.addresses[np.abs(distances - limit) > tie(limit)] if np.isfinite(limit) else one.addresses)
+        others.append(
+            answer.addresses[np.abs(distances - limit) > tie(limit)] if np.isfinite(limit) else answer.addresses
+        )
         missed += np.setdiff1d(sure[-1], near[-1])[:1].tolist()
     recall = _share(real, near, None, seed)
     built = index.segments[0].fragments if len(index.segments) > 1 else index.covered
     ages = [built] if len(index.segments) > 1 else _older_parts(index)
     excesses = [_excess(sure, others, age, seed) for age in ages]
-    excess = max((one for one in excesses if one is not None), key=lambda one: one.low, default=None)
+    excess = max((excess for excess in excesses if excess is not None), key=lambda excess: excess.low, default=None)
     old = np.array(sorted(built), dtype=np.int64)
     right = [np.intersect1d(wanted, got) for wanted, got in zip(sure, near, strict=True)]
     if len(index.segments) < 2:  # noqa: PLR2004 - one has no appended rows that are known
@@ -386,8 +391,8 @@ def _share(
             return int(addresses.size)
         return int((np.isin(fragments_of(addresses), ages) != inverted).sum())
 
-    totals = [counted(one) for one in real]
-    hits = [min(total, counted(one)) for total, one in zip(totals, near, strict=True)]
+    totals = [counted(addresses) for addresses in real]
+    hits = [min(total, counted(addresses)) for total, addresses in zip(totals, near, strict=True)]
     return share_by_query(hits, totals, seed) if sum(totals) >= (1 if ages is None else _ENOUGH) else None
 
 
@@ -420,10 +425,10 @@ def _excess(
 def _found_itself(asked: NDArray[Any], own: NDArray[np.uint64], found: list[Found], metric: str) -> Interval | None:
     """The share of rows that the search by their own vector finds, or one that is the same."""
     hits = 0
-    for number, one in enumerate(found):
-        same = distances_of(asked[number : number + 1], one.vectors, metric)[0]
+    for number, answer in enumerate(found):
+        same = distances_of(asked[number : number + 1], answer.vectors, metric)[0]
         scale = 1.0 if metric != "l2" else float((asked[number].astype(np.float64) ** 2).sum())
-        hits += bool((one.addresses == own[number]).any() or (same <= tie(scale)).sum() >= K)
+        hits += bool((answer.addresses == own[number]).any() or (same <= tie(scale)).sum() >= K)
     return wilson(hits, len(found))
 
 
@@ -437,16 +442,16 @@ def _measure_multivector(pinned: Pinned, index: AskedIndex, drawn: Queries, base
         answers = []
         for use_index in (False, True):
             with searching(pinned, index):
-                found = pinned.dataset.scanner(
+                answer = pinned.dataset.scanner(
                     columns=["_distance"],
                     nearest=asked | {"use_index": use_index, "refine_factor": REFINE},
                     with_row_address=True,
                     disable_scoring_autoprojection=True,
                     **(of_index(pinned, index) if use_index else {}),
                 ).to_table()
-            answers.append(found)
+            answers.append(answer)
         limit = max(answers[0]["_distance"].to_pylist(), default=0.0)
-        near = sum(one <= limit + tie(limit) for one in answers[1]["_distance"].to_pylist())
+        near = sum(distance <= limit + tie(limit) for distance in answers[1]["_distance"].to_pylist())
         totals.append(answers[0].num_rows)
         hits.append(min(near, answers[0].num_rows))
     base["settings"] = f"k {K}, nprobes {NPROBES}, refine {REFINE}"
@@ -492,11 +497,11 @@ def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.
         SearchError: a state does not answer.
         StorageError: the table cannot be read.
     """
-    found = [_found(state, index, rows) for state in (before, after)]
-    shares = np.array([_shares(*one) for one in zip(*found, strict=True)], np.float64).reshape(-1, 2)
+    searches = [_found(state, index, rows) for state in (before, after)]
+    shares = np.array([_shares(*pair) for pair in zip(*searches, strict=True)], np.float64).reshape(-1, 2)
     if not len(shares):
         return Pooled(0, 0.0, 0.0, None)
-    earlier, later = (float(one) for one in shares.mean(axis=0))
+    earlier, later = (float(share) for share in shares.mean(axis=0))
     return Pooled(len(shares), earlier, later, mean_by_query(shares[:, 1] - shares[:, 0], seed))
 
 
@@ -505,13 +510,13 @@ def _found(pinned: Pinned, index: AskedIndex, rows: pa.Table) -> list[NDArray[np
     state = pinned.indexes[index.name]
     metric = metric_of(pinned, state)
     if pa.types.is_list(index.arrow):
-        return [_found_by_several(pinned, state, one) for one in several_vectors(rows[index.column])]
+        return [_found_by_several(pinned, state, vector) for vector in several_vectors(rows[index.column])]
     vectors = matrix_of(rows[index.column])
     asked = vectors[usable_rows(vectors, metric)]
     every = list(pinned.fragments)
     return [
-        distances_of(asked[number : number + 1], one.vectors, metric)[0]
-        for number, one in enumerate(search(pinned, state, asked, every, k=_ASKED))
+        distances_of(asked[number : number + 1], answer.vectors, metric)[0]
+        for number, answer in enumerate(search(pinned, state, asked, every, k=_ASKED))
     ]
 
 
@@ -519,14 +524,14 @@ def _found_by_several(pinned: Pinned, index: AskedIndex, query: Any) -> NDArray[
     """The distances of what is found by several vectors; Lance computes exact ones of more rows than it returns."""
     nearest = {"column": index.column, "q": np.asarray(query, np.float32), "k": _ASKED, "nprobes": NPROBES}
     with searching(pinned, index):
-        found = pinned.dataset.scanner(
+        hits = pinned.dataset.scanner(
             columns=["_distance"],
             nearest=nearest | {"refine_factor": REFINE},
             disable_scoring_autoprojection=True,
             fast_search=True,
             **of_index(pinned, index),
         ).to_table()
-    distances: NDArray[np.float64] = found["_distance"].to_numpy().astype(np.float64)
+    distances: NDArray[np.float64] = hits["_distance"].to_numpy().astype(np.float64)
     return distances
 
 
@@ -536,7 +541,7 @@ def _shares(before: NDArray[np.float64], after: NDArray[np.float64]) -> Sequence
     if not nearest:
         return 1.0, 1.0
     limit = nearest[-1] + tie(nearest[-1])
-    return [min(1.0, float((one <= limit).sum()) / len(nearest)) for one in (before, after)]
+    return [min(1.0, float((distances <= limit).sum()) / len(nearest)) for distances in (before, after)]
 
 
 def _of_any(before: NDArray[np.float64], after: NDArray[np.float64]) -> list[float]:

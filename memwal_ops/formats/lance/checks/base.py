@@ -121,7 +121,7 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
     rows_before = 0
     for version, path in sorted(manifests.items())[0 if deep else -_NEWEST_VERSIONS :]:
         try:
-            found = decode_version_manifest(table.store.get(path))
+            decoded = decode_version_manifest(table.store.get(path))
         except ObjectNotFoundError:
             continue  # expired meanwhile
         except InvalidFormatError as error:
@@ -130,20 +130,20 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
                 "Readers of that version fail, and gc and expire delete nothing.",
             )  # fmt: skip
             continue
-        if found.manifest.version != version:
+        if decoded.manifest.version != version:
             yield Finding(
-                Severity.ERROR, "version_manifest", path, f"Its content is that of version {found.manifest.version}.",
+                Severity.ERROR, "version_manifest", path, f"Its content is that of version {decoded.manifest.version}.",
                 "Readers of that version read another one, and gc and expire delete nothing.",
                 "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
-        why = lost_dictionary(found) if version != table.version else None  # of the newest, with its files
+        why = lost_dictionary(decoded) if version != table.version else None  # of the newest, with its files
         if why is not None:
             yield Finding(
                 Severity.ERROR if version in kept else Severity.WARNING, "version_unreadable", path, f"It {why}.",
                 "Readers of that version read other values, or fail.", LOST_VALUES, _PAGE,
             )  # fmt: skip
-        rows = sum(fragment.physical_rows for fragment in found.manifest.fragments)
-        if rows_before and not found.manifest.fragments and version == table.version:
+        rows = sum(fragment.physical_rows for fragment in decoded.manifest.fragments)
+        if rows_before and not decoded.manifest.fragments and version == table.version:
             yield Finding(
                 Severity.WARNING, "version_emptied", path,
                 f"It has no fragments; the version before has {rows_before:,} rows.",
@@ -272,8 +272,8 @@ def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Findi
 def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
     """The region snapshot decodes, and is not newer than the manifests."""
     try:
-        found = read_snapshot(table)
-        rows = () if found is None else found.regions
+        snapshot = read_snapshot(table)
+        rows = () if snapshot is None else snapshot.regions
     except InvalidFormatError as error:
         yield finding_of(
             error, "snapshot", "the region snapshot", f"Readers that use it fail. {_SNAPSHOT_AGAIN}", Severity.WARNING
@@ -321,7 +321,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
     older: RegionManifest | None = None
     for version in versions if deep else versions[-_NEWEST_MANIFESTS:]:
         try:
-            found = store.read(version)
+            stored = store.read(version)
         except RegionManifestGoneError:
             continue  # gc runs beside this
         except NotExportedError:
@@ -332,7 +332,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
             )
             continue
         for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
-            before, now = (getattr(one, name) or 0 for one in (older or found, found))
+            before, now = (getattr(state, name) or 0 for state in (older or stored, stored))
             if now < before:
                 yield Finding(
                     Severity.ERROR, name, store.path(version), f"{name} falls from {before} to {now}.",
@@ -341,7 +341,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
                     "Stop the region's writer. Restore the region's folder as a whole from one backup.",
                     runbook(RegionManifestCorruptError.exit_code) or "",
                 )  # fmt: skip
-        older = found
+        older = stored
 
 
 def check_generations(
@@ -405,7 +405,7 @@ def check_generations(
                 yield generation
             except MemwalOpsError as error:
                 yield finding_of(error, "generation", ref.folder, _STOPS, about=about)
-    listed = {one.path for one in manifest.flushed_generations}
+    listed = {flushed.path for flushed in manifest.flushed_generations}
     for name, directory in sorted(contents.directories.items()):
         if parse_generation_dir(name) is not None and name not in listed:
             yield Finding(

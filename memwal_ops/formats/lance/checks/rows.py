@@ -61,16 +61,16 @@ def check_base_keys(table: Table, reader: Reader) -> Iterator[Finding]:
 
 def check_keys(table: Table, columns: Sequence[str], reader: Reader) -> Iterator[Finding]:
     """:func:`check_base_keys` with other columns as the key."""
-    found = reader.repeated_keys(table, columns)
-    if found.marked:
+    repeated = reader.repeated_keys(table, columns)
+    if repeated.marked:
         yield Finding(
-            Severity.ERROR, "null_keys", "the base table", f"{found.marked:,} key values are NULL.",
+            Severity.ERROR, "null_keys", "the base table", f"{repeated.marked:,} key values are NULL.",
             "No merge can update or delete these rows.", "Give them keys, or delete them.", _PAGE,
         )  # fmt: skip
-    if found.values:
+    if repeated.values:
         yield Finding(
             Severity.ERROR, "duplicate_keys", "the base table",
-            f"{found.values:,} keys are in it more than once ({found.rows:,} rows).",
+            f"{repeated.values:,} keys are in it more than once ({repeated.rows:,} rows).",
             "Readers get them twice; a merge replaces all of them by one.",
             "Delete the duplicates by row id.", _PAGE,
         )  # fmt: skip
@@ -80,18 +80,18 @@ def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
     """In a table with stable row ids, no two rows have the same id, and none has one at or above the next id."""
     if not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS:
         return
-    found = reader.repeated_row_ids(table)
-    if twice := found.rows - found.values:
+    repeated = reader.repeated_row_ids(table)
+    if twice := repeated.rows - repeated.values:
         yield Finding(
             Severity.ERROR, "row_ids", "the base table",
             f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
             "Indexes and readers that look rows up by id get the wrong ones.",
             "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip
-    if found.marked:
+    if repeated.marked:
         yield Finding(
             Severity.ERROR, "row_ids", "the newest version",
-            f"{found.marked:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be "
+            f"{repeated.marked:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be "
             "assigned.",
             "Rows that are appended get the same ids.",
             "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
@@ -120,27 +120,27 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
     """
     parts: list[pa.Table] = []
     for number, region_id in enumerate(sorted(opened)):
-        for one in opened[region_id]:
+        for generation in opened[region_id]:
             try:
-                rows = one.read_keys()
-                deque(one.read_rows(max_bytes=_MAX_BYTES), maxlen=0)  # the other columns may be damaged alone
+                rows = generation.read_keys()
+                deque(generation.read_rows(max_bytes=_MAX_BYTES), maxlen=0)  # the other columns may be damaged alone
             except MemwalOpsError as error:
-                about = f"{region_id}/{one.ref.generation}"
-                yield finding_of(error, "generation_rows", one.ref.folder, _STOPS, about=about)
+                about = f"{region_id}/{generation.ref.generation}"
+                yield finding_of(error, "generation_rows", generation.ref.folder, _STOPS, about=about)
                 continue
-            yield from _check_required(table, one)
-            yield from check_key_files(table.store, one, rows.drop_columns([TOMBSTONE]))
+            yield from _check_required(table, generation)
+            yield from check_key_files(table.store, generation, rows.drop_columns([TOMBSTONE]))
             keys = rows.select(range(len(table.primary_key)))
             nulls = sum(column.null_count for column in keys.columns)
             if nulls:
                 yield Finding(
-                    Severity.ERROR, "null_keys", one.ref.folder, f"{nulls:,} key values are NULL.",
+                    Severity.ERROR, "null_keys", generation.ref.folder, f"{nulls:,} key values are NULL.",
                     "Merges refuse the generation.", "Ask the writer's owner; the rows are in the log.", _PAGE,
                 )  # fmt: skip
-            if one.ref.rows is not None and one.ref.rows != one.physical_rows:
+            if generation.ref.rows is not None and generation.ref.rows != generation.physical_rows:
                 yield Finding(
-                    Severity.INFO, "row_count", one.ref.folder,
-                    f"It has {one.physical_rows:,} rows; the region's manifest records {one.ref.rows:,}.",
+                    Severity.INFO, "row_count", generation.ref.folder,
+                    f"It has {generation.physical_rows:,} rows; the region's manifest records {generation.ref.rows:,}.",
                     "Budgets of merges are estimated wrongly.", "None.",
                 )  # fmt: skip
             parts.append(keys.append_column(_REGION, pa.repeat(pa.scalar(number, pa.int64()), keys.num_rows)))
@@ -188,18 +188,18 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
     Args:
         keys: its live rows: key columns, and ``_rowaddr``.
     """
-    found = GenerationKeys.of([keys], keys.column_names[: keys.column_names.index(ROW_ADDRESS)])
-    if not keys.num_rows or any(column.null_count for column in found.columns):
+    stored_keys = GenerationKeys.of([keys], keys.column_names[: keys.column_names.index(ROW_ADDRESS)])
+    if not keys.num_rows or any(column.null_count for column in stored_keys.columns):
         return
     path = f"{generation.ref.folder}/{BLOOM_FILTER}"
     try:
-        bloom = read_bloom_filter(store, generation.ref.folder, [column.type for column in found.columns])
-        missed = 0 if bloom is None else int(np.count_nonzero(~bloom.may_have(found.columns)))
+        bloom = read_bloom_filter(store, generation.ref.folder, [column.type for column in stored_keys.columns])
+        missed = 0 if bloom is None else int(np.count_nonzero(~bloom.may_have(stored_keys.columns)))
         if missed:
             yield _lacks("key_filter", path, missed)
     except InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
-    values = found.index_values
+    values = stored_keys.index_values
     path = f"{generation.ref.folder}/{KEY_INDEX_PAGES}"
     if values is None:
         return

@@ -174,18 +174,18 @@ def _joined(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _read(dataset: lance.LanceDataset, name: str, addresses: npt.NDArray[np.uint64]) -> pa.Array:
-    found = dataset.scanner(
+    blobs = dataset.scanner(
         columns=[name],
         filter=f"{ROW_ADDRESS} IN ({', '.join(map(str, addresses.tolist()))})",
         with_row_address=True,
         scan_in_order=True,
         blob_handling="all_binary",
     ).to_table()
-    if not np.array_equal(found.column(ROW_ADDRESS).to_numpy(), addresses):
+    if not np.array_equal(blobs.column(ROW_ADDRESS).to_numpy(), addresses):
         raise InvariantViolatedError(
-            f"Column {name!r}: {len(addresses)} blobs were requested, and {found.num_rows} were read."
+            f"Column {name!r}: {len(addresses)} blobs were requested, and {blobs.num_rows} were read."
         )
-    return found.column(name).combine_chunks()
+    return blobs.column(name).combine_chunks()
 
 
 def _blobs(descriptors: pa.Array, payload: pa.Array | None, field: pa.Field) -> pa.Array:
@@ -195,10 +195,10 @@ def _blobs(descriptors: pa.Array, payload: pa.Array | None, field: pa.Field) -> 
     inner = _inner(field.type)
     if pa.types.is_struct(field.type):
         children = [
-            _blobs(descriptors.field(place), None if payload is None else payload.field(place), one)
-            for place, one in enumerate(inner)
+            _blobs(descriptors.field(place), None if payload is None else payload.field(place), column)
+            for place, column in enumerate(inner)
         ]
-        fields = [one.with_type(written_type(one.type)) for one in inner]
+        fields = [column.with_type(written_type(column.type)) for column in inner]
         return pa.StructArray.from_arrays(children, fields=fields, mask=descriptors.is_null())
     if not inner:
         return descriptors

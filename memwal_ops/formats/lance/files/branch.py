@@ -57,18 +57,18 @@ def list_branches(root: Store) -> tuple[TableBranch, ...]:
     Raises:
         TableCorruptError: the record of one does not decode.
     """
-    found = []
+    branches = []
     for meta in root.list(f"{REFS_FOLDER}/branches"):
         name = unquote(meta.path.rpartition("/")[2].removesuffix(".json"))
         try:
             record = json.loads(root.get(meta.path))
             created = datetime.fromtimestamp(int(record["createAt"]), UTC)
-            found.append(TableBranch(name, record["parentBranch"], int(record["parentVersion"]), created))
+            branches.append(TableBranch(name, record["parentBranch"], int(record["parentVersion"]), created))
         except ObjectNotFoundError:
             continue  # deleted since it was listed
         except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
             raise TableCorruptError(f"{meta.path}, the record of a branch, cannot be read: {error!r}.") from error
-    return tuple(sorted(found, key=lambda one: one.name))
+    return tuple(sorted(branches, key=lambda branch: branch.name))
 
 
 def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
@@ -78,11 +78,11 @@ def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
         TableCorruptError: the record of one does not decode.
         StorageError: the store failed.
     """
-    found: dict[str, tuple[str | None, int]] = {}
+    tags: dict[str, tuple[str | None, int]] = {}
     for meta in root.list(f"{REFS_FOLDER}/tags"):
         try:
             record = json.loads(root.get(meta.path))
-            found[unquote(meta.path.rpartition("/")[2].removesuffix(".json"))] = (
+            tags[unquote(meta.path.rpartition("/")[2].removesuffix(".json"))] = (
                 record["branch"],
                 int(record["version"]),
             )
@@ -90,7 +90,7 @@ def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
             continue  # deleted since it was listed
         except (ValueError, KeyError, TypeError) as error:
             raise TableCorruptError(f"{meta.path}, the record of a tag, cannot be read: {error!r}.") from error
-    return found
+    return tags
 
 
 def branch_location(location: Location, own: str | None, name: str | None) -> Location:

@@ -114,12 +114,12 @@ class VersionFiles(NamedTuple):
 
 def list_versions(store: Store, folder: str = VERSIONS_FOLDER) -> VersionFiles:
     """List all versions of the table, or of a dataset below it; one request for each 1,000."""
-    found = VersionFiles({}, {})
+    files = VersionFiles({}, {})
     for meta in store.list(folder):
         name = parse_version_manifest_name(meta.path.rsplit("/", 1)[-1])
         if name is not None:
-            (found.detached if name.detached else found.numbered)[name.version] = meta
-    return found
+            (files.detached if name.detached else files.numbered)[name.version] = meta
+    return files
 
 
 def list_page(store: Store) -> VersionPage:
@@ -313,12 +313,12 @@ def list_manifests_of_others(branch: Branch) -> dict[str, ObjectMeta]:
     version may be put back. One listing of all branches' files; for a branch also one of main's versions.
     """
     own = (f"{branch.folder}/{VERSIONS_FOLDER}/", f"{branch.folder}/{SET_ASIDE_FOLDER}/")
-    found = {
+    manifests = {
         meta.path: meta
         for meta in branch.root.list(BRANCHES_FOLDER)
         if (_is_manifest(meta.path) or _is_copy(meta.path)) and not meta.path.startswith(own)
     }
-    return found if branch.name is None else found | list_manifests(branch.root)
+    return manifests if branch.name is None else manifests | list_manifests(branch.root)
 
 
 def read_references(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, References]]:

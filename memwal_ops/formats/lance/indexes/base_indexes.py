@@ -120,7 +120,7 @@ def _type_of(details: Any) -> str | None:
     kind = details.type_url.rpartition(".")[2].removesuffix("IndexDetails")
     if kind != "Vector":
         return kind if kind in _SCALAR else None
-    present = {one.field_number for one in UnknownFieldSet(empty_pb2.Empty.FromString(details.value))}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    present = {field.field_number for field in UnknownFieldSet(empty_pb2.Empty.FromString(details.value))}  # type: ignore[attr-defined]  # iterable, missing in the stub
     compressed = [name for number, name in _COMPRESSIONS.items() if number in present]
     return f"IVF_{'HNSW_' if _HNSW in present else ''}{compressed[0]}" if len(compressed) == 1 else None
 
@@ -135,15 +135,15 @@ def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:
 
 def is_of_key(table: Table, index: BaseIndex) -> bool:
     """Whether it is the B-tree of the primary key."""
-    ids = {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id < 0}
+    ids = {field.name: field.id for field in table.manifest.manifest.fields if field.parent_id < 0}
     keys = [ids[name] for name in table.primary_key]
     return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)
 
 
 def is_nested(index: BaseIndex, version: VersionManifest) -> bool:
     """Whether a field of an index is in a struct."""
-    outer = {one.id: one.parent_id for one in version.manifest.fields}
-    return any(outer.get(one, -1) >= 0 for entry in index.segments for one in entry.fields)
+    outer = {field.id: field.parent_id for field in version.manifest.fields}
+    return any(outer.get(field, -1) >= 0 for entry in index.segments for field in entry.fields)
 
 
 def coverage(covered: frozenset[int], version: VersionManifest) -> Coverage:
@@ -215,7 +215,7 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
     if index.is_vector:
         names, column = ["auxiliary.idx"], ROW_ID
     elif index.type == "Inverted":
-        names, column = [f"part_{one}_docs.lance" for one in _partitions(table, folder, index)], ROW_ID
+        names, column = [f"part_{partition}_docs.lance" for partition in _partitions(table, folder, index)], ROW_ID
     else:
         name, column = _IDS[index.type]
         names = [name]
@@ -242,8 +242,8 @@ def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadat
     """
     if index.type in MAPPED:
         return _fragments_of_maps(table, index, entry)
-    found = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
-    return frozenset[int]().union(*found)
+    held = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
+    return frozenset[int]().union(*held)
 
 
 def _partitions(table: Table, folder: str, index: BaseIndex) -> list[int]:
@@ -263,7 +263,7 @@ def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMet
     """The fragments in the row address maps of a bitmap index: of each map a number, then fragment, size and bytes."""
     path = f"{index_folder(table, entry)}/{_MAP_FILE}"
     reader = open_index_file(table.location, path, ["bitmaps"])
-    found: set[int] = set()
+    fragments: set[int] = set()
     with lance_errors("read index", path):
         for batch in reader.read_all(batch_size=1024).to_batches():
             for value in batch.column("bitmaps").to_pylist():
@@ -272,8 +272,8 @@ def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMet
                     at = 4
                     for _ in range(count):
                         fragment, size = struct.unpack_from("<II", value, at)
-                        found.add(fragment)
+                        fragments.add(fragment)
                         at += 8 + size
                 except struct.error as error:
                     raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
-    return frozenset(found)
+    return frozenset(fragments)

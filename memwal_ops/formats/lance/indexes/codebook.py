@@ -196,17 +196,17 @@ def vector_parameters(location: Location, folder: str, name: str) -> dict[str, A
         storage = open_index_file(location, f"{folder}/{_STORAGE_FILE}")
         described = json.loads(_text(index, "lance:index"))
         kind = str(described["type"])
-        found = {"metric": described["distance_type"], "num_partitions": len(_ivf(storage).lengths)}
+        arguments = {"metric": described["distance_type"], "num_partitions": len(_ivf(storage).lengths)}
         stored = _quantizer(storage)
         if kind.endswith("PQ"):
-            found |= {"num_sub_vectors": stored["num_sub_vectors"], "num_bits": stored["nbits"]}
+            arguments |= {"num_sub_vectors": stored["num_sub_vectors"], "num_bits": stored["nbits"]}
         elif kind.endswith("RQ"):
-            found["num_bits"] = stored["num_bits"]
+            arguments["num_bits"] = stored["num_bits"]
         if "HNSW" in kind:
             graphs = [json.loads(text) for text in json.loads(_text(index, "lance:hnsw")) if text]
             parameters = graphs[0]["params"] if graphs else {}
-            found |= {key: parameters[key] for key in _GRAPH if key in parameters}
-    return found
+            arguments |= {key: parameters[key] for key in _GRAPH if key in parameters}
+    return arguments
 
 
 def partitions_of(location: Location, folders: Iterable[str]) -> int | None:

@@ -147,7 +147,7 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
     """
     with lance_errors("read the indexes of", table.location.uri):
-        described = next(one for one in table.handle.get().describe_indices() if one.name == index.name)
+        described = next(other for other in table.handle.get().describe_indices() if other.name == index.name)
     details = without_hints(described.details)
     columns = list(described.field_names)
     if len(columns) != 1 or not index.segments:
@@ -321,7 +321,7 @@ def _kind_of(index: BaseIndex) -> str:
 
 def _quoted(table: Table, index: BaseIndex, described: str) -> str:
     """The path of the index's column; names with a dot are quoted, which pylance does not do."""
-    known = {one.id: one for one in table.manifest.manifest.fields}
+    known = {schema_field.id: schema_field for schema_field in table.manifest.manifest.fields}
     names, at = list[str](), known.get(index.segments[0].fields[0])
     while at is not None:
         names.insert(0, at.name)
@@ -339,8 +339,8 @@ def _metadata(table: Table, folder: str, file: str) -> Mapping[str, str]:
 
 
 def _of_file(table: Table, folder: str, file: _File) -> dict[str, Any]:
-    found = _metadata(table, folder, file.name) if file.name else {}
-    return {name: read(found[key]) for key, (name, read) in file.parameters.items() if key in found}
+    metadata = _metadata(table, folder, file.name) if file.name else {}
+    return {name: read(metadata[key]) for key, (name, read) in file.parameters.items() if key in metadata}
 
 
 def _of_text(table: Table, folder: str, entry: table_pb2.IndexMetadata) -> dict[str, Any]:
@@ -357,10 +357,10 @@ def _format_version(entry: table_pb2.IndexMetadata) -> dict[str, int]:
 def _json_target(entry: table_pb2.IndexMetadata) -> tuple[str, str]:
     """The path of an index of a JSON column, and the type of the index of its values."""
     fields = UnknownFieldSet(empty_pb2.Empty.FromString(entry.index_details.value))
-    found = {one.field_number: one.data for one in fields}  # type: ignore[attr-defined]  # iterable, missing in the stub
-    target = any_pb2.Any.FromString(found[_TARGET])
+    values = {unknown_field.field_number: unknown_field.data for unknown_field in fields}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    target = any_pb2.Any.FromString(values[_TARGET])
     kind = target.type_url.rpartition(".")[2].removesuffix("IndexDetails").upper()
-    return found[_PATH].decode(), _TYPES.get(kind, kind)
+    return values[_PATH].decode(), _TYPES.get(kind, kind)
 
 
 def _without_none(value: Any) -> Any:

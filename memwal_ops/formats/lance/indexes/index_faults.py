@@ -188,7 +188,7 @@ def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
     Requests: one for each newer version of ours.
     """
     newest = islice(last_written(table, concurrent=1), within)
-    return next((one for one in newest if one.writes and not one.ours), None)
+    return next((client for client in newest if client.writes and not client.ours), None)
 
 
 def last_writer(table: Table) -> str | None:
@@ -196,13 +196,13 @@ def last_writer(table: Table) -> str | None:
 
     None: none of the newest versions is theirs. Requests: as :func:`last_client`, at most 31.
     """
-    found = last_client(table)
-    if found is None:
+    client = last_client(table)
+    if client is None:
         return None
-    lancedb = _LANCEDB.get(found.major or 0)
+    lancedb = _LANCEDB.get(client.major or 0)
     flags = table.manifest.manifest.reader_feature_flags
-    features = [one.name for one in FEATURES if one.flag & flags & SHOWN_FEATURES]
-    return ", ".join([found.release + (f" (lancedb {lancedb})" if lancedb else ""), *features])
+    features = [feature.name for feature in FEATURES if feature.flag & flags & SHOWN_FEATURES]
+    return ", ".join([client.release + (f" (lancedb {lancedb})" if lancedb else ""), *features])
 
 
 _TREE = "BTree"
@@ -304,11 +304,11 @@ def _older_writer(table: Table, index: BaseIndex | None = None) -> OlderWriter |
     Args:
         index: only versions since it has the version that it has now.
     """
-    for one in last_written(table):
-        if index is not None and (index.name, version_of(index)) not in one.indexes:
+    for client in last_written(table):
+        if index is not None and (index.name, version_of(index)) not in client.indexes:
             return None
-        if not one.ours and (one.major is None or one.major < _MAINTAINS_ADDRESSES):
-            return OlderWriter(one.version, one.release)
+        if not client.ours and (client.major is None or client.major < _MAINTAINS_ADDRESSES):
+            return OlderWriter(client.version, client.release)
     return None
 
 
@@ -326,7 +326,7 @@ def _not_maintained(table: Table, index: BaseIndex) -> IndexFault | None:
 
 def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     """The fault of a zone map or bloom filter that has no zone of a fragment which it claims to cover."""
-    live = {one.id for one in table.manifest.manifest.fragments if _live_rows(one)}
+    live = {fragment.id for fragment in table.manifest.manifest.fragments if _live_rows(fragment)}
     claimed = index.covered & live
     if not claimed:
         return None
@@ -340,7 +340,7 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
         return IndexFault(f"cannot be read: {error}".rstrip("."), proven=is_damaged)
     if claimed <= named:
         return None
-    gone = sorted(named - {one.id for one in table.manifest.manifest.fragments})
+    gone = sorted(named - {fragment.id for fragment in table.manifest.manifest.fragments})
     return IndexFault(
         f"claims {_listed(sorted(claimed - named))}, of which its files have nothing"
         + (f": they name {_listed(gone)}, which the table no longer has" if gone else ""),
@@ -357,7 +357,7 @@ def outdated_zones(table: Table, index: BaseIndex) -> str | None:
     """
     if index.type not in FRAGMENTS_IN or exported_store(table) is not None:
         return None
-    live = {one.id for one in table.manifest.manifest.fragments}
+    live = {fragment.id for fragment in table.manifest.manifest.fragments}
     try:
         outdated = frozenset[int]().union(
             *(fragments_in(table, index, entry) & live - covered_by([entry]) for entry in index.segments)
@@ -377,7 +377,7 @@ def fragments_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata)
 
 def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
     (column, *more) = index.segments[0].fields
-    field = next((one for one in table.manifest.manifest.fields if one.id == column), None)
+    field = next((field for field in table.manifest.manifest.fields if field.id == column), None)
     if more or field is None or field.parent_id >= 0 or not can_find_addresses(table, field.name):
         return None
     if exported_store(table) is not None:
@@ -399,7 +399,7 @@ def sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.IndexM
     Raises:
         StorageError: the table or the index cannot be read.
     """
-    asked = (column, *(one.SerializeToString() for one in segments))
+    asked = (column, *(segment.SerializeToString() for segment in segments))
     return table.once(("sampled fault", asked), lambda: _sampled_fault(table, column, segments))
 
 
@@ -412,9 +412,9 @@ def _sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.Index
         return None
     condition = is_one_of(column, rows[column].unique().to_pylist())
     with lance_errors("look up rows of", table.location.uri):
-        found = table.dataset.scanner(columns=[column], filter=condition, with_row_address=True).to_table()
+        hits = table.dataset.scanner(columns=[column], filter=condition, with_row_address=True).to_table()
     addresses = rows[ROW_ADDRESS].to_numpy()
-    missing = addresses[~np.isin(addresses, found[ROW_ADDRESS].to_numpy())]
+    missing = addresses[~np.isin(addresses, hits[ROW_ADDRESS].to_numpy())]
     if missing.size:
         fragments = np.unique(missing >> np.uint64(32)).tolist()
         return IndexFault(
@@ -428,7 +428,7 @@ def _sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.Index
 def _rows_to_find(table: Table, column: str, covered: frozenset[int]) -> pa.Table | None:
     """Values and addresses of some live rows of these fragments; None: positions of rows are not known."""
     fragments = table.manifest.manifest.fragments
-    counts = [_live_rows(one) for one in fragments]
+    counts = [_live_rows(fragment) for fragment in fragments]
     if any(count is None for count in counts):
         return None
     live = np.array(counts, dtype=np.int64)
@@ -448,7 +448,7 @@ def _rows_to_find(table: Table, column: str, covered: frozenset[int]) -> pa.Tabl
 def _too_few_entries(table: Table, segments: Sequence[table_pb2.IndexMetadata]) -> IndexFault | None:
     """The fault of a B-tree with fewer entries than the fragments that it claims have live rows."""
     covered = covered_by(segments)
-    needed = sum(_live_rows(one) or 0 for one in table.manifest.manifest.fragments if one.id in covered)
+    needed = sum(_live_rows(fragment) or 0 for fragment in table.manifest.manifest.fragments if fragment.id in covered)
     entries = 0
     for segment in segments:
         if _TREE_PAGES not in (file.path for file in segment.files):

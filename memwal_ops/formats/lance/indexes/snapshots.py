@@ -119,15 +119,15 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
         InvalidFormatError: a row does not decode.
     """
     states = states_of(snapshot.rows)
-    found: dict[UUID, Known] = {}
+    known: dict[UUID, Known] = {}
     for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
         if region.state is not None:
             state = region.state
-            found[region.region_id] = Known(state.version, state.replay_after_wal_id, state.wal_id_last_seen, row)
+            known[region.region_id] = Known(state.version, state.replay_after_wal_id, state.wal_id_last_seen, row)
         elif str(region.region_id) in states:
             version, replayed, seen = states[str(region.region_id)]
-            found[region.region_id] = Known(version, replayed, seen, row)
-    return found
+            known[region.region_id] = Known(version, replayed, seen, row)
+    return known
 
 
 def rows_without_values(rows: pa.Table) -> pa.Table:

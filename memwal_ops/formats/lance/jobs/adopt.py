@@ -192,14 +192,14 @@ def apply_same_columns(table: Table) -> SameColumnsReport:
 def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
     """The unmerged generations whose columns nothing proves to be the base's, by region."""
     history = SchemaHistory(table)
-    found: dict[UUID, list[tuple[int, tuple[str, ...], int]]] = {}
+    undecided: dict[UUID, list[tuple[int, tuple[str, ...], int]]] = {}
     for ref in read_backlog(table).pending:
         try:
             open_generation(table, ref, history)
         except UndecidedColumnsError as error:
             flushed = read_flush(table, ref)
             if flushed is not None:
-                found.setdefault(ref.region_id, []).append((ref.generation, error.columns, flushed))
+                undecided.setdefault(ref.region_id, []).append((ref.generation, error.columns, flushed))
         except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError):
             continue  # no decision helps; merge and inspect name it
     return tuple(
@@ -209,7 +209,7 @@ def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
             tuple(dict.fromkeys(name for _, names, _ in rows for name in names)),
             datetime.fromtimestamp(min(flushed for _, _, flushed in rows) / _NANOSECONDS, UTC),
         )
-        for region_id, rows in found.items()
+        for region_id, rows in undecided.items()
     )
 
 
@@ -282,8 +282,8 @@ class MovedReport:
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --moved --json``, by region and path."""
         moved: dict[tuple[UUID, str], list[ForeignGeneration]] = {}
-        for one in self.generations:
-            moved.setdefault((one.ref.region_id, one.root), []).append(one)
+        for generation in self.generations:
+            moved.setdefault((generation.ref.region_id, generation.root), []).append(generation)
         regions = [
             {
                 "region_id": str(region_id),
@@ -415,9 +415,11 @@ def apply(
             move_region(table, adoption.region_id)
     retry = CommitRetry()
     # Computed again on each version: a merge may have been published meanwhile.
-    while recorded := [one for one in _adoptions(table, options) if one.record is not None or one.up_to is not None]:
-        records = {one.region_id: one.record for one in recorded if one.record is not None}
-        progress = {one.region_id: one.up_to for one in recorded if one.up_to is not None}
+    while recorded := [
+        adoption for adoption in _adoptions(table, options) if adoption.record is not None or adoption.up_to is not None
+    ]:
+        records = {adoption.region_id: adoption.record for adoption in recorded if adoption.record is not None}
+        progress = {adoption.region_id: adoption.up_to for adoption in recorded if adoption.up_to is not None}
         try:
             if progress:
                 publish_progress(table, progress, records, note)
@@ -460,7 +462,7 @@ def _answer(options: AdoptOptions) -> Answer:
 def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
     backlog = read_backlog(table, _regions(table, options))
     if options.up_to is not None:
-        return tuple(_as_merged_up_to(table, one.manifest, options.up_to) for one in backlog.regions.values())
+        return tuple(_as_merged_up_to(table, region.manifest, options.up_to) for region in backlog.regions.values())
     replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, RegionReplacedError)]
     decide = _as_merged if _answer(options) is Answer.MERGED else _as_unmerged
     return tuple(decide(table, backlog.regions[region_id].manifest) for region_id in replaced)
@@ -481,7 +483,7 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
             f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
             remedy="Move its generations to a new region: --as unmerged.",
         )
-    last = max((one for one in manifest.flushed_generations if one.generation <= merged), key=_NUMBER)
+    last = max((flushed for flushed in manifest.flushed_generations if flushed.generation <= merged), key=_NUMBER)
     return _adoption(table, manifest, None, RegionRecord(last.generation, mark_of(last.path)))
 
 
@@ -500,7 +502,9 @@ def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adop
             f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
             remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
         )
-    last = max((one for one in manifest.flushed_generations if one.generation <= up_to), key=_NUMBER, default=None)
+    last = max(
+        (flushed for flushed in manifest.flushed_generations if flushed.generation <= up_to), key=_NUMBER, default=None
+    )
     record = None if last is None else RegionRecord(last.generation, mark_of(last.path))
     return replace(_adoption(table, manifest, None, record), up_to=up_to)
 

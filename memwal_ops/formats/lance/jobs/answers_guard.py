@@ -76,9 +76,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, object]:
         """The ``answers`` entry of an index in a report."""
-        found, before = (None if one is None else round(one, 4) for one in (self.found, self.found_before))
+        recall, before = (None if value is None else round(value, 4) for value in (self.found, self.found_before))
         worse, skipped = self.worse or None, self.skipped or None
-        return document(self, found=found, found_before=before, worse=worse, skipped=skipped)
+        return document(self, found=recall, found_before=before, worse=worse, skipped=skipped)
 
 
 def compare_answers(
@@ -141,15 +141,15 @@ def cost_of(compared: Iterable[Comparison], indexes: int, seconds: float) -> str
         indexes: of how many indexes.
         seconds: how long the run took.
     """
-    asked = [one for one in compared if one.queries]
+    asked = [comparison for comparison in compared if comparison.queries]
     if not asked:
         return None
-    spent = sum(one.seconds for one in asked)
+    spent = sum(comparison.seconds for comparison in asked)
     share = spent / max(seconds, spent, 1e-9)
     return (
-        f"answers: {counted(sum(one.queries for one in asked), 'query', 'queries')} of "
+        f"answers: {counted(sum(comparison.queries for comparison in asked), 'query', 'queries')} of "
         f"{counted(indexes, 'index', 'indexes')} before and after; at most "
-        f"{size_text(sum(one.bytes_at_most for one in asked))} read, {share:.1%} of the time."
+        f"{size_text(sum(comparison.bytes_at_most for comparison in asked))} read, {share:.1%} of the time."
     )
 
 
@@ -169,7 +169,7 @@ def _compare(
     known = _some(sorted(asked.covered & after.fragments.keys() - uncovered), table.version)
     if not known:
         return Comparison(skipped="it had no rows")
-    segments = tuple(replace(one, fragments=one.fragments & known) for one in asked.segments)
+    segments = tuple(replace(segment, fragments=segment.fragments & known) for segment in asked.segments)
     of_known = replace(asked, segments=segments)
     drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
     return _of_vectors(before, after, asked, drawn, few=few)
@@ -191,7 +191,7 @@ def _of_scalar(
     budget = rows + (asked.size * 2 if small or not few else 0)
     drawn = _draw(after, asked, table.version, budget, few=few)
     if few and not small:
-        drawn = replace(drawn, queries=tuple(one for one in drawn.queries if one.what not in _WHOLE))
+        drawn = replace(drawn, queries=tuple(query for query in drawn.queries if query.what not in _WHOLE))
     answers = ask(after, asked, drawn, Reader(context.checkpoint))
     if answers.skipped:
         return Comparison(skipped=answers.skipped)

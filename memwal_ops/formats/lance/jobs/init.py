@@ -150,17 +150,17 @@ class InitReport:
             "uri": self.uri,
             "version": self.version,
             "region_specs": [
-                {"spec_id": one.spec_id, "fields": [_field(field) for field in one.fields]} for one in self.specs
+                {"spec_id": spec.spec_id, "fields": [_field(field) for field in spec.fields]} for spec in self.specs
             ],
             "maintained_indexes": [*self.maintained_indexes],
             "added_region_specs": [*self.added_specs],
             "added_maintained_indexes": [*self.added_indexes],
-            "open_regions": [str(one) for one in self.open_regions],
+            "open_regions": [str(region) for region in self.open_regions],
         }
 
     def describe(self) -> str:
         """The text for a terminal."""
-        fields = [f"{field.field_id} ({field.result_type})" for one in self.specs for field in one.fields]
+        fields = [f"{field.field_id} ({field.result_type})" for spec in self.specs for field in spec.fields]
         regions = f"regions by {', '.join(fields)}" if fields else "regions that writers choose"
         kept = f"indexes that writers maintain: {', '.join(self.maintained_indexes) or 'that of the key'}"
         extends = self.decision == "dry_run" and (self.added_specs or self.added_indexes)
@@ -185,7 +185,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     Raises:
         MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
     """
-    fields = tuple(RegionField.parse(one) for one in options.region_fields)
+    fields = tuple(RegionField.parse(text) for text in options.region_fields)
     wanted: dict[str, Any] = {
         "region_specs": (RegionSpec(fields),) if fields else (),
         "maintained_indexes": options.maintained_indexes,
@@ -240,8 +240,8 @@ def _report(
     before: memwal_pb2.MemWalIndexDetails | None = None,
 ) -> InitReport:
     old = details if before is None else before
-    known = {one.spec_id for one in old.region_specs}
-    added = tuple(one.spec_id for one in details.region_specs if one.spec_id not in known)
+    known = {spec.spec_id for spec in old.region_specs}
+    added = tuple(spec.spec_id for spec in details.region_specs if spec.spec_id not in known)
     regions: list[UUID] = []
     for region_id in table.regions.region_ids if added else ():
         newest = table.region(region_id).latest(checked=True)
@@ -254,7 +254,7 @@ def _report(
         tuple(details.region_specs),
         tuple(details.maintained_indexes),
         added,
-        tuple(one for one in details.maintained_indexes if one not in old.maintained_indexes),
+        tuple(name for name in details.maintained_indexes if name not in old.maintained_indexes),
         tuple(regions),
     )
 

@@ -69,7 +69,7 @@ def explain(table: Table, target: str, options: RetentionOptions) -> Explanation
         candidates = _version(table, path, options)
     else:
         regions = None if region_id is None else [region_id]
-        candidates = [one for one in gc.candidates(table, options, regions) if wanted(one)]
+        candidates = [candidate for candidate in gc.candidates(table, options, regions) if wanted(candidate)]
     if not candidates and region_id is not None and region_id in table.regions.region_ids:
         _refuse_missing(table, region_id, path)
     if not candidates:
@@ -172,12 +172,20 @@ def of_the_base(table: Table, path: str, text: str = _OF_THE_BASE) -> LanceCandi
 def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, ...]:
     """One reason per candidate, generations ascending; if ``group``, one for all log entries or manifests alike."""
     kinds = list(dict.fromkeys(candidate.kind for candidate in candidates))
-    candidates.sort(key=lambda one: (str(one.region_id or ""), kinds.index(one.kind), one.generation or 0))
+    candidates.sort(
+        key=lambda candidate: (str(candidate.region_id or ""), kinds.index(candidate.kind), candidate.generation or 0)
+    )
     groups: dict[object, list[LanceCandidate]] = {}
-    for at, one in enumerate(candidates):
+    for at, candidate in enumerate(candidates):
         key: object = at
-        if group and one.kind in _GROUPED:
-            held_by = one.why if one.verdict is Verdict.HELD else ""
-            key = (one.kind, one.region_id, one.verdict, tuple(gate.met for gate in one.gates), held_by)
-        groups.setdefault(key, []).append(one)
-    return tuple(Reason(alike[0], len(alike), sum(one.bytes for one in alike)) for alike in groups.values())
+        if group and candidate.kind in _GROUPED:
+            held_by = candidate.why if candidate.verdict is Verdict.HELD else ""
+            key = (
+                candidate.kind,
+                candidate.region_id,
+                candidate.verdict,
+                tuple(gate.met for gate in candidate.gates),
+                held_by,
+            )
+        groups.setdefault(key, []).append(candidate)
+    return tuple(Reason(alike[0], len(alike), sum(candidate.bytes for candidate in alike)) for alike in groups.values())

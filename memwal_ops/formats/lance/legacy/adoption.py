@@ -154,10 +154,10 @@ class Adopter:
         write = self._write_shard if self._layout == "shard" else self._write_region
         size = write(path, self._rows(generation, mask), epoch)
         with lance_errors("read back", path):
-            found = open_dataset(self._table.location, f"{region_folder(self._region_id)}/{path}").count_rows()
-        if found != int(mask.sum()):
-            raise InvariantViolatedError(f"{path} has {found} rows, and {int(mask.sum())} were to be adopted.")
-        return FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=found)
+            count = open_dataset(self._table.location, f"{region_folder(self._region_id)}/{path}").count_rows()
+        if count != int(mask.sum()):
+            raise InvariantViolatedError(f"{path} has {count} rows, and {int(mask.sum())} were to be adopted.")
+        return FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=count)
 
     def _rows(self, generation: Generation, mask: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         tombstones = generation.read_keys().column(TOMBSTONE)
@@ -171,7 +171,7 @@ class Adopter:
                 columns = [*part.columns, dead.slice(at, part.num_rows)]
                 at += part.num_rows
                 yield pa.RecordBatch.from_arrays(
-                    [one.cast(field.type) for one, field in zip(columns, self._columns.schema, strict=True)],
+                    [column.cast(field.type) for column, field in zip(columns, self._columns.schema, strict=True)],
                     schema=self._columns.schema,
                 )
 
@@ -197,18 +197,18 @@ class Adopter:
         made.manifest.writer_feature_flags &= ~BASE_PATHS
         made.manifest.ClearField("max_fragment_id")
         assert isinstance(fragments, list)  # noqa: S101 - narrows pylance's union
-        for number, found in enumerate(fragments):
-            fragment = made.manifest.fragments.add(id=number, physical_rows=found.physical_rows)
+        for number, copied in enumerate(fragments):
+            fragment = made.manifest.fragments.add(id=number, physical_rows=copied.physical_rows)
             made.manifest.max_fragment_id = number
-            for file in found.to_json()["files"]:
+            for file in copied.to_json()["files"]:
                 attributes = {name: value for name, value in file.items() if value is not None}
-                attributes["fields"] = [columns.ids[one] if one >= 0 else one for one in attributes["fields"]]
+                attributes["fields"] = [columns.ids[field] if field >= 0 else field for field in attributes["fields"]]
                 fragment.files.add(**attributes)
         made.manifest.timestamp.FromNanoseconds(time.time_ns())
         target = version_path(made.manifest.version, NamingScheme.V2, folder=folder)
         if not table.store.put_if_absent(target, encode_version_manifest(made)):
             raise InvariantViolatedError(f"{target} exists, although its folder has a random name.")
-        return sum(one.nbytes for one in written)
+        return sum(batch.nbytes for batch in written)
 
     def _write_region(self, path: str, batches: Iterator[pa.RecordBatch], epoch: int) -> int:
         """WAL entries, and a generation that points to them."""
@@ -276,8 +276,8 @@ def sealed_after(manifest: RegionManifest) -> RegionManifest:
 def _last_entry(store: Store, region_id: UUID) -> int:
     """The highest entry that a killed run left; 0: there is none."""
     names = (meta.path.rsplit("/", 1)[-1] for meta in store.list(f"{region_folder(region_id)}/wal"))
-    found = (parse_wal_entry_name(name) for name in names)
-    return max((one.entry_id for one in found if one is not None and one.suffix == WAL_SUFFIX), default=0)
+    parsed = (parse_wal_entry_name(name) for name in names)
+    return max((entry.entry_id for entry in parsed if entry is not None and entry.suffix == WAL_SUFFIX), default=0)
 
 
 CONFIG_KEY = "memwal-ops.legacy"
@@ -344,8 +344,8 @@ def read_kept(table: Table) -> Kept:
     try:
         document = decode_record(table.store.get(path), path)
         regions = {
-            name: (uuid.UUID(one["region_id"]), int(one["merged_generation"]), int(one["manifest_version"]))
-            for name, one in document["regions"].items()
+            name: (uuid.UUID(region["region_id"]), int(region["merged_generation"]), int(region["manifest_version"]))
+            for name, region in document["regions"].items()
         }
         details = base64.b64decode(document["details"], validate=True)
         return Kept(path, int(document["version"]), details, regions, str(document["layout"]))
@@ -393,9 +393,9 @@ def seal_regions(table: Table, kept: Kept) -> None:
         InvalidUsageError: a region was written, merged or created since the migration.
     """
     made = {region_id: (name, merged, first) for name, (region_id, merged, first) in kept.regions.items()}
-    others = [str(one) for one in table.regions.region_ids if one not in made]
+    others = [str(region_id) for region_id in table.regions.region_ids if region_id not in made]
     merged_now = table.index.merged_generations
-    changed = [f"region {one} was created" for one in others]
+    changed = [f"region {other} was created" for other in others]
     for region_id, (name, merged, first) in made.items():
         newest = newest_manifest(table, region_id)
         if merged_now.get(region_id, 0) != merged:

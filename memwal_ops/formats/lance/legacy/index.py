@@ -170,37 +170,39 @@ class RegionWork:
     @property
     def waiting(self) -> tuple[MemWal, ...]:
         """Those that a writer has not flushed yet."""
-        return tuple(one for one in self.mem_wals if one.state < State.FLUSHED)
+        return tuple(mem_wal for mem_wal in self.mem_wals if mem_wal.state < State.FLUSHED)
 
 
 def read_work(mem_wals: Sequence[MemWal], meanings: Meanings) -> Mapping[str, RegionWork]:
     """The work of each region, by name: its lowest FLUSHED generation first, and none above one that waits."""
-    regions = sorted({one.id.region for one in mem_wals})
+    regions = sorted({mem_wal.id.region for mem_wal in mem_wals})
     return {region: _work(region, mem_wals, meanings) for region in regions}
 
 
 def _work(region: str, mem_wals: Sequence[MemWal], meanings: Meanings) -> RegionWork:
-    ascending = tuple(sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id))
+    ascending = tuple(
+        sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
+    )
     pending: list[MemWal] = []
     already: list[MemWal] = []
     fault: BlockedMemWal | None = None
     done = last_done(ascending)
     waits: MemWal | None = None
-    for one in ascending:
-        if one.state < State.FLUSHED:
-            waits = waits or one
-        elif one.state is State.FLUSHED:
-            meaning = meanings.of(one).meaning
-            error = meanings.unknown(one) if meaning is None else None if waits is None else _ahead(one, waits)
+    for mem_wal in ascending:
+        if mem_wal.state < State.FLUSHED:
+            waits = waits or mem_wal
+        elif mem_wal.state is State.FLUSHED:
+            meaning = meanings.of(mem_wal).meaning
+            error = meanings.unknown(mem_wal) if meaning is None else None if waits is None else _ahead(mem_wal, waits)
             if error is not None:
-                fault = BlockedMemWal(region, one.id.generation, error)
+                fault = BlockedMemWal(region, mem_wal.id.generation, error)
                 break
-            (already if meaning == "merged" else pending).append(one)
-    done = max([done, *(one.id.generation for one in already)])
-    late = next((one for one in pending if one.id.generation < done), None)
+            (already if meaning == "merged" else pending).append(mem_wal)
+    done = max([done, *(mem_wal.id.generation for mem_wal in already)])
+    late = next((mem_wal for mem_wal in pending if mem_wal.id.generation < done), None)
     if late is not None:
         fault = BlockedMemWal(region, late.id.generation, _late(late, done))
-        pending = [one for one in pending if one.id < late.id]
+        pending = [mem_wal for mem_wal in pending if mem_wal.id < late.id]
     return RegionWork(region, ascending, tuple(pending), tuple(already), fault)
 
 
@@ -221,24 +223,24 @@ class Unmerged:
 
 def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unmerged:
     """The unmerged MemWALs of a region, in the order in which they were written."""
-    ascending = sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id)
+    ascending = sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
     done = last_done(ascending)
     waiting: list[MemWal] = []
 
     def blocked(one: MemWal, error: MemwalOpsError) -> Unmerged:
         return Unmerged((), done, BlockedMemWal(region, one.id.generation, error))
 
-    for one in ascending:
-        meaning = meanings.of(one).meaning if one.state is State.FLUSHED else "unmerged"
+    for mem_wal in ascending:
+        meaning = meanings.of(mem_wal).meaning if mem_wal.state is State.FLUSHED else "unmerged"
         if meaning is None:
-            return blocked(one, meanings.unknown(one))
+            return blocked(mem_wal, meanings.unknown(mem_wal))
         if meaning == "merged":
-            done = max(done, one.id.generation)
-        elif one.state is not State.MERGED:
-            waiting.append(one)
-    unsealed = [one for one in waiting if one.state is State.OPEN]
+            done = max(done, mem_wal.id.generation)
+        elif mem_wal.state is not State.MERGED:
+            waiting.append(mem_wal)
+    unsealed = [mem_wal for mem_wal in waiting if mem_wal.state is State.OPEN]
     if len(unsealed) > 1:
-        numbers = ", ".join(str(one.id.generation) for one in unsealed)
+        numbers = ", ".join(str(mem_wal.id.generation) for mem_wal in unsealed)
         return blocked(unsealed[1], MemWalOrderError(f"Region {region!r} has several OPEN generations: {numbers}."))
     if waiting and waiting[0].id.generation < done:
         return blocked(waiting[0], _late(waiting[0], done))
@@ -254,7 +256,7 @@ def _late(mem_wal: MemWal, done: int) -> MemWalOrderError:
 
 def last_done(ascending: Sequence[MemWal]) -> int:
     """The highest generation of a region that is MERGED, or was: one that is missing is trimmed; -1: none."""
-    merged = [one.id.generation for one in ascending if one.state is State.MERGED]
+    merged = [mem_wal.id.generation for mem_wal in ascending if mem_wal.state is State.MERGED]
     trimmed = [b.id.generation - 1 for a, b in pairwise(ascending) if b.id.generation - a.id.generation > 1]
     return max([ascending[0].id.generation - 1, *merged, *trimmed])
 
@@ -337,7 +339,7 @@ def restore_emptied(table: Table, emptied: Emptied, note: CommitNote) -> int:
         )
     rows = draft_of(source)
     highest = draft_of(table.manifest).max_fragment_id
-    known = [one for one in (rows.max_fragment_id, highest) if one is not None]
+    known = [fragment_id for fragment_id in (rows.max_fragment_id, highest) if fragment_id is not None]
     return publish(table, Change(), note, Draft(rows.fragments, max(known, default=None), rows.indexes))
 
 
@@ -410,7 +412,7 @@ def draft_of(version: VersionManifest) -> Draft:
 def merge_draft(table: Table, change: Rewrite) -> Draft:
     """The content of the next version after a pass: new fragments, deletion vectors, and no fragment without rows."""
     before = draft_of(table.manifest)
-    deletions = {one.id: one.to_json()["deletion_file"] for one in change.updated_fragments}
+    deletions = {fragment.id: fragment.to_json()["deletion_file"] for fragment in change.updated_fragments}
     kept = []
     for fragment in before.fragments:
         if fragment.id in change.removed_fragment_ids:
@@ -419,7 +421,7 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
         if fragment.id in deletions:
             _set_deletion(copied.deletion_file, deletions[fragment.id])
         kept.append(copied)
-    highest = max([-1 if before.max_fragment_id is None else before.max_fragment_id, *(one.id for one in kept)])
+    highest = max([-1 if before.max_fragment_id is None else before.max_fragment_id, *(mem_wal.id for mem_wal in kept)])
     for number, fragment_made in enumerate(change.new_fragments, highest + 1):
         made = fragment_made.to_json()
         fragment = table_pb2.DataFragment(id=number, physical_rows=made["physical_rows"])
@@ -450,7 +452,7 @@ def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None 
         manifest.writer_feature_flags |= DELETION_FILES
     old = legacy_entry(table)
     details = encode_mem_wals(change.applied(mem_wals_of(table), version))
-    indexes = [one for one in draft.indexes if one.name != old.name]
+    indexes = [index for index in draft.indexes if index.name != old.name]
     section = table_pb2.IndexSection(indices=[*indexes, next_entry(old, details, table.version)])
     transaction = note.transaction(table.version)
     transaction.update_mem_wal_state.CopyFrom(change.message(version))
@@ -468,4 +470,4 @@ def _set_deletion(target: table_pb2.DeletionFile, made: dict[str, object]) -> No
 
 def live_rows(fragments: Iterable[table_pb2.DataFragment]) -> int:
     """Rows that no deletion vector hides, by the manifest."""
-    return sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
+    return sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments)

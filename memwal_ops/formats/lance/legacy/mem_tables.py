@@ -112,8 +112,8 @@ class MemTables:
             GenerationCorruptError: they cannot be read, or have NULL in the key.
             SchemaProjectionError: they have other columns than the table.
         """
-        found = self.dataset(mem_wal)
-        return None if found is None else self._generation(mem_wal, *found)
+        opened = self.dataset(mem_wal)
+        return None if opened is None else self._generation(mem_wal, *opened)
 
     def drained(self, mem_wal: MemWal) -> Generation | None:
         """The rows in the log of a MemWAL that is not flushed; None: it has no entries (S1-005, S1-027).
@@ -201,7 +201,7 @@ class MemTables:
         try:
             # A MemTable is what its writer held in memory.
             tables = list(self._read(store, mem_wal.wal_entries))
-            if any(one.schema != tables[0].schema for one in tables):
+            if any(table.schema != tables[0].schema for table in tables):
                 raise InvalidFormatError("its entries have different columns")
         except InvalidFormatError as error:
             raise GenerationCorruptError(f"The log of {mem_wal.id} cannot be replayed: {error}") from error
@@ -294,16 +294,18 @@ def with_key(table: Table, options: LegacyOptions) -> Table:
 def _with_base_ids(mem_wal: MemWal, dataset: lance.LanceDataset, table: Table) -> tuple[Node, ...]:
     """The MemTable's fields under the ids that the table has for fields of their names."""
     base = {node.name: node for node in nodes(table.handle.get())}
-    found = []
+    described = []
     unknown = []
     for node in nodes(dataset):
         if node.name == TOMBSTONE:
-            found.append(node)
+            described.append(node)
         elif (target := base.get(node.name)) is None or (matched := _matched(node, target)) is None:
             unknown.append(node.name)
         else:
-            found.append(matched)
-    missing = [name for name, node in base.items() if name not in {one.name for one in found} and not node.nullable]
+            described.append(matched)
+    missing = [
+        name for name, node in base.items() if name not in {field.name for field in described} and not node.nullable
+    ]
     if unknown or missing:
         what = [f"has {', '.join(unknown)}, which the table has not"] if unknown else []
         what += [f"lacks {', '.join(missing)}"] if missing else []
@@ -311,7 +313,7 @@ def _with_base_ids(mem_wal: MemWal, dataset: lance.LanceDataset, table: Table) -
             f"The MemTable of {mem_wal.id} {' and '.join(what)}.",
             remedy="Change the table's columns back to those at the flush, and change them again after the merge.",
         )
-    return tuple(found)
+    return tuple(described)
 
 
 def _matched(source: Node, target: Node) -> Node | None:

@@ -54,27 +54,29 @@ class LegacyScan:
         key = [*table.primary_key]
         keys, rows = schema.empty_table().select(key), schema.empty_table()
         with MemTables(table, self.options) as mem_tables:
-            generations = [one for one in self._generations(mem_tables) if one is not None]
+            generations = [generation for generation in self._generations(mem_tables) if generation is not None]
             if generations:
                 winners = collapse(generations, key)
                 keys = winners.keys.cast(keys.schema)
                 pairs = zip(generations, winners.upserts, strict=True)
-                rows = pa.concat_tables([rows, *(part for one, mask in pairs for part in winning_rows(one, mask))])
+                rows = pa.concat_tables(
+                    [rows, *(part for generation, mask in pairs for part in winning_rows(generation, mask))]
+                )
         with lance_errors("scan", table.location.uri):
             base = table.dataset.to_table(columns=[*dict.fromkeys([*wanted, *key])], filter=self.filter)
-            found = [without_keys(base, keys, key).select(wanted), filtered(rows, wanted, self.filter)]
-        return pa.concat_tables([one.cast(base.select(wanted).schema) for one in found])
+            parts = [without_keys(base, keys, key).select(wanted), filtered(rows, wanted, self.filter)]
+        return pa.concat_tables([part.cast(base.select(wanted).schema) for part in parts])
 
     def _generations(self, mem_tables: MemTables) -> Iterator[Generation | None]:
         """Every MemWAL that is not merged, by region, ascending."""
         mem_wals = mem_wals_of(self.table)
         meanings = Meanings(self.table, self.options.flushed_means)
-        for region in sorted({one.id.region for one in mem_wals}):
-            found = unmerged(mem_wals, region, meanings)
-            if found.fault is not None:
-                raise found.fault.error
-            for one in found.mem_wals:
-                yield mem_tables.generation(one) if one.state is State.FLUSHED else mem_tables.drained(one)
+        for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):
+            pending = unmerged(mem_wals, region, meanings)
+            if pending.fault is not None:
+                raise pending.fault.error
+            for mem_wal in pending.mem_wals:
+                yield mem_tables.generation(mem_wal) if mem_wal.state is State.FLUSHED else mem_tables.drained(mem_wal)
 
 
 @dataclass(frozen=True)

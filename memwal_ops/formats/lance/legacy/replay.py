@@ -82,12 +82,12 @@ def wal_reader(name: str | None) -> WalReader:
         return read_files
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        reader = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidUsageError(
             f"--wal-reader {name} cannot be imported: {error}", remedy="Give package.module:function."
         ) from error
-    return cast("WalReader", found)
+    return cast("WalReader", reader)
 
 
 def entry_rows(data: bytes, path: str) -> pa.Table:

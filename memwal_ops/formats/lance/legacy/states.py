@@ -34,7 +34,7 @@ class Change:
     @property
     def ids(self) -> frozenset[MemWalId]:
         """The MemWALs that it touches."""
-        return frozenset(one.id for one in (*self.added, *self.updated, *self.removed))
+        return frozenset(mem_wal.id for mem_wal in (*self.added, *self.updated, *self.removed))
 
     @property
     def only_removes(self) -> bool:
@@ -43,15 +43,15 @@ class Change:
 
     def applied(self, mem_wals: Iterable[MemWal], version: int) -> tuple[MemWal, ...]:
         """The MemWALs of ``version``, which the change makes; what it adds or updates carries its number (S1-024)."""
-        new = {one.id: replace(one, last_updated_dataset_version=version) for one in self.updated}
-        gone = {one.id for one in self.removed} - new.keys()
-        kept = [new.get(one.id, one) for one in mem_wals if one.id not in gone]
-        return (*kept, *(replace(one, last_updated_dataset_version=version) for one in self.added))
+        new = {mem_wal.id: replace(mem_wal, last_updated_dataset_version=version) for mem_wal in self.updated}
+        gone = {mem_wal.id for mem_wal in self.removed} - new.keys()
+        kept = [new.get(mem_wal.id, mem_wal) for mem_wal in mem_wals if mem_wal.id not in gone]
+        return (*kept, *(replace(mem_wal, last_updated_dataset_version=version) for mem_wal in self.added))
 
     def message(self, version: int) -> table_pb2.LegacyUpdateMemWalState:
         """The change as the operation of a transaction that makes ``version``."""
         stamped = [
-            [encode_mem_wal(replace(one, last_updated_dataset_version=version)) for one in group]
+            [encode_mem_wal(replace(mem_wal, last_updated_dataset_version=version)) for mem_wal in group]
             for group in (self.added, self.updated)
         ]
         return table_pb2.LegacyUpdateMemWalState(
@@ -94,7 +94,9 @@ def advance(
             one; or a location is used again.
         WriterFencedError: the newest generation has another owner (S1-022).
     """
-    newest = max((one for one in mem_wals if one.id.region == region), key=lambda one: one.id, default=None)
+    newest = max(
+        (mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id, default=None
+    )
     if newest is None:
         if expected_owner_id is not None:
             raise InvalidUsageError(
@@ -120,7 +122,7 @@ def create(
     Raises:
         InvalidUsageError: there is one of that id.
     """
-    if any(one.id == mem_wal_id for one in mem_wals):
+    if any(mem_wal.id == mem_wal_id for mem_wal in mem_wals):
         raise InvalidUsageError(f"There is a MemWAL for {mem_wal_id} already.")
     return Change(added=(MemWal(mem_wal_id, mem_table_location, wal_location, owner_id=owner_id),))
 
@@ -187,7 +189,7 @@ def trim(mem_wals: Sequence[MemWal], covered: int | None) -> Change:
     Args:
         covered: the version that :func:`covered_version` gives.
     """
-    return Change(removed=tuple(one for one in mem_wals if is_trimmable(one, covered)))
+    return Change(removed=tuple(mem_wal for mem_wal in mem_wals if is_trimmable(mem_wal, covered)))
 
 
 def is_trimmable(mem_wal: MemWal, covered: int | None) -> bool:
@@ -207,10 +209,10 @@ def covered_version(indexes: table_pb2.IndexSection | None) -> int | None:
 
 def find(mem_wals: Iterable[MemWal], mem_wal_id: MemWalId) -> MemWal:
     """The MemWAL of an id. Raises ``InvalidUsageError`` where there is none."""
-    found = next((one for one in mem_wals if one.id == mem_wal_id), None)
-    if found is None:
+    held = next((mem_wal for mem_wal in mem_wals if mem_wal.id == mem_wal_id), None)
+    if held is None:
         raise InvalidUsageError(f"The table has no MemWAL for {mem_wal_id}.")
-    return found
+    return held
 
 
 def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
@@ -218,8 +220,8 @@ def disorder(mem_wals: Sequence[MemWal], region: str) -> str | None:
 
     These are more than one generation that is not sealed (S1-009), or one in a later state than a lower one.
     """
-    ascending = sorted((one for one in mem_wals if one.id.region == region), key=lambda one: one.id)
-    unsealed = [one.id.generation for one in ascending if one.state is State.OPEN]
+    ascending = sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
+    unsealed = [mem_wal.id.generation for mem_wal in ascending if mem_wal.state is State.OPEN]
     if len(unsealed) > 1:
         listed = ", ".join(map(str, unsealed))
         return f"Region {region!r} has {len(unsealed)} OPEN generations ({listed}); at most one is allowed."
@@ -260,13 +262,13 @@ def conflicts(ours: Change, other: Other, theirs: Change | None = None) -> bool:
 
 
 def _owned(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, state: State, owner_id: str) -> MemWal:
-    found = find(mem_wals, mem_wal_id)
-    _check_owner(found, owner_id)
-    if found.state is not state:
+    mem_wal = find(mem_wals, mem_wal_id)
+    _check_owner(mem_wal, owner_id)
+    if mem_wal.state is not state:
         raise InvalidUsageError(
-            f"Cannot change the MemWAL of {mem_wal_id}: it is {found.state.name}, and must be {state.name}."
+            f"Cannot change the MemWAL of {mem_wal_id}: it is {mem_wal.state.name}, and must be {state.name}."
         )
-    return found
+    return mem_wal
 
 
 def _check_owner(mem_wal: MemWal, owner_id: str) -> None:

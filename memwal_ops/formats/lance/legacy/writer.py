@@ -97,8 +97,8 @@ class MemWalWriter:
             ObjectNotFoundError, GenerationCorruptError: an entry is missing or damaged.
         """
         with MemTables(self._table, MergeOptions()) as mem_tables:
-            one = self.current
-            return mem_tables.replayed(one).to_table() if one.wal_entries.count else None
+            mem_wal = self.current
+            return mem_tables.replayed(mem_wal).to_table() if mem_wal.wal_entries.count else None
 
     def append(self, rows: pa.Table) -> int:
         """Put rows as the log's next entry, and then record it in the index (S1-004, S1-015, S1-026).
@@ -114,21 +114,21 @@ class MemWalWriter:
             InvalidUsageError: the generation is not OPEN.
             CommitConflictError: too many conflicts in a row, or 10,000 ids are taken.
         """
-        one = self.current
+        mem_wal = self.current
         data = stream_bytes(rows)
         with MemTables(self._table, MergeOptions()) as mem_tables:
-            store = open_store(mem_tables.located(one.wal_location))
-        first = 0 if one.wal_entries.highest is None else one.wal_entries.highest + 1
+            store = open_store(mem_tables.located(mem_wal.wal_location))
+        first = 0 if mem_wal.wal_entries.highest is None else mem_wal.wal_entries.highest + 1
         # Another writer may have used another suffix.
         taken = {entry_of(meta.path) for meta in store.list()}
         for number in range(first, first + _MAX_SKIPPED_IDS):
             self._table.guard.check()
             if number in taken or not store.put_if_absent(f"{number:020}.arrow", data):
                 continue
-            self._record(one.id, number)
+            self._record(mem_wal.id, number)
             return number
         raise CommitConflictError(
-            f"{_MAX_SKIPPED_IDS:,} entries of {one.id} are taken by writers that do not record them."
+            f"{_MAX_SKIPPED_IDS:,} entries of {mem_wal.id} are taken by writers that do not record them."
         )
 
     def seal(self) -> int:
@@ -140,9 +140,9 @@ class MemWalWriter:
         Raises:
             WriterFencedError: another writer claimed it.
         """
-        one = self.current
-        self._advance(one)
-        return one.id.generation
+        mem_wal = self.current
+        self._advance(mem_wal)
+        return mem_wal.id.generation
 
     def flush(self) -> tuple[int, ...]:
         """Write each SEALED generation of the region as a dataset at its ``mem_table_location``, and mark it FLUSHED.
@@ -156,9 +156,9 @@ class MemWalWriter:
                 states that the rows are in the base table.
         """
         flushed = []
-        for one in self._mine(State.SEALED):
+        for mem_wal in self._mine(State.SEALED):
             if (
-                Meanings(self._table).of(replace(one, last_updated_dataset_version=self._table.version)).meaning
+                Meanings(self._table).of(replace(mem_wal, last_updated_dataset_version=self._table.version)).meaning
                 != "unmerged"
             ):
                 raise InvalidUsageError(
@@ -166,37 +166,37 @@ class MemWalWriter:
                     remedy="Migrate the table: memwal-ops migrate replays what is sealed.",
                 )
             with MemTables(self._table, MergeOptions()) as mem_tables:
-                place = mem_tables.located(one.mem_table_location)
-                if one.wal_entries.count:
+                place = mem_tables.located(mem_wal.mem_table_location)
+                if mem_wal.wal_entries.count:
                     self._table.guard.check()
                     with lance_errors("flush", place.uri):
                         lance.write_dataset(
-                            mem_tables.replayed(one).to_table(), place.uri, mode="overwrite",
+                            mem_tables.replayed(mem_wal).to_table(), place.uri, mode="overwrite",
                             storage_options=lance_options(place),
                         )  # fmt: skip
-            self._mark_flushed(one.id)
-            flushed.append(one.id.generation)
+            self._mark_flushed(mem_wal.id)
+            flushed.append(mem_wal.id.generation)
         return tuple(flushed)
 
     def _record(self, mem_wal_id: MemWalId, entry_id: int) -> None:
-        self._commit(lambda found: states.append_entry(found, mem_wal_id, entry_id, self.owner_id))
+        self._commit(lambda mem_wals: states.append_entry(mem_wals, mem_wal_id, entry_id, self.owner_id))
 
     def _mark_flushed(self, mem_wal_id: MemWalId) -> None:
-        self._commit(lambda found: states.flush(found, mem_wal_id, self.owner_id))
+        self._commit(lambda mem_wals: states.flush(mem_wals, mem_wal_id, self.owner_id))
 
     def _claim(self, mem_wals: Sequence[MemWal]) -> Change:
         """The change that claims all unflushed MemWALs, of any owner."""
         change = Change()
-        for one in mem_wals:
-            if one.id.region == self.region and one.state < State.FLUSHED and one.owner_id != self.owner_id:
-                change |= states.set_owner(mem_wals, one.id, self.owner_id)
+        for mem_wal in mem_wals:
+            if mem_wal.id.region == self.region and mem_wal.state < State.FLUSHED and mem_wal.owner_id != self.owner_id:
+                change |= states.set_owner(mem_wals, mem_wal.id, self.owner_id)
         return change
 
     def _advance(self, newest: MemWal | None) -> None:
         generation = 0 if newest is None else newest.id.generation + 1
         self._commit(
-            lambda found: states.advance(
-                found,
+            lambda mem_wals: states.advance(
+                mem_wals,
                 self.region,
                 mem_table_location=f"{self._mem_root}/{self.region}/{generation}",
                 wal_location=f"{self._wal_root}/{self.region}/{generation}",
@@ -206,12 +206,16 @@ class MemWalWriter:
         )
 
     def _newest(self) -> MemWal | None:
-        own = [one for one in mem_wals_of(self._table) if one.id.region == self.region]
-        return max(own, key=lambda one: one.id, default=None)
+        own = [mem_wal for mem_wal in mem_wals_of(self._table) if mem_wal.id.region == self.region]
+        return max(own, key=lambda mem_wal: mem_wal.id, default=None)
 
     def _mine(self, state: State) -> list[MemWal]:
-        found = [one for one in mem_wals_of(self._table) if one.id.region == self.region and one.state is state]
-        return sorted(found, key=lambda one: one.id)
+        mine = [
+            mem_wal
+            for mem_wal in mem_wals_of(self._table)
+            if mem_wal.id.region == self.region and mem_wal.state is state
+        ]
+        return sorted(mine, key=lambda mem_wal: mem_wal.id)
 
     def _commit(self, decide: Callable[[Sequence[MemWal]], Change]) -> None:
         """Publish a change on the newest version; planned again after each commit that does not conflict with it."""
@@ -232,8 +236,8 @@ class MemWalWriter:
 def _refuse_conflicts(before: Table, newest: Table, change: Change) -> None:
     """Raise ``CommitConflictError`` where one of the versions since conflicts with the change."""
     for version in range(before.version + 1, newest.version + 1):
-        found = read_version_manifest(newest.store, version, newest.naming)
-        transaction = transaction_of(newest.store, found)
+        version_manifest = read_version_manifest(newest.store, version, newest.naming)
+        transaction = transaction_of(newest.store, version_manifest)
         other, their_change = (Other.DATA, None) if transaction is None else classify(transaction)
         if conflicts(change, other, their_change):
             raise CommitConflictError(

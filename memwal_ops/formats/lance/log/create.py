@@ -175,9 +175,11 @@ def plan_additions(
     details = deepcopy(table.index.details if restored is None else restored.details)
     before = len(details.region_specs), len(details.maintained_indexes)
     ids = _field_ids(table)
-    known = [decode_spec(one, {number: name for name, number in ids.items()}) for one in details.region_specs]
+    known = [
+        decode_spec(region_spec, {number: name for name, number in ids.items()}) for region_spec in details.region_specs
+    ]
     # Also ids of specs that the index no longer has: their regions would be mistaken for those of the new spec.
-    used = {one.spec_id or 0 for one in known} | {one.region_spec_id for one in regions}
+    used = {spec.spec_id or 0 for spec in known} | {region.region_spec_id for region in regions}
     schema, key = table.schema, table.primary_key
     added = [spec for spec in specs if not _is_there(spec, encode_specs([spec], schema, ids, key)[0], details)]
     details.region_specs.extend(encode_specs(added, schema, ids, key, earlier=known, used=used))
@@ -206,12 +208,13 @@ def _regions(table: Table) -> list[RegionManifest]:
 def _is_there(spec: RegionSpec, encoded: memwal_pb2.RegionSpec, details: memwal_pb2.MemWalIndexDetails) -> bool:
     """Whether the index has a spec; ``encoded`` is the same one as it would be stored."""
     return any(
-        [*one.fields] == [*encoded.fields] and spec.spec_id in {None, one.spec_id} for one in details.region_specs
+        [*region_spec.fields] == [*encoded.fields] and spec.spec_id in {None, region_spec.spec_id}
+        for region_spec in details.region_specs
     )
 
 
 def _field_ids(table: Table) -> dict[str, int]:
-    return {one.name: one.id for one in table.manifest.manifest.fields if one.parent_id == _TOP}
+    return {field.name: field.id for field in table.manifest.manifest.fields if field.parent_id == _TOP}
 
 
 def plan_mem_wal(

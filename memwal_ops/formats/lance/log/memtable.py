@@ -108,7 +108,7 @@ class Growing:
     @property
     def entries(self) -> list[WalEntry]:
         """The WAL entries."""
-        return [one.entry for one in self.logged]
+        return [logged.entry for logged in self.logged]
 
     @property
     def last(self) -> int:
@@ -184,7 +184,7 @@ class MemTable:
     def in_memory(self) -> InMemory:
         """:meth:`fragments` with their columns and generation, for readers."""
         with self._lock:
-            logged = [(one.entry.rows, growing.columns) for growing in self._growing for one in growing.logged]
+            logged = [(logged.entry.rows, growing.columns) for growing in self._growing for logged in growing.logged]
             return InMemory(self._generation, (*logged, *((rows, self._columns) for rows in self._buffer)))
 
     def keys_since(self, seen: int, state: int) -> tuple[int, list[list[pa.Array]]]:
@@ -200,9 +200,9 @@ class MemTable:
         """
         with self._lock:
             seen = seen if state == self._state else 0
-            found = [*islice(self._newest_first(), len(self._buffer) + self._logged_fragments - seen)]
+            newest = [*islice(self._newest_first(), len(self._buffer) + self._logged_fragments - seen)]
             key = self._columns.key
-            return self._state, [[rows.column(name).combine_chunks() for name in key] for rows in reversed(found)]
+            return self._state, [[rows.column(name).combine_chunks() for name in key] for rows in reversed(newest)]
 
     def mapping(self) -> dict[int, WalPosition]:
         """Map each fragment in the log, numbered from 0, to its position there (S0-142, S0-143).
@@ -255,9 +255,9 @@ class MemTable:
         """Remove entries up to ``replay_after``, which are flushed; return whether there were any."""
         with self._lock:
             self._replay_after, self._generation = replay_after, generation
-            dropped = [one for one in self._growing if one.last <= replay_after]
-            for one in dropped:
-                for logged in one.logged:
+            dropped = [growing for growing in self._growing if growing.last <= replay_after]
+            for growing in dropped:
+                for logged in growing.logged:
                     self._count(logged, -1)
             del self._growing[: len(dropped)]
             self._state += bool(dropped)
@@ -299,7 +299,7 @@ class MemTable:
                     yield logged.entry.rows.slice(end, rows)
 
     def _logged(self) -> list[LogEntry]:
-        return [logged for one in self._growing for logged in one.logged]
+        return [logged for growing in self._growing for logged in growing.logged]
 
     def _count(self, logged: LogEntry, sign: int) -> None:
         self._logged_fragments += sign * len(logged.fragments)
@@ -388,7 +388,7 @@ def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, 
         UnsupportedFeatureError: pylance cannot build one like the base's.
     """
     known = base_indexes(table)
-    key = [name for name, one in known.items() if is_of_key(table, one)]
+    key = [name for name, index in known.items() if is_of_key(table, index)]
     planned = []
     for name in dict.fromkeys([*table.index.maintained_indexes, *key]):
         if name not in known:
@@ -409,21 +409,21 @@ def build_indexes(table: Table, folder: str, indexes: Sequence[GenerationIndex])
         CodebookChangedError: one that was built has other parameters than the base's.
         StorageError: pylance or the store failed.
     """
-    for one in indexes:
-        with lance_errors(f"build index {one.name} on", folder):
+    for index in indexes:
+        with lance_errors(f"build index {index.name} on", folder):
             dataset = open_dataset(table.location, folder)
-            if one.column not in dataset.schema.names:
+            if index.column not in dataset.schema.names:
                 continue  # entries of a writer that began before the column was added
-            one.build(dataset)
-            (built,) = (made for made in dataset.describe_indices() if made.name == one.name)
+            index.build(dataset)
+            (built,) = (made for made in dataset.describe_indices() if made.name == index.name)
             (segment,) = (UUID(str(made.uuid)) for made in built.segments)
-        same = without_hints(built.details) == one.arguments.described
-        if one.codebook is not None:
+        same = without_hints(built.details) == index.arguments.described
+        if index.codebook is not None:
             place = f"{table.location.uri}/{folder}/{INDICES_FOLDER}/{segment}"
-            same = codebook_at(table.location, place, one.name) == one.codebook
+            same = codebook_at(table.location, place, index.name) == index.codebook
         if not same:
             raise CodebookChangedError(
-                f"Index {one.name} of {folder} was not built with the parameters of the base's: results from both "
+                f"Index {index.name} of {folder} was not built with the parameters of the base's: results from both "
                 "could not be compared.",
                 remedy="No generation was published, and the rows are in the region's log. Remove the index from the "
                 "maintained ones, and open the region again.",

@@ -71,10 +71,10 @@ class RegionColumns:
             InvalidUsageError: other columns, a column twice, a value that a column cannot hold, NULL in a key or in
                 another required column.
         """
-        wanted = [one for one in self.schema if one.name != TOMBSTONE]
-        _check_names(rows, [one.name for one in wanted])
-        columns = [_cast(rows.column(one.name), one) for one in wanted]
-        self._check_keys(dict(zip((one.name for one in wanted), columns, strict=True)))
+        wanted = [field for field in self.schema if field.name != TOMBSTONE]
+        _check_names(rows, [field.name for field in wanted])
+        columns = [_cast(rows.column(field.name), field) for field in wanted]
+        self._check_keys(dict(zip((field.name for field in wanted), columns, strict=True)))
         for column, field in zip(columns, wanted, strict=True):
             path = null_in_required(column, field.with_nullable(field.name not in self.required))
             if path is not None:
@@ -98,9 +98,9 @@ class RegionColumns:
         given = self._keys(keys)
         columns = [
             _repeat(value=True, times=keys.num_rows)
-            if one.name == TOMBSTONE
-            else given.get(one.name, pa.nulls(keys.num_rows, one.type))
-            for one in self.schema
+            if field.name == TOMBSTONE
+            else given.get(field.name, pa.nulls(keys.num_rows, field.type))
+            for field in self.schema
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
@@ -130,7 +130,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
         UnsupportedFeatureError: a column that cannot be written to a region's log yet.
     """
     base = table.schema
-    blobs = [one.name for one in base if holds_blobs(one)]
+    blobs = [field.name for field in base if holds_blobs(field)]
     if blobs:
         raise UnsupportedFeatureError(
             f"The columns {', '.join(blobs)} have blobs, which the writer of regions cannot store yet.",
@@ -144,7 +144,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
             "generations.",
             remedy="Create a table whose key columns have the type of a dictionary's values, or a binary type.",
         )
-    fields = [one if one.name in table.primary_key else one.with_nullable(True) for one in base]  # noqa: FBT003 - pyarrow's
+    fields = [field if field.name in table.primary_key else field.with_nullable(True) for field in base]  # noqa: FBT003 - pyarrow's
     if tombstones:
         fields.append(pa.field(TOMBSTONE, pa.bool_(), nullable=False))
     schema = pa.schema(fields)
@@ -154,7 +154,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
             f"The table's files have Lance's format {version}, which a region's log cannot have.",
             remedy="Rewrite the table with data_storage_version 2.0 or later.",
         )
-    structs = [one.name for one in base if pa.types.is_struct(one.type)]
+    structs = [field.name for field in base if pa.types.is_struct(field.type)]
     if structs and version == _WITHOUT_NULL_STRUCTS:
         raise UnsupportedFeatureError(
             f"The columns {', '.join(structs)} are structs, which are NULL where a row is deleted: files of Lance's "
@@ -164,7 +164,7 @@ def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
     known = {path: field.id for path, field in _paths(table.manifest.manifest.fields).items()}
     known[(TOMBSTONE,)] = max(known.values()) + 1
     laid = _laid_out(schema, table.primary_key, version, lambda made: tuple(known[path] for path in _paths(made)))
-    required = frozenset(one.name for one in base if not one.nullable)
+    required = frozenset(field.name for field in base if not field.nullable)
     return replace(laid, required=required, opened=WriterVersion.of(table))
 
 
@@ -195,8 +195,8 @@ def _laid_out(
 def _template(schema: pa.Schema, version: str) -> VersionManifest:
     """The manifest that pylance writes for a generation with these columns, with field ids from 0."""
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
-        plain = pa.schema([one.with_nullable(True).remove_metadata() for one in schema])  # noqa: FBT003 - pyarrow's
-        row = pa.table({one.name: pa.nulls(1, one.type) for one in plain}, schema=plain)
+        plain = pa.schema([field.with_nullable(True).remove_metadata() for field in schema])  # noqa: FBT003 - pyarrow's
+        row = pa.table({field.name: pa.nulls(1, field.type) for field in plain}, schema=plain)
         made = lance.write_dataset(row, f"{folder}/rows", data_storage_version=cast("Any", version))
         like = made.get_fragments()[0].metadata.files[0]
         data = DataFile(
@@ -213,11 +213,11 @@ def _template(schema: pa.Schema, version: str) -> VersionManifest:
             enable_v2_manifest_paths=True,
         )
         (path,) = Path(folder, "generation", VERSIONS_FOLDER).glob("*.manifest")
-        found = decode_version_manifest(path.read_bytes())
+        decoded = decode_version_manifest(path.read_bytes())
     # Those of the scratch table: a generation is never committed to again.
-    found.manifest.ClearField("transaction_file")
-    found.manifest.ClearField("transaction_section")
-    return VersionManifest(found.manifest, None, None, found.major, found.minor)
+    decoded.manifest.ClearField("transaction_file")
+    decoded.manifest.ClearField("transaction_section")
+    return VersionManifest(decoded.manifest, None, None, decoded.major, decoded.minor)
 
 
 def _renumber(made: pb.Manifest, ids: Sequence[int]) -> None:
@@ -227,7 +227,7 @@ def _renumber(made: pb.Manifest, ids: Sequence[int]) -> None:
         field.id, field.parent_id = numbers[field.id], numbers[field.parent_id]
     for fragment in made.fragments:
         for file in fragment.files:
-            renumbered = [numbers[one] for one in file.fields]
+            renumbered = [numbers[field] for field in file.fields]
             del file.fields[:]
             file.fields.extend(renumbered)
 

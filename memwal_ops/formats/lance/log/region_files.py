@@ -143,10 +143,14 @@ def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
         raise WalEntryCutError(f"WAL entry {path} is truncated after {len(data)} bytes.")
     try:
         rows = lance_rows(data, f"WAL entry {path}")
-        found = check_lance_file(data, len(data))
+        lance_file = check_lance_file(data, len(data))
     except InvalidFormatError as error:
         raise WalCorruptError(str(error)) from error
-    metadata = {} if found is None else {key: value.decode(errors="replace") for key, value in found.metadata.items()}
+    metadata = (
+        {}
+        if lance_file is None
+        else {key: value.decode(errors="replace") for key, value in lance_file.metadata.items()}
+    )
     if _NUMBER.fullmatch(metadata.get(WRITER_EPOCH, "")) is None:
         raise WalCorruptError(f"WAL entry {path} has no writer epoch.")
     ids = metadata.get(_FIELD_IDS)
@@ -335,8 +339,8 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
             f"{table.location.uri} was migrated to the layout {table.layout.name}, which this writer cannot write.",
             remedy="Write with pylance's writer: dataset.mem_wal_writer(REGION).",
         )
-    for one in table.regions.region_ids:
-        folder = region_folder(one)
+    for existing in table.regions.region_ids:
+        folder = region_folder(existing)
         for meta in table.store.list(folder):
             name = parse_wal_entry_name(meta.path.rsplit("/", 1)[-1])
             if "/data/" in meta.path or (name is not None and name.suffix != WAL_SUFFIX):

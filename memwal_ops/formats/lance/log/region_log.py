@@ -57,16 +57,16 @@ def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
         at += 1
         numbers = range(number, number + count)
         with ThreadPoolExecutor(_READ_AHEAD[-1] // 4, thread_name_prefix="read-log") as pool:
-            found = [*pool.map(lambda one: _read(store, manifest, one), numbers)]
-        good = next((place for place, entry in enumerate(found) if entry is None or entry.cut), count)
-        entries = [entry for entry in found[:good] if entry is not None]
+            ahead = [*pool.map(lambda number: _read(store, manifest, number), numbers)]
+        good = next((place for place, entry in enumerate(ahead) if entry is None or entry.cut), count)
+        entries = [entry for entry in ahead[:good] if entry is not None]
         yield from entries
         number += good
         if good < count:
-            later = any(entry is not None for entry in found[good + 1 :]) or (
+            later = any(entry is not None for entry in ahead[good + 1 :]) or (
                 good == count - 1 and store.head(entry_path(manifest.region_id, number + 1)) is not None
             )
-            last = found[good]
+            last = ahead[good]
             if last is not None:
                 _refuse_cut(manifest, number, later=later)
                 yield last
@@ -151,7 +151,7 @@ def read_shard_entry(table: Table, region_id: UUID, number: int) -> WalEntry:
 
 def _field_ids(schema: pa.Schema) -> tuple[int, ...] | None:
     """The ids of the fields, each before those inside it, as a table numbers them; None if the writer stored none."""
-    columns = [one for one in schema if one.name != TOMBSTONE]
+    columns = [field for field in schema if field.name != TOMBSTONE]
     ids = tuple(_ids(columns))
     if len(ids) < len(columns):
         return None
@@ -224,7 +224,7 @@ class LoggedColumns:
         flush = Flush(None, nanoseconds(meta.last_modified), opened)
         ids = [field.id for field in self._table.manifest.manifest.fields]
         try:
-            return all(self._history.is_same_field(one, flush, renamed=False) for one in ids)
+            return all(self._history.is_same_field(field_id, flush, renamed=False) for field_id in ids)
         except SchemaProjectionError:  # a version that has them is damaged: the merge decides
             return False
 

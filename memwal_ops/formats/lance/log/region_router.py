@@ -64,7 +64,7 @@ class RegionRouter:
         boolean("durable", durable)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
-        specs = [one.spec_id for one in table.index.region_specs]
+        specs = [spec.spec_id for spec in table.index.region_specs]
         if not specs and spec_id is None:
             raise InvalidUsageError(
                 f"{table.location.uri} has no region specs, so rows cannot be routed to regions.",
@@ -197,8 +197,8 @@ class RegionRouter:
                 if manifest.sealed
                 else "Write to that region: RegionWriter(URI, REGION); or seal() it with that writer, and merge.",
             )
-        found = region_values_of(self._table, manifest)
-        values = () if found is None else found.values
+        region_values = region_values_of(self._table, manifest)
+        values = () if region_values is None else region_values.values
         if values in self._regions:
             raise InvalidUsageError(
                 f"The regions {self._regions[values]} and {manifest.region_id} have the same values {values}, and rows "

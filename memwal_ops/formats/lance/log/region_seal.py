@@ -196,7 +196,7 @@ def check_complete(table: Table, manifest: RegionManifest) -> None:
     Raises:
         GenerationMissingError: one between the first and the newest is not listed, or has no files.
     """
-    listed = {one.generation: one.path for one in manifest.flushed_generations}
+    listed = {flushed.generation: flushed.path for flushed in manifest.flushed_generations}
     for generation in range(1, manifest.current_generation):
         path = f"{region_folder(manifest.region_id)}/{listed.get(generation, '')}"
         if generation not in listed or next(iter(table.store.list(path)), None) is None:
@@ -228,7 +228,7 @@ def move_region(table: Table, region_id: UUID) -> Move:
             if not new.commit(first) and not new.versions():
                 raise InvariantViolatedError(f"Region {new_id} could not be published, and does not exist.")
     _empty(table, old, sealed)
-    return Move(new_id, tuple(one.generation for one in sealed.flushed_generations))
+    return Move(new_id, tuple(flushed.generation for flushed in sealed.flushed_generations))
 
 
 def _copy(table: Table, manifest: RegionManifest, new_id: UUID) -> None:
@@ -313,13 +313,13 @@ def foreign_generations(table: Table, regions: Iterable[RegionBacklog]) -> tuple
         for region in regions
         for flushed in region.manifest.flushed_generations
     }
-    found = []
+    generations = []
     for ref, foreign in concurrently(read, refs, threads=_CONCURRENT_CHECKS):
         if isinstance(foreign, ForeignGeneration):
-            found.append(foreign)
+            generations.append(foreign)
         elif foreign is not None and ref.generation > refs[ref]:
             raise foreign
-    return tuple(found)
+    return tuple(generations)
 
 
 def point_here(table: Table, generations: Iterable[ForeignGeneration]) -> None:

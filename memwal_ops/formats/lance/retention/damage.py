@@ -152,8 +152,8 @@ def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
         (partial(_damage_of, table, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
         (partial(_damages_of_index, places, index) for index in table.manifest.index_entries),
     )
-    for _, found in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
-        yield from found
+    for _, damage in concurrently(lambda check: check(), checks, threads=_CONCURRENT_READS):
+        yield from damage
 
 
 def _damaged_references(table: Table) -> Iterator[Damage]:
@@ -197,10 +197,10 @@ def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequenc
     place, folder = places.index_folder(index)
     fix = "" if index.name.startswith(SYSTEM_INDEX) else _REBUILD_INDEX.format(index.name)
     try:
-        found = {meta.path: meta.size for meta in place.store.list(folder)}
+        sizes = {meta.path: meta.size for meta in place.store.list(folder)}
     except LinkError:
         return ()
-    if not found:
+    if not sizes:
         if index.name.startswith(SYSTEM_INDEX):  # those are in the manifest, or name their files themselves
             return ()
         own = places.own.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))
@@ -209,7 +209,7 @@ def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequenc
             return (Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
         return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING, fix),)
     named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
-    files = (place.index_file(path, named.get(path, 0)) for path in sorted(named.keys() | found.keys()))
+    files = (place.index_file(path, named.get(path, 0)) for path in sorted(named.keys() | sizes.keys()))
     return [Damage(str(file), INDICES_FOLDER, why, fix) for file in files if (why := damage_of(file)) is not None]
 
 
@@ -532,9 +532,9 @@ def missing_of_version(table: Table, version: int) -> str | None:
         return None if damage is None or damage.folder == INDICES_FOLDER else damage.path
     path = version_path(version, table.naming)
     try:
-        found = decode_named(path, table.store.get(path))
-        check_writable(found.manifest)
-        return missing_of_manifest(table, found, besides=_needed_files(table, table.manifest))
+        decoded = decode_named(path, table.store.get(path))
+        check_writable(decoded.manifest)
+        return missing_of_manifest(table, decoded, besides=_needed_files(table, table.manifest))
     except ObjectNotFoundError:
         return None
     except InvalidFormatError as error:
@@ -563,15 +563,15 @@ def check_versions(table: Table, first: Collection[int] = ()) -> VersionsCheck:
     is_unreadable: dict[str, bool] = {}
     oldest = sorted(manifests.items(), key=lambda listed: (listed[0] not in first, listed[0]))[:_VERSIONS]
     sizes = accumulate(meta.size for _, meta in oldest)
-    bounded = [one for one, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
+    bounded = [listed for listed, size in zip(oldest, sizes, strict=True) if size <= _MANIFEST_BYTES]
     read = partial(_listed_files, table)
-    for (version, meta), found in concurrently(read, bounded, threads=_CONCURRENT_READS):
-        if found is None:
+    for (version, meta), missing in concurrently(read, bounded, threads=_CONCURRENT_READS):
+        if missing is None:
             check.unreadable[version] = meta.path
             check.checked += 1
             continue
-        older = found.keys() - newest
-        fresh = {key: found[key] for key in older - is_unreadable.keys()}
+        older = missing.keys() - newest
+        fresh = {key: missing[key] for key in older - is_unreadable.keys()}
         if version not in first and len(is_unreadable) + len(fresh) > _FILES:
             break
         lost = _unreadable(table, fresh)
@@ -589,10 +589,10 @@ def check_versions(table: Table, first: Collection[int] = ()) -> VersionsCheck:
 def _damage_of_version(table: Table) -> Damage | None:
     """A damaged file of the newest version; None: there is none, or it was expired since."""
     try:
-        found = newest_damage(table)
+        damage = newest_damage(table)
     except NotExportedError:
         return None
-    return None if found is None or table.store.head(version_path(table.version, table.naming)) is None else found
+    return None if damage is None or table.store.head(version_path(table.version, table.naming)) is None else damage
 
 
 def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, NamedFile | None] | None:

@@ -281,38 +281,38 @@ class Needed:
         if not self._complete:
             self._complete = True
             self.copies = list_set_aside(table.store)
-            for _, found in read_references(table.store, [one.meta.path for one in self.copies]):
-                self.expired |= found.all
+            for _, named in read_references(table.store, [copy.meta.path for copy in self.copies]):
+                self.expired |= named.all
 
     def _read_own(self, table: Table, expiring: Collection[str], young: Collection[str]) -> bool:
         fresh = {path: meta for path, meta in list_manifests(table.store).items() if meta not in self._seen[0]}
         opened = version_path(table.version, table.naming)
         is_known = opened in fresh and is_same_file(table.file, fresh[opened])
         known = [(opened, references(table.manifest))] if is_known else []
-        for path, found in chain(
+        for path, named in chain(
             known, read_references(table.store, sorted(fresh.keys() - {path for path, _ in known}))
         ):
             self._seen[0].add(fresh.pop(path))
             if path in expiring:
-                self.expired |= found.all
+                self.expired |= named.all
                 continue
-            self.keys |= found.all
+            self.keys |= named.all
             if path not in young:
-                self.lasting |= found.all
+                self.lasting |= named.all
             if version_of_main(path) is not None:
-                self.own |= found.own
+                self.own |= named.own
             else:
-                self.on_branches |= found.all
+                self.on_branches |= named.all
         return not fresh
 
     def _read_others(self, table: Table) -> bool:
         others = list_manifests_of_others(table.branch)
         fresh = {path: meta for path, meta in others.items() if meta not in self._seen[1]}
-        for path, found in read_references(table.branch.root, sorted(fresh)):
+        for path, named in read_references(table.branch.root, sorted(fresh)):
             self._seen[1].add(fresh.pop(path))
-            self.keys |= found.all
-            self.lasting |= found.all
-            self.on_branches |= found.all
+            self.keys |= named.all
+            self.lasting |= named.all
+            self.on_branches |= named.all
         return not fresh
 
 
@@ -370,17 +370,17 @@ def find_garbage(
         on_batch: called with up to 1,000 files at a time; returns whether to continue.
         newest: sees all files.
     """
-    found = Garbage()
+    garbage = Garbage()
     absent = set(needed.own)
-    files = _garbage(store, needed, now, found, absent, newest)
+    files = _garbage(store, needed, now, garbage, absent, newest)
     while batch := list(islice(files, _BATCH)):
-        found.objects += len(batch)
-        found.bytes += sum(meta.size for meta in batch)
+        garbage.objects += len(batch)
+        garbage.bytes += sum(meta.size for meta in batch)
         if not on_batch(batch):
-            return found
-    found.complete = True
-    found.missing = tuple(missing_files(store, sorted(absent)[:_MISSING]))
-    return found
+            return garbage
+    garbage.complete = True
+    garbage.missing = tuple(missing_files(store, sorted(absent)[:_MISSING]))
+    return garbage
 
 
 def _garbage(

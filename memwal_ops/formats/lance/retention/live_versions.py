@@ -456,12 +456,12 @@ class _Progress:
 
     def at(self, version: int) -> Mapping[UUID, int]:
         """The progress of a version."""
-        found = {}
+        versions = {}
         for region_id, changes in self._changes.items():
             before = bisect_right(changes, version, key=lambda change: change[0])
             if before and changes[before - 1][1]:
-                found[region_id] = changes[before - 1][1]
-        return found
+                versions[region_id] = changes[before - 1][1]
+        return versions
 
     def last_above(self, versions: Sequence[int], region_id: UUID, generation: int) -> int | None:
         """The last of the versions, ascending, whose progress in the region is above the generation."""
@@ -474,12 +474,12 @@ class _Progress:
 
     def below(self, versions: Sequence[int], region_id: UUID, generation: int) -> list[int]:
         """Those of the versions, ascending, whose progress in the region is below the generation."""
-        found = self._changes.get(region_id, [])
+        recorded = self._changes.get(region_id, [])
         if region_id not in self._fell:  # a region may list tens of thousands of generations, and each is asked for
-            at = bisect_left(found, generation, key=lambda change: change[1])
-            end = found[at][0] if at < len(found) else _NO_VERSION
+            at = bisect_left(recorded, generation, key=lambda change: change[1])
+            end = recorded[at][0] if at < len(recorded) else _NO_VERSION
             return list(versions[: bisect_left(versions, end)])
-        changes = [(0, 0), *found, (_NO_VERSION, generation)]
+        changes = [(0, 0), *recorded, (_NO_VERSION, generation)]
         below: list[int] = []
         for (start, progress), (end, _) in pairwise(changes):
             if progress < generation:

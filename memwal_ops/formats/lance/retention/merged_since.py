@@ -68,7 +68,7 @@ def recorded_before(store: Store, newest: int, moment: datetime) -> Mapping[UUID
         moment: by the store's clock.
     """
     records = _records(store)
-    before = [one for one in records if one.meta.last_modified <= moment and one.version <= newest]
+    before = [record for record in records if record.meta.last_modified <= moment and record.version <= newest]
     return _read(store, before[-1]) if before else {} if records else None
 
 
@@ -92,7 +92,7 @@ def record_progress(
         document = {"version": retention.newest, "merged": merged}
         check()
         store.put_if_absent(f"{PROGRESS_FOLDER}/{retention.newest:020}.json", encode_record(document))
-    outdated = [one.meta.path for one in records if one.meta.last_modified <= now - drain_after][:-1]
+    outdated = [record.meta.path for record in records if record.meta.last_modified <= now - drain_after][:-1]
     if outdated:
         store.delete_many(outdated)
 
@@ -111,7 +111,7 @@ def drop_overtaken(store: Store, retention: LiveVersions) -> list[Record]:
     newest = records[-1]
     if newest.version <= retention.newest and not retention.is_below(_read(store, newest), after=newest.version):
         return records
-    store.delete_many([one.meta.path for one in records])
+    store.delete_many([record.meta.path for record in records])
     return []
 
 
@@ -124,13 +124,13 @@ def drop_contradicted(table: Table, merged: Mapping[UUID, int]) -> None:
     if not records or records[-1].version > table.version:
         return  # of a version that is newer than this one: the commit that follows is lost
     if any(merged.get(region_id, 0) < generation for region_id, generation in _read(table.store, records[-1]).items()):
-        table.store.delete_many([one.meta.path for one in records])
+        table.store.delete_many([record.meta.path for record in records])
 
 
 def _records(store: Store) -> list[Record]:
     """The records, ascending."""
     named = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(PROGRESS_FOLDER))
-    return sorted((Record(int(match[1]), meta) for match, meta in named if match is not None), key=lambda one: one[0])
+    return sorted((Record(int(match[1]), meta) for match, meta in named if match is not None), key=lambda item: item[0])
 
 
 def _read(store: Store, record: Record) -> Mapping[UUID, int]:

@@ -75,7 +75,9 @@ def recent_history(table: Table, limit: int) -> TableHistory:
     Requests: one for each version, one listing for each region, and one for each of its newest 20 manifests.
     """
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        versions = [one for one in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if one]
+        versions = [
+            version for version in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if version
+        ]
         ids = table.regions.region_ids if table.log.shows_progress else ()
         regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS])]
     sizes = {
@@ -84,7 +86,9 @@ def recent_history(table: Table, limit: int) -> TableHistory:
         for _, manifest in region.manifests
         for flushed in manifest.flushed_generations
     }
-    revisions = [_revision(one, previous, sizes) for one, previous in zip(versions, [*versions[1:], None], strict=True)]
+    revisions = [
+        _revision(version, previous, sizes) for version, previous in zip(versions, [*versions[1:], None], strict=True)
+    ]
     left_out = ""
     if len(ids) > _MAX_REGIONS:
         left_out = f"generations of {_MAX_REGIONS} of {len(ids):,} regions"
@@ -120,18 +124,21 @@ def _revision(
 ) -> RevisionRecord:
     manifest, transaction = version.manifest.manifest, version.manifest.transaction
     merged = dict(_merged_in(version, previous))
-    known = [size for (region_id, one), size in sizes.items() if one in merged.get(region_id, ())]
+    known = [size for (region_id, generation), size in sizes.items() if generation in merged.get(region_id, ())]
     files = [file for fragment in manifest.fragments for file in fragment.files]
     return RevisionRecord(
         version.number,
         version.committed,
         _author(manifest, transaction),
         "" if transaction is None else operation_of(transaction),
-        sum(int(one.physical_rows) - int(one.deletion_file.num_deleted_rows) for one in manifest.fragments),
+        sum(
+            int(fragment.physical_rows) - int(fragment.deletion_file.num_deleted_rows)
+            for fragment in manifest.fragments
+        ),
         sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
-        sum(max(0, one.stop - one.start) for one in merged.values()),
-        sum(one.physical_rows or 0 for one in known),
-        sum(one.accounted_bytes or 0 for one in known),
+        sum(max(0, span.stop - span.start) for span in merged.values()),
+        sum(generation.physical_rows or 0 for generation in known),
+        sum(generation.accounted_bytes or 0 for generation in known),
     )
 
 
@@ -156,7 +163,7 @@ def _region(table: Table, region_id: UUID) -> _Region:
     )
     numbered = ((number, meta.last_modified) for number, meta in named if number is not None)
     manifests = []
-    for number, published in sorted(nlargest(_MAX_MANIFESTS, numbered, key=lambda one: one[0])):
+    for number, published in sorted(nlargest(_MAX_MANIFESTS, numbered, key=lambda pair: pair[0])):
         try:
             manifests.append((published, region.read(number)))
         except RegionManifestCorruptError:
@@ -171,8 +178,12 @@ def _generations(
     if not region.manifests:
         return
     progress = table.index.merged_generations.get(region.region_id, 0)
-    listed = {flushed.generation: flushed for _, one in region.manifests for flushed in one.flushed_generations}
-    lists = [(when, {flushed.generation for flushed in one.flushed_generations}) for when, one in region.manifests]
+    listed = {
+        flushed.generation: flushed for _, manifest in region.manifests for flushed in manifest.flushed_generations
+    }
+    lists = [
+        (when, {flushed.generation for flushed in manifest.flushed_generations}) for when, manifest in region.manifests
+    ]
     for number, flushed in listed.items():
         first = next(at for at, (_, numbers) in enumerate(lists) if number in numbers)
         unlisted = next((at for at in range(first, len(lists)) if number not in lists[at][1]), None)
@@ -195,8 +206,8 @@ def _generations(
 
 def _merge_of(versions: Sequence[_Version], region_id: UUID, generation: int) -> _Version | None:
     """The version that merged a generation; None if it is not merged, or that version was not read."""
-    merged = [one for one in versions if one.merged.get(region_id, 0) >= generation]
-    before = [one for one in versions if one.merged.get(region_id, 0) < generation]
+    merged = [version for version in versions if version.merged.get(region_id, 0) >= generation]
+    before = [version for version in versions if version.merged.get(region_id, 0) < generation]
     return merged[-1] if merged and before and before[0].number < merged[-1].number else None
 
 
@@ -220,7 +231,7 @@ def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[StorageReco
 
 
 def _files(version: VersionManifest) -> dict[str, int]:
-    return {file.path: int(file.file_size_bytes) for one in version.manifest.fragments for file in one.files}
+    return {file.path: int(file.file_size_bytes) for fragment in version.manifest.fragments for file in fragment.files}
 
 
 _PLAIN, _WITH_LOG = "plain", "log"
@@ -279,15 +290,15 @@ def _log_objects(store: Store) -> Sequence[ObjectMeta]:
     """Objects of the log, the manifests of all regions among them."""
     if store.root.startswith(_WITHOUT_START_KEY):
         return _region_manifests(store)
-    found: list[ObjectMeta] = []
+    objects: list[ObjectMeta] = []
     after: str | None = None
     while True:
         page = list(islice(store.list(MEM_WAL_FOLDER, after=after), PAGE))
         if not is_ascending(page):  # S3 Express
             return _region_manifests(store)
-        found += page
+        objects += page
         if len(page) < PAGE:
-            return found
+            return objects
         after = _next_start(page[-1].path)
 
 

@@ -107,8 +107,8 @@ class WriterVersion(NamedTuple):
     @classmethod
     def parsed(cls, text: str | None) -> WriterVersion | None:
         """As it is stored; None: not recorded."""
-        found = _OPENED.fullmatch(text or "")
-        return None if found is None else cls(int(found[1]), int(found[2]))
+        match = _OPENED.fullmatch(text or "")
+        return None if match is None else cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.number} {self.written}"
@@ -195,7 +195,7 @@ class SchemaHistory:
         if adopted and (at is None or not self._same_table(at)):
             # The table was overwritten since the flush, so its columns are unrelated to those before. If it was not,
             # they are related, and the decision about a region's rows must not restore a dropped column.
-            by_store, at = (max(adopted, one or 0) for one in (by_store, at))
+            by_store, at = (max(adopted, version or 0) for version in (by_store, at))
         verdict = None if at is None else self._same(field_id, at)
         if verdict is False and at != by_store:
             # With a clock that is behind, values of a column that was added before the flush would be lost.
@@ -223,15 +223,15 @@ class SchemaHistory:
         if opened.number == newest.version:
             return -1 if opened == WriterVersion.of(self._table) else None
         try:
-            found = read_version_manifest(self._table.store, opened.number, self._table.naming).manifest
+            manifest = read_version_manifest(self._table.store, opened.number, self._table.naming).manifest
         except (ObjectNotFoundError, NotExportedError):
             span = self._record.span_of(opened.number)
             return -1 if span is not None and span.written <= opened.written else None
         except InvalidFormatError:
             return None
-        if found.timestamp.ToNanoseconds() != opened.written:
+        if manifest.timestamp.ToNanoseconds() != opened.written:
             return None
-        files = {file.path for fragment in found.fragments for file in fragment.files}
+        files = {file.path for fragment in manifest.fragments for file in fragment.files}
         kept = (file for fragment in newest.fragments for file in fragment.files if file.path in files)
         return max((max(file.fields, default=-1) for file in kept), default=-1)
 
@@ -249,7 +249,9 @@ class SchemaHistory:
     def _same_since_first(self, field_id: int) -> bool:
         """Whether the field is the same in all existing versions that have it."""
         oldest = min(self._table.history.listed(), default=self._table.version)
-        first = next((one for one in range(oldest, self._table.version) if self._has(one, field_id)), oldest)
+        first = next(
+            (version for version in range(oldest, self._table.version) if self._has(version, field_id)), oldest
+        )
         return self._same(field_id, first) is True
 
     def _version_by_writer(self, time: int) -> int | None:
@@ -269,16 +271,16 @@ class SchemaHistory:
         have been expired. They were written after it.
         """
         listed = {number for number in self._table.history.listed() if number < self._table.version}
-        found = self._newest_of(listed, is_before)
-        if found is None and self._record.parts:
+        newest = self._newest_of(listed, is_before)
+        if newest is None and self._record.parts:
             # All versions of a span have the same fields: the last of those that are gone stands for them.
             recorded = {number for span in self._record.spans() for number in (span.first, span.last)}
-            found = self._newest_of(listed | recorded, is_before)
-        return found
+            newest = self._newest_of(listed | recorded, is_before)
+        return newest
 
     def _newest_of(self, numbers: set[int], is_before: Callable[[int], bool]) -> int | None:
         newest = self._table.version
-        for number in sorted({*(one for one in numbers if one < newest), newest}, reverse=True):
+        for number in sorted({*(number for number in numbers if number < newest), newest}, reverse=True):
             if is_before(number):
                 known = number == newest or number + 1 in numbers or number + 1 == newest
                 return number if known and self._version(number) is not None else None
@@ -298,7 +300,7 @@ class SchemaHistory:
     def _same_table(self, at: int) -> bool:
         """Whether version ``at`` is of the same table as the newest, by the key column, which cannot be dropped."""
         key = self._table.primary_key[0]
-        ids = (one.id for one in self._table.manifest.manifest.fields if one.name == key and one.parent_id < 0)
+        ids = (field.id for field in self._table.manifest.manifest.fields if field.name == key and field.parent_id < 0)
         return self._same(next(ids), at) is True
 
     def _same(self, field_id: int, at: int) -> bool | None:
@@ -469,15 +471,15 @@ class SchemaHistory:
             SchemaProjectionError: it is damaged; the others are read again when they are needed.
         """
         known = self._validated()
-        missing = [one for one in range(number, max(0, number - count), -1) if one not in self._read]
+        missing = [older for older in range(number, max(0, number - count), -1) if older not in self._read]
         fetched = dict(concurrently(partial(self._known_or_fetched, known), missing, threads=count))
-        for one in missing:
-            found = fetched[one]
-            if isinstance(found, SchemaProjectionError):
-                if one == number:
-                    raise found
+        for older in missing:
+            schema = fetched[older]
+            if isinstance(schema, SchemaProjectionError):
+                if older == number:
+                    raise schema
                 return
-            self._read[one] = self._shared(known, one, found)
+            self._read[older] = self._shared(known, older, schema)
 
     def _known_or_fetched(self, known: dict[int, _Version], number: int) -> _Version | SchemaProjectionError | None:
         try:
@@ -519,13 +521,13 @@ class SchemaHistory:
 
 def _version(found: VersionManifest) -> _Version:
     manifest, transaction = found.manifest, found.transaction
-    fields = tuple(Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields)
+    fields = tuple(Field(field.id, field.name, field.logical_type, field.parent_id) for field in manifest.fields)
     # Without a transaction, a restore cannot be recognized: see ``has_transaction``.
     parent = int(manifest.version) - 1 if transaction is None else parent_version(found)
     return _Version(
         written=manifest.timestamp.ToNanoseconds(),
         fields=fields,
-        ids=frozenset(one.id for one in fields),
+        ids=frozenset(field.id for field in fields),
         parent=parent,
         has_transaction=transaction is not None,
         confirmed=manifest.config.get(SAME_COLUMNS, ""),

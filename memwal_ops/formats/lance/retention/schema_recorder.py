@@ -173,8 +173,8 @@ class SchemaRecord:
 def _joined(parts: Sequence[Part]) -> list[Part]:
     """With successive parts as one, and successive spans of the same fields."""
     made = [*parts[:1]]
-    for one, later in pairwise(parts):
-        if later.first != one.last + 1:
+    for earlier, later in pairwise(parts):
+        if later.first != earlier.last + 1:
             made.append(later)
             continue
         before = made[-1]
@@ -241,7 +241,7 @@ def decode_schema_record(data: bytes, path: str) -> SchemaRecord:
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"it is no schema record: {error!r:.100}") from error
     spans = [*record.spans()]
-    if not spans or any(one.last >= later.first for one, later in pairwise(spans)):
+    if not spans or any(earlier.last >= later.first for earlier, later in pairwise(spans)):
         raise ValueError("its versions are not in order")
     return record
 
@@ -249,7 +249,7 @@ def decode_schema_record(data: bytes, path: str) -> SchemaRecord:
 def _part(document: Any) -> Part:
     first, last = document["index"]
     spans = tuple(map(_span, document["spans"]))
-    if any(one.last + 1 != later.first for one, later in pairwise(spans)):
+    if any(earlier.last + 1 != later.first for earlier, later in pairwise(spans)):
         raise ValueError("versions of a part are not successive")
     return Part(spans, document["complete"] is True, (str(first), str(last)), str(document["mark"]))
 
@@ -349,7 +349,7 @@ def span_of(number: int, found: VersionManifest, stored: int, key: Collection[st
         key: names of the key columns.
     """
     manifest, transaction = found.manifest, found.transaction
-    keys = {one.id for one in manifest.fields if one.name in key and one.parent_id < 0}
+    keys = {field.id for field in manifest.fields if field.name in key and field.parent_id < 0}
     files = [set(file.fields) for fragment in manifest.fragments for file in fragment.files if file.fields]
     return Span(
         number,
@@ -359,7 +359,7 @@ def span_of(number: int, found: VersionManifest, stored: int, key: Collection[st
         # Without a transaction, a restore cannot be recognized: see ``has_transaction``.
         number - 1 if transaction is None else parent_version(found),
         transaction is not None,
-        tuple(Field(one.id, one.name, one.logical_type, one.parent_id) for one in manifest.fields),
+        tuple(Field(field.id, field.name, field.logical_type, field.parent_id) for field in manifest.fields),
         FileIds(max((max(ids) for ids in files if keys & ids), default=-1), frozenset(map(max, files))),
         transaction is not None and operation_of(transaction) in _KEEP_FIELDS,
     )
@@ -422,21 +422,21 @@ def try_to_record_schema(table: Table) -> None:
 def _records(table: Table) -> list[tuple[int, ObjectMeta]]:
     """All records, the newest first."""
     named = ((_NAME.fullmatch(meta.path), meta) for meta in table.store.list(SCHEMA_FOLDER))
-    return sorted(((int(name[1]), meta) for name, meta in named if name), key=lambda one: one[0], reverse=True)
+    return sorted(((int(name[1]), meta) for name, meta in named if name), key=lambda item: item[0], reverse=True)
 
 
 def _newest_record(table: Table, records: Iterable[tuple[int, ObjectMeta]]) -> SchemaRecord:
     for number, meta in records:
-        found = _read(table, meta.path) if number <= table.version else None
-        if found is not None and found.last == number and _is_of(table, found.parts[-1]):
-            return found
+        record = _read(table, meta.path) if number <= table.version else None
+        if record is not None and record.last == number and _is_of(table, record.parts[-1]):
+            return record
     return SchemaRecord()
 
 
 def _is_of(table: Table, part: Part) -> bool:
     """Whether the last recorded version is one of this table; if it is gone, whether the MemWAL index is the same."""
-    found = table.manifest if part.last == table.version else _manifest(table, part.last)
-    return part.mark == _mark(found) if found is not None else part.index[1] == index_of(table.manifest) != ""
+    manifest = table.manifest if part.last == table.version else _manifest(table, part.last)
+    return part.mark == _mark(manifest) if manifest is not None else part.index[1] == index_of(table.manifest) != ""
 
 
 def _manifest(table: Table, number: int) -> VersionManifest | None:
@@ -458,16 +458,16 @@ def _digest(mark: str) -> str:
 def _unrecorded(table: Table, known: SchemaRecord, limit: int | None) -> Iterator[Part]:
     """The existing versions after those that are known, ascending; damaged ones count as missing."""
     listed = table.history.listed()
-    numbers = sorted((one for one in listed if known.last < one < table.version), reverse=True)[:limit]
+    numbers = sorted((version for version in listed if known.last < version < table.version), reverse=True)[:limit]
     lowest = min(listed, default=table.version)
 
     def read(number: int) -> Part | None:
-        found = table.manifest if number == table.version else _manifest(table, number)
-        if found is None:
+        manifest = table.manifest if number == table.version else _manifest(table, number)
+        if manifest is None:
             return None
         stored = nanoseconds(listed[number].last_modified) if number in listed else 0
-        span = span_of(number, found, stored, table.primary_key)
-        return Part((span,), number <= lowest, (index_of(found),) * 2, _mark(found))
+        span = span_of(number, manifest, stored, table.primary_key)
+        return Part((span,), number <= lowest, (index_of(manifest),) * 2, _mark(manifest))
 
     for _, part in concurrently(read, [*reversed(numbers), table.version], threads=_CONCURRENT_READS):
         if part is not None:

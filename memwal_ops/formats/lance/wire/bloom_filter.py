@@ -56,16 +56,16 @@ def key_tuples(columns: Sequence[pa.Array]) -> pa.Array:
 
 def _key_parts(column: pa.Array) -> list[pa.Array]:
     kind = column.type
-    one = pa.repeat(pa.scalar(b"\1", _BINARY), len(column))
+    tag = pa.repeat(pa.scalar(b"\1", _BINARY), len(column))
     if pa.types.is_boolean(kind):
-        return [one, _bytes(column.cast(pa.uint8()).to_numpy())]
+        return [tag, _bytes(column.cast(pa.uint8()).to_numpy())]
     if pa.types.is_integer(kind) or pa.types.is_date(kind):
         if pa.types.is_unsigned_integer(kind):
-            return [one, _bytes(column.cast(pa.uint64()).to_numpy().byteswap())]
+            return [tag, _bytes(column.cast(pa.uint64()).to_numpy().byteswap())]
         whole = column.cast(pa.int32() if kind == pa.date32() else pa.int64()).cast(pa.int64()).to_numpy()
-        return [one, _bytes((whole.view(np.uint64) ^ _SIGN).byteswap())]
+        return [tag, _bytes((whole.view(np.uint64) ^ _SIGN).byteswap())]
     escaped = pc.replace_substring(column.cast(_BINARY), b"\0", b"\0\xff")
-    return [one, escaped, pa.repeat(pa.scalar(b"\0\0", _BINARY), len(column))]
+    return [tag, escaped, pa.repeat(pa.scalar(b"\0\0", _BINARY), len(column))]
 
 
 def _bytes(values: np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger]]) -> pa.Array:
@@ -148,8 +148,8 @@ class BloomFilter:
         """Per key whether it may have been added."""
         at, numbers = self._places(key_hashes(columns))
         set_bits = (self._blocks[at] >> numbers) & np.uint32(1)
-        found: NDArray[np.bool_] = np.logical_and.reduce(set_bits, axis=1)
-        return found
+        present: NDArray[np.bool_] = np.logical_and.reduce(set_bits, axis=1)
+        return present
 
     def _places(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Per key its block, and the number of its bit in each word."""
@@ -165,15 +165,15 @@ def is_hashed_alike(kinds: Iterable[pa.DataType]) -> bool:
 
 def key_hashes(columns: Sequence[pa.Array]) -> NDArray[np.uint64]:
     """The hash of each key, without NULL values."""
-    found = _of_words(columns[0]) if len(columns) == 1 else None
-    if found is not None:
-        return found
+    hashes = _of_words(columns[0]) if len(columns) == 1 else None
+    if hashes is not None:
+        return hashes
     parts = [part for column in columns for part in _parts(column)]
     messages = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _NOTHING)
-    found = np.empty(len(messages), np.uint64)
+    hashes = np.empty(len(messages), np.uint64)
     for start in range(0, len(messages), _CHUNK):
-        found[start : start + _CHUNK] = _siphash(messages.slice(start, _CHUNK))
-    return found
+        hashes[start : start + _CHUNK] = _siphash(messages.slice(start, _CHUNK))
+    return hashes
 
 
 def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
@@ -185,7 +185,7 @@ def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
     start, size = column.offset * width, len(column) * width
     buffer = column.buffers()[1]
     values = np.frombuffer(buffer.slice(start, size) if size else b"", f"<u{width}").astype(np.uint64)
-    found = np.empty(len(values), np.uint64)
+    hashes = np.empty(len(values), np.uint64)
     for first in range(0, len(values), _CHUNK):
         part = values[first : first + _CHUNK]
         state = [np.full(len(part), word, np.uint64) for word in _STATE]
@@ -195,8 +195,8 @@ def _of_words(column: pa.Array) -> NDArray[np.uint64] | None:
         else:
             _mix(state, part << np.uint64(8))
             _mix(state, (part >> np.uint64(56)) | length)
-        found[first : first + _CHUNK] = _finished(state)
-    return found
+        hashes[first : first + _CHUNK] = _finished(state)
+    return hashes
 
 
 def _parts(column: pa.Array) -> list[pa.Array]:
@@ -219,8 +219,8 @@ def _fixed(column: pa.Array, width: int) -> pa.Array:
     """The bytes of values of a fixed width."""
     values = column.buffers()[1]
     start, size = column.offset * width, len(column) * width
-    found = pa.Array.from_buffers(pa.binary(width), len(column), [None, values.slice(start, size)])
-    return found.cast(pa.large_binary())
+    binary = pa.Array.from_buffers(pa.binary(width), len(column), [None, values.slice(start, size)])
+    return binary.cast(pa.large_binary())
 
 
 def _siphash(messages: pa.Array) -> NDArray[np.uint64]:
@@ -244,10 +244,10 @@ def _siphash(messages: pa.Array) -> NDArray[np.uint64]:
         if len(taken) == len(starts):
             _mix(state, block)
         else:
-            some = [one[taken] for one in state]
+            some = [word[taken] for word in state]
             _mix(some, block)
-            for one, changed in zip(state, some, strict=True):
-                one[taken] = changed
+            for values, changed in zip(state, some, strict=True):
+                values[taken] = changed
     return _finished(state)
 
 

@@ -221,10 +221,10 @@ class _Flatbuffer:
             return b""
         at = self._referred(number)
         (length,) = struct.unpack_from("<I", self._data, at)
-        found = self._data[at + 4 : at + 4 + length * width]
-        if len(found) != length * width:
+        content = self._data[at + 4 : at + 4 + length * width]
+        if len(content) != length * width:
             raise InvalidFormatError("a list is longer than the file")
-        return found
+        return content
 
     def _referred(self, number: int) -> int:
         at = self._field(number)

@@ -173,10 +173,10 @@ def _numbers(encoded: pb.EncodedU64Array) -> Sequence[int]:
         raise InvalidFormatError(f"The segment's array of {numbers.itemsize}-byte numbers has {len(data)} bytes.")
     numbers.frombytes(data)
     base = 0 if kind == "u64_array" else stored.base
-    found = [base + number for number in _little(numbers)]
-    if found and max(found) > U64_MAX:
+    decoded = [base + number for number in _little(numbers)]
+    if decoded and max(decoded) > U64_MAX:
         raise InvalidFormatError("The segment's array has numbers above 64 bits.")
-    return found
+    return decoded
 
 
 def _little(numbers: array[int]) -> array[int]:
@@ -269,12 +269,12 @@ def decode_mem_wals(details: bytes) -> tuple[MemWal, ...]:
         raise TableCorruptError(
             f"The details of the legacy MemWAL index are not a protobuf message: {error}"
         ) from error
-    found = tuple(map(decode_mem_wal, message.mem_wal_list))
-    ids = [one.id for one in found]
+    mem_wals = tuple(map(decode_mem_wal, message.mem_wal_list))
+    ids = [mem_wal.id for mem_wal in mem_wals]
     if len({*ids}) < len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
+        twice = next(mem_wal_id for mem_wal_id in ids if ids.count(mem_wal_id) > 1)
         raise TableCorruptError(f"The legacy MemWAL index lists {twice} twice.")
-    return found
+    return mem_wals
 
 
 def decode_mem_wal(message: pb.LegacyMemWal) -> MemWal:

@@ -85,10 +85,10 @@ def find_memwal_entry(indexes: table_pb2.IndexSection | None) -> table_pb2.Index
     Raises:
         TableCorruptError: there are two (S0-011).
     """
-    found = [] if indexes is None else [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
-    if len(found) > 1:
-        raise TableCorruptError(f"The table has {len(found)} MemWAL indexes; at most one is allowed.")
-    return found[0] if found else None
+    entries = [] if indexes is None else [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
+    if len(entries) > 1:
+        raise TableCorruptError(f"The table has {len(entries)} MemWAL indexes; at most one is allowed.")
+    return entries[0] if entries else None
 
 
 def with_details(old: table_pb2.IndexMetadata, details: bytes, version: int) -> table_pb2.IndexMetadata:
@@ -136,8 +136,8 @@ def decode_memwal_index(entry: table_pb2.IndexMetadata) -> MemWalIndex:
         details.maintain_all_indexes if details.HasField("maintain_all_indexes") else None,
         _progress(details.merged_generations, "merge progress"),
         {
-            one.index_name: _progress(one.caught_up_generations, f"catch-up of {one.index_name}")
-            for one in details.index_catchup
+            catchup.index_name: _progress(catchup.caught_up_generations, f"catch-up of {catchup.index_name}")
+            for catchup in details.index_catchup
         },
         dict(details.writer_config_defaults),
         details,
@@ -202,9 +202,9 @@ def with_catchup(
                     f"The catch-up entry of {name} must not be generation {generation} of region {region_id}: "
                     f"its merge progress is {merged.get(region_id, 0)}."
                 )
-            one = entry.caught_up_generations.add()
-            one.region_id.uuid = region_id.bytes
-            one.generation = generation
+            caught_up = entry.caught_up_generations.add()
+            caught_up.region_id.uuid = region_id.bytes
+            caught_up.generation = generation
         entries[name] = entry
     kept = list(entries.values())
     del changed.index_catchup[:]
@@ -381,14 +381,14 @@ def region_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_
         specs: the table's region specs, which add a column for each field.
     """
     types = field_types(specs)
-    rows = [one if isinstance(one, dict) else _region_row(one, types) for one in regions]
+    rows = [region if isinstance(region, dict) else _region_row(region, types) for region in regions]
     return _rows(rows, _REGION_COLUMNS, _REGION_FIELD, types)
 
 
 def shard_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
     """Rows as documented by pylance 7 and later; arguments as for :func:`region_rows`."""
     types = field_types(specs)
-    rows = [one if isinstance(one, dict) else _shard_row(one, types) for one in regions]
+    rows = [region if isinstance(region, dict) else _shard_row(region, types) for region in regions]
     return _rows(rows, _SHARD_COLUMNS, _SHARD_FIELD, types)
 
 
@@ -486,7 +486,7 @@ def _decode_region(row: Row) -> RegionRow:
             row["replay_after_wal_id"],
             row["wal_id_last_seen"],
             row["current_generation"],
-            tuple(_flushed(one) for one in row["flushed_generations"] or ()),
+            tuple(_flushed(flushed) for flushed in row["flushed_generations"] or ()),
         ),
     )
 
@@ -531,4 +531,4 @@ def _with_states(rows: pa.Table, states: Mapping[str, Sequence[int | None]]) -> 
 def _is_state(stored: object) -> bool:
     if not isinstance(stored, list) or len(stored) != _STATE_NUMBERS or stored[0] is None:
         return False
-    return all(one is None or (type(one) is int and 0 <= one <= U64_MAX) for one in stored)
+    return all(number is None or (type(number) is int and 0 <= number <= U64_MAX) for number in stored)

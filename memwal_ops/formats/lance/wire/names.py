@@ -179,18 +179,18 @@ def naming_scheme(names: Iterable[str]) -> NamingScheme | None:
     Raises:
         TableCorruptError: both schemes in one table (S3-047): readers would disagree on the newest version.
     """
-    found: dict[NamingScheme, str] = {}
+    schemes: dict[NamingScheme, str] = {}
     for name in names:
         parsed = parse_version_manifest_name(name)
         if parsed is not None and parsed.scheme is not None:
-            found.setdefault(parsed.scheme, name)
-    if len(found) > 1:
+            schemes.setdefault(parsed.scheme, name)
+    if len(schemes) > 1:
         raise TableCorruptError(
-            f"Version manifests are named by both schemes ({' and '.join(sorted(found.values()))}); "
+            f"Version manifests are named by both schemes ({' and '.join(sorted(schemes.values()))}); "
             "readers would disagree on the newest version.",
             remedy="Find out which files were copied in, and move them out of _versions/; then run the command again.",
         )
-    return next(iter(found), None)
+    return next(iter(schemes), None)
 
 
 _LAYOUT = "memwal-ops.layout"

@@ -105,7 +105,7 @@ class RegionManifest:
 
     def unmerged(self, progress: int) -> tuple[FlushedGeneration, ...]:
         """The listed generations above a merge progress, ascending."""
-        return tuple(one for one in self.flushed_generations if one.generation > progress)
+        return tuple(flushed for flushed in self.flushed_generations if flushed.generation > progress)
 
     def next(self) -> RegionManifest:
         """The same state with the next version number."""
@@ -113,7 +113,7 @@ class RegionManifest:
 
     def without_generations(self, generations: Collection[int]) -> RegionManifest:
         """The same state without some flushed generations (S0-060, S0-183)."""
-        kept = tuple(one for one in self.flushed_generations if one.generation not in generations)
+        kept = tuple(flushed for flushed in self.flushed_generations if flushed.generation not in generations)
         return replace(self, flushed_generations=kept)
 
     def with_wal_id_last_seen(self, entry_id: int) -> RegionManifest:
@@ -304,8 +304,8 @@ def mark_of(path: str) -> str:
 def region_records(manifest: table_pb2.Manifest) -> dict[UUID, RegionRecord]:
     """The records of a version; entries that do not parse are ignored, as if the region had no record."""
     words = manifest.config[KEY].split() if KEY in manifest.config else ()
-    found = (match for word in words if (match := _WORD.fullmatch(word)) is not None)
-    return {UUID(hex=match[1]): RegionRecord(int(match[2]), match[3], int(match[4] or 0)) for match in found}
+    matches = (match for word in words if (match := _WORD.fullmatch(word)) is not None)
+    return {UUID(hex=match[1]): RegionRecord(int(match[2]), match[3], int(match[4] or 0)) for match in matches}
 
 
 def with_region_records(manifest: table_pb2.Manifest, records: Mapping[UUID, RegionRecord]) -> table_pb2.Manifest:
@@ -318,7 +318,7 @@ def with_region_records(manifest: table_pb2.Manifest, records: Mapping[UUID, Reg
         before = every.get(region_id)
         carried = record.adopted or (0 if before is None else before.adopted)
         every[region_id] = replace(record, adopted=carried)
-    changed.config[KEY] = " ".join(record.entry(one) for one, record in sorted(every.items()))
+    changed.config[KEY] = " ".join(record.entry(region_id) for region_id, record in sorted(every.items()))
     changed.writer_feature_flags |= TABLE_CONFIG  # releases that would drop it must not write
     return changed
 
@@ -329,8 +329,8 @@ _NAT = -(2**63)
 _DECIMAL = re.compile(r"decimal(128|256)\(([0-9]{1,2}), ?(-?[0-9]{1,2})\)")
 _DECIMALS = {"128": pa.decimal128, "256": pa.decimal256}
 _TYPES = {
-    **{str(one): one for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
-    **{str(one): one for one in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())},
+    **{str(kind): kind for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
+    **{str(kind): kind for kind in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())},
     "float32": pa.float32(),
     "float": pa.float32(),
     "float64": pa.float64(),
@@ -353,10 +353,10 @@ _NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
 
 def field_type(result_type: str) -> pa.DataType:
     """The Arrow type that ``result_type`` names; ``binary`` if it is unknown."""
-    found = _DECIMAL.fullmatch(result_type.strip().lower())
-    if found is not None:
+    match = _DECIMAL.fullmatch(result_type.strip().lower())
+    if match is not None:
         try:
-            return _DECIMALS[found[1]](int(found[2]), int(found[3]))
+            return _DECIMALS[match[1]](int(match[2]), int(match[3]))
         except ValueError:
             return pa.binary()
     return _TYPES.get(result_type.strip().lower(), pa.binary())

@@ -155,7 +155,7 @@ def check_next(manifest: table_pb2.Manifest) -> None:
     if manifest.schema_metadata.get(_MANAGED_SETTING, b"").strip().lower() == b"true":
         raise UnsupportedFeatureError(
             f"The schema has {_MANAGED_SETTING}, by which the next version would have a feature that this release of "
-            f"memwal-ops does not support: {next(one for one in FEATURES if one.flag == _MANAGED)}.",
+            f"memwal-ops does not support: {next(feature for feature in FEATURES if feature.flag == _MANAGED)}.",
             remedy="With the release that writes the table, turn it off: lance.dataset(URI).update_schema_metadata("
             f'{{"{_MANAGED_SETTING}": "false"}}).',
         )
@@ -166,8 +166,8 @@ def _check(flags: int, what: str) -> None:
     if not refused:
         return
     named = {feature.flag: str(feature) for feature in FEATURES}
-    found = (1 << bit for bit in range(refused.bit_length()) if refused >> bit & 1)
-    features = " and ".join(named.get(flag, f"feature flag {flag}, which is unknown to it") for flag in found)
+    unsupported = (1 << bit for bit in range(refused.bit_length()) if refused >> bit & 1)
+    features = " and ".join(named.get(flag, f"feature flag {flag}, which is unknown to it") for flag in unsupported)
     raise UnsupportedFeatureError(
         f"The table must not be {what} by this release of memwal-ops, which does not support {features}."
     )
@@ -228,11 +228,11 @@ SYSTEM_INDEX = "__lance_"
 
 def by_name(manifest: VersionManifest) -> dict[str, list[table_pb2.IndexMetadata]]:
     """The segments of each index, without Lance's own."""
-    found: dict[str, list[table_pb2.IndexMetadata]] = {}
+    named: dict[str, list[table_pb2.IndexMetadata]] = {}
     for entry in manifest.index_entries:
         if not entry.name.startswith(SYSTEM_INDEX):
-            found.setdefault(entry.name, []).append(entry)
-    return found
+            named.setdefault(entry.name, []).append(entry)
+    return named
 
 
 def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
@@ -243,7 +243,7 @@ def moved_later(manifest: VersionManifest) -> list[table_pb2.IndexMetadata]:
     """
     entries = manifest.index_entries
     deferred = max((entry.dataset_version for entry in entries if entry.name == FRAGMENT_REUSE), default=0)
-    return [one for one in entries if not one.name.startswith(SYSTEM_INDEX) and one.dataset_version < deferred]
+    return [entry for entry in entries if not entry.name.startswith(SYSTEM_INDEX) and entry.dataset_version < deferred]
 
 
 def had_moves(manifest: VersionManifest) -> bool:
@@ -462,7 +462,7 @@ def _values_of(field: pb.Field, data: bytes) -> tuple[bytes, ...]:
     end = at + (length * width or (length + 1) * _POSITION.size)
     ends: Sequence[int] = ()
     if 0 <= at < end <= len(data):
-        ends = range(at, end + 1, width) if width else [one for (one,) in _POSITION.iter_unpack(data[at:end])]
+        ends = range(at, end + 1, width) if width else [position for (position,) in _POSITION.iter_unpack(data[at:end])]
     if not ends or ends[0] < 0 or ends[-1] > end or any(map(operator.gt, ends, ends[1:])):
         raise InvalidFormatError(
             f"The {length:,} values of the dictionary column {field.name} are not in the manifest, at position {at:,}."

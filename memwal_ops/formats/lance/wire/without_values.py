@@ -119,18 +119,18 @@ def manifest_without_values(
     Raises:
         InvalidFormatError: it cannot be decoded.
     """
-    found = decode_version_manifest(data)
+    decoded = decode_version_manifest(data)
     rules = _Rules(snapshot, text, mark)
-    manifest = table_pb2.Manifest.FromString(allowed_fields(found.manifest.SerializeToString(), rules.manifest))
+    manifest = table_pb2.Manifest.FromString(allowed_fields(decoded.manifest.SerializeToString(), rules.manifest))
     indexes = transaction = None
-    if found.indexes is not None:
-        section = allowed_fields(found.indexes.SerializeToString(), {1: rules.index})
+    if decoded.indexes is not None:
+        section = allowed_fields(decoded.indexes.SerializeToString(), {1: rules.index})
         indexes = table_pb2.IndexSection.FromString(section)
-    if found.transaction is not None:
-        kept = allowed_fields(found.transaction.SerializeToString(), _TRANSACTION)
+    if decoded.transaction is not None:
+        kept = allowed_fields(decoded.transaction.SerializeToString(), _TRANSACTION)
         transaction = table_pb2.Transaction.FromString(kept)
     return encode_version_manifest(
-        replace(found, manifest=manifest, indexes=indexes, transaction=transaction, dictionaries=b"")
+        replace(decoded, manifest=manifest, indexes=indexes, transaction=transaction, dictionaries=b"")
     )
 
 

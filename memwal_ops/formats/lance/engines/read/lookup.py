@@ -119,9 +119,9 @@ def check(table: Table, column: str, k: int) -> None:
 
 def text_index(table: Table, column: str) -> GenerationIndex | None:
     """How to build an index like the base's of a text column; None: it has none."""
-    known = [one for one in base_indexes(table).values() if one.type.upper() == "INVERTED"]
-    planned = (planned_index(table, one) for one in known)
-    return next((one for one in planned if one.column == column), None)
+    known = [base_index for base_index in base_indexes(table).values() if base_index.type.upper() == "INVERTED"]
+    planned = (planned_index(table, base_index) for base_index in known)
+    return next((base_index for base_index in planned if base_index.column == column), None)
 
 
 def _with_columns(scan: Scan, found: Winning, keys: pa.Table, scores: pa.ChunkedArray) -> pa.Table:
@@ -161,19 +161,19 @@ def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -
     schema = pa.schema([table.schema.field(name) for name in names])
     try:
         if isinstance(given, pa.Table):
-            found = given.select(names)
+            keys = given.select(names)
         elif isinstance(given, Mapping):
-            found = pa.table({name: pa.array(given[name], schema.field(name).type) for name in names})
+            keys = pa.table({name: pa.array(given[name], schema.field(name).type) for name in names})
         elif len(names) == 1:
-            found = pa.table({names[0]: pa.array(given, schema.field(0).type)})
+            keys = pa.table({names[0]: pa.array(given, schema.field(0).type)})
         else:
             raise TypeError(f"give a table or a mapping of {len(names)} columns")
-        found = found.cast(schema)
+        keys = keys.cast(schema)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidUsageError(f"These are no keys of {table.location.uri} ({', '.join(names)}): {error}") from error
-    if any(column.null_count for column in found.columns):
+    if any(column.null_count for column in keys.columns):
         raise InvalidUsageError("A key is NULL: keys have no NULL.", remedy="Remove it from the keys.")
-    return found.group_by(names, use_threads=False).aggregate([]).select(names)
+    return keys.group_by(names, use_threads=False).aggregate([]).select(names)
 
 
 def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Opened) -> Found:
@@ -199,13 +199,13 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
             with named(region):
                 parts.append(conformed(hits.filter(pc.invert(hits.column(TOMBSTONE))).select(schema.names), schema))
             sought, missing = (
-                without_keys(one, hits.select(names).cast(keys.schema), names) for one in (sought, missing)
+                without_keys(wanted, hits.select(names).cast(keys.schema), names) for wanted in (sought, missing)
             )
         if not sought.num_rows:
             continue
-        found, done = _in_generations(table, region, sought, opened)
-        count += found.opened
-        parts.append(found.rows)
+        in_log, done = _in_generations(table, region, sought, opened)
+        count += in_log.opened
+        parts.append(in_log.rows)
         missing = without_keys(missing, done, names)
     parts.append(_in_base(table, missing, names))
     return Found(_joined(parts), count)
@@ -215,7 +215,7 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
     """The newest rows in a region's generations, and the keys that were found, deleted ones among them."""
     names = keys.column_names
     newest_first = region.flushed[::-1]
-    parts, found, count = [_bytes_for_blobs(table)], [keys.slice(0, 0)], 0
+    parts, found_keys, count = [_bytes_for_blobs(table)], [keys.slice(0, 0)], 0
     for ref, bloom in zip(newest_first, opened.filters(table, newest_first), strict=True):
         if not keys.num_rows:
             break
@@ -229,9 +229,9 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
         last = last_keys(generation, sought)
         if last.num_rows:
             parts.append(last_rows(generation, last))
-            found.append(last.select(names).cast(keys.schema))
-            keys = without_keys(keys, found[-1], names)
-    return Found(_joined(parts), count), pa.concat_tables(found)
+            found_keys.append(last.select(names).cast(keys.schema))
+            keys = without_keys(keys, found_keys[-1], names)
+    return Found(_joined(parts), count), pa.concat_tables(found_keys)
 
 
 def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
@@ -250,7 +250,7 @@ def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
 
 def _joined(parts: Sequence[pa.Table]) -> pa.Table:
     """The rows of all, in the columns of the first."""
-    return pa.concat_tables([conformed(one, parts[0].schema) for one in parts])
+    return pa.concat_tables([conformed(part, parts[0].schema) for part in parts])
 
 
 def _kinds(rows: pa.Table | pa.RecordBatch, names: list[str]) -> pa.Schema:
@@ -272,17 +272,17 @@ def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
     if not keys.num_rows:
         return _none(keys)
     if keys.num_rows > MAX_LOOKUPS or condition_of(keys, names) is None:
-        found = read_keys(generation, names)
-        return _newest(generation, with_keys(found, keys.cast(found.select(names).schema), names), names)
+        rows = read_keys(generation, names)
+        return _newest(generation, with_keys(rows, keys.cast(rows.select(names).schema), names), names)
     parts: list[pa.Table] = []
     missing = keys
     for fragments in _from_the_end(generation):
         condition = condition_of(missing, generation.projection.keys)
-        found = generation.find_keys(condition or "", fragments)
-        found = found.rename_columns([*names, TOMBSTONE, ROW_ADDRESS])
-        found = _newest(generation, with_keys(found, missing.cast(found.select(names).schema), names), names)
-        parts.append(found)
-        missing = without_keys(missing, found.select(names).cast(missing.schema), names)
+        rows = generation.find_keys(condition or "", fragments)
+        rows = rows.rename_columns([*names, TOMBSTONE, ROW_ADDRESS])
+        rows = _newest(generation, with_keys(rows, missing.cast(rows.select(names).schema), names), names)
+        parts.append(rows)
+        missing = without_keys(missing, rows.select(names).cast(missing.schema), names)
         if not missing.num_rows:
             break
     return pa.concat_tables(parts) if parts else _none(keys)
@@ -296,7 +296,7 @@ def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
         addresses = alive.column(ROW_ADDRESS).to_numpy()
         for batch in generation.read_rows(max_bytes=_MAX_BYTES, addresses=addresses):
             projected = generation.projected(batch, max_bytes=_MAX_BYTES, references=False)
-            parts += [conformed(pa.Table.from_batches([one]), parts[0].schema) for one in projected]
+            parts += [conformed(pa.Table.from_batches([batch]), parts[0].schema) for batch in projected]
     return pa.concat_tables(parts)
 
 

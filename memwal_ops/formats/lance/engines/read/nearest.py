@@ -104,10 +104,10 @@ def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
     """
     sources = _sources(unmerged, query, opened)
     with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="search") as pool:
-        found = [*pool.map(lambda one: _live(one, query.k), sources)]
+        answers = [*pool.map(lambda source: _live(source, query.k), sources)]
     names = [*unmerged.table.schema.names, DISTANCE]
-    kind = found[0].select(names).schema
-    rows = pa.concat_tables([conformed(one.select(names), kind) for one in found])
+    kind = answers[0].select(names).schema
+    rows = pa.concat_tables([conformed(answer.select(names), kind) for answer in answers])
     return rows.take(pc.sort_indices(rows, [(DISTANCE, "ascending")])).slice(0, query.k)
 
 
@@ -123,7 +123,10 @@ def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
             f"  SortExec: order_by=[{DISTANCE} ASC]",
             f"    FilterStaleExec: bloom_filters=[{', '.join(filters)}]",
             f"      UnionExec{pruned(unmerged)}",
-            *(f"        KNNExec: {one.name}, k={query.k}{condition}" for one in _sources(unmerged, query, opened)),
+            *(
+                f"        KNNExec: {source.name}, k={query.k}{condition}"
+                for source in _sources(unmerged, query, opened)
+            ),
         ]
     )
 
@@ -154,25 +157,25 @@ def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
         if region.memory is not None:
             sources.append(_Memory(table, search, region, region.memory))
         generations = opened.generations(table, region.flushed[::-1])
-        sources += [_Generation(search, staleness, region, one, table) for one in generations]
+        sources += [_Generation(search, staleness, region, generation, table) for generation in generations]
         sources += [
             _Bridge(base, _Generation(search, rewritten, merged_region, generation, table))
             for generation in (bridging or ())[::-1]
             if generation.ref.region_id == region.region_id
         ]
-    return [one for one in sources if not isinstance(one, _Generation) or one.has_column]
+    return [source for source in sources if not isinstance(source, _Generation) or source.has_column]
 
 
 def _live(source: _Source, k: int) -> pa.Table:
     """At least ``k`` live rows of a source, or all."""
     seen, parts, live, limit = np.empty(0, np.uint64), [], 0, k
     while True:
-        found = source.search(limit, seen)
-        parts.append(source.live(found))
+        rows = source.search(limit, seen)
+        parts.append(source.live(rows))
         live += parts[-1].num_rows
-        if live >= k or found.num_rows < limit:
+        if live >= k or rows.num_rows < limit:
             return pa.concat_tables(parts)
-        seen = np.concatenate([seen, found.column(ROW_ID).to_numpy()])
+        seen = np.concatenate([seen, rows.column(ROW_ID).to_numpy()])
         limit *= _LIMIT_GROWTH
 
 
@@ -279,13 +282,13 @@ class _Generation:
         generation = self.generation
         out = self._out()
         try:
-            found = self._scanned(k, without)
+            hits = self._scanned(k, without)
         except (StorageError, ObjectNotFoundError) as error:
             if self.index is None or isinstance(error, STORE_ERRORS):
                 raise
-            found = self._scanned(k, without, use_index=False)  # the index may be damaged, and the rows intact
+            hits = self._scanned(k, without, use_index=False)  # the index may be damaged, and the rows intact
         parts = [out.empty_table()]
-        for batch in found.combine_chunks().to_batches():
+        for batch in hits.combine_chunks().to_batches():
             start = 0
             for part in generation.projected(batch, max_bytes=_MAX_BYTES, references=False):
                 scanned = batch.slice(start, part.num_rows)
@@ -376,23 +379,23 @@ def _bridging(unmerged: Unmerged, query: Query, index: BaseIndex | None, opened:
     if refs is None:
         return None
     try:
-        found = opened.generations(unmerged.table, refs)
+        generations = opened.generations(unmerged.table, refs)
     except (GenerationMissingError, GenerationCorruptError):
         return None  # collected meanwhile
-    columns = [one.projection.select([query.column]).columns[0].source for one in found]
+    columns = [generation.projection.select([query.column]).columns[0].source for generation in generations]
     named = [
-        source is not None and _index_in(one.dataset, source.name) == index.name
-        for one, source in zip(found, columns, strict=True)
+        source is not None and _index_in(generation.dataset, source.name) == index.name
+        for generation, source in zip(generations, columns, strict=True)
     ]
-    plain = query.condition is None or all(one.projection.is_plain for one in found)
-    return found if all(named) and plain else None
+    plain = query.condition is None or all(generation.projection.is_plain for generation in generations)
+    return generations if all(named) and plain else None
 
 
 def _index_of(table: Table, column: str) -> BaseIndex | None:
     """The base's vector index of a column."""
-    known = {name: one for name, one in base_indexes(table).items() if one.is_vector}
+    known = {name: base_index for name, base_index in base_indexes(table).items() if base_index.is_vector}
     with lance_errors("read the indexes of", table.location.uri):
-        names = [one.name for one in table.dataset.describe_indices() if one.field_names == [column]]
+        names = [index.name for index in table.dataset.describe_indices() if index.field_names == [column]]
     return next((known[name] for name in names if name in known), None)
 
 
@@ -401,9 +404,9 @@ def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
     with lance_errors("read the indexes of", dataset.uri):
         return next(
             (
-                one.name
-                for one in dataset.describe_indices()
-                if one.field_names == [column] and one.type_url.endswith("VectorIndexDetails")
+                index.name
+                for index in dataset.describe_indices()
+                if index.field_names == [column] and index.type_url.endswith("VectorIndexDetails")
             ),
             None,
         )
@@ -414,7 +417,7 @@ def _metric(table: Table, index: BaseIndex | None) -> str:
     if index is None:
         return _METRIC
     with lance_errors("read the indexes of", table.location.uri):
-        described = next(one for one in table.dataset.describe_indices() if one.name == index.name)
+        described = next(other for other in table.dataset.describe_indices() if other.name == index.name)
         recorded = (described.details or {}).get("metric_type")
         # Indexes of older releases do not describe it, and their statistics are costly.
         return str(recorded or table.dataset.stats.index_stats(index.name)["indices"][0]["metric_type"]).lower()
@@ -431,7 +434,7 @@ def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] |
     if merged is None:
         return None
     listed = {region.region_id: {ref.generation: ref for ref in region.merged} for region in unmerged.regions}
-    found: list[GenerationRef] = []
+    refs: list[GenerationRef] = []
     for region_id, (above, until) in merged.items():
         if region_id in unmerged.pruned:
             continue
@@ -439,8 +442,8 @@ def bridges(unmerged: Unmerged, index: BaseIndex) -> tuple[GenerationRef, ...] |
             ref = listed.get(region_id, {}).get(number)
             if ref is None:
                 return None
-            found.append(ref)
-    return tuple(found)
+            refs.append(ref)
+    return tuple(refs)
 
 
 def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple[int, int]] | None:

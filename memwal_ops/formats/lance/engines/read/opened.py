@@ -168,6 +168,6 @@ class Opened:
 
 def _each(read: Callable[[GenerationRef], _Kept], refs: Sequence[GenerationRef]) -> list[_Kept]:
     if len(refs) < 2:  # noqa: PLR2004 - a pool of threads takes longer
-        return [read(one) for one in refs]
+        return [read(ref) for ref in refs]
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-generations") as pool:
         return [*pool.map(read, refs)]

@@ -60,16 +60,16 @@ class WantedRows:
         schema = table.schema
         self._key = {*table.primary_key}
         self._kinds = {name: schema.field(name).type for name in table.primary_key}
-        found = domains(condition, schema)
-        self._domains = {name: found[name] for name in self._key & found.keys()}
+        by_column = domains(condition, schema)
+        self._domains = {name: by_column[name] for name in self._key & by_column.keys()}
         self._possible: dict[tuple[int | None, str], frozenset[Any] | None] = {}
 
     def may_be_in(self, values: RegionValues) -> bool:
         """Whether a region of these values may have such rows."""
         return not any(
-            self._excluded(values.spec, one, value)
-            for one, value in zip(values.spec.fields, values.values, strict=True)
-            if self._key.issuperset(one.sources)
+            self._excluded(values.spec, field, value)
+            for field, value in zip(values.spec.fields, values.values, strict=True)
+            if self._key.issuperset(field.sources)
         )
 
     def _excluded(self, spec: RegionSpec, one: RegionField, value: Any) -> bool:
@@ -144,10 +144,10 @@ class WantedKeys:
         rows = None if values is None else self._rows_of(values)
         if rows is None or values is None:
             return np.ones(self._keys.num_rows, bool)
-        found = np.zeros(self._keys.num_rows, bool)
+        mask = np.zeros(self._keys.num_rows, bool)
         if values.values in rows:
-            found[rows[values.values].to_numpy()] = True
-        return found
+            mask[rows[values.values].to_numpy()] = True
+        return mask
 
     def _rows_of(self, values: RegionValues) -> Mapping[tuple[Any, ...], pa.Array] | None:
         """Per region values of a spec the positions of the keys; None if they cannot be computed."""
@@ -157,7 +157,7 @@ class WantedKeys:
         return self._rows[spec.spec_id]
 
     def _routed(self, spec: RegionSpec) -> Mapping[tuple[Any, ...], pa.Array] | None:
-        if not {name for one in spec.fields for name in one.sources} <= {*self._table.primary_key}:
+        if not {name for field in spec.fields for name in field.sources} <= {*self._table.primary_key}:
             return None
         try:
             return dict(by_region(region_values(spec, self._keys)))
@@ -200,18 +200,18 @@ class Domain:
     def __and__(self, other: Domain) -> Domain:
         """The values that are in both."""
         if self.values is None and other.values is None:
-            lows = [one.low for one in (self, other) if one.low is not None]
-            highs = [one.high for one in (self, other) if one.high is not None]
+            lows = [side.low for side in (self, other) if side.low is not None]
+            highs = [side.high for side in (self, other) if side.high is not None]
             return Domain(None, max(lows, default=None), min(highs, default=None))
         known, also = (self, other) if self.values is not None else (other, self)
-        return Domain(frozenset(one for one in known.values or () if also.has(one)))
+        return Domain(frozenset(value for value in known.values or () if also.has(value)))
 
     def __or__(self, other: Domain) -> Domain:
         """A domain with all values of either; it may have more."""
         if self.values is not None and other.values is not None:
             return Domain(self.values | other.values)
-        pairs = [(one.low, one.high) if one.values is None else _ends(one.values) for one in (self, other)]
-        empty = [one.values is not None and not one.values for one in (self, other)]
+        pairs = [(side.low, side.high) if side.values is None else _ends(side.values) for side in (self, other)]
+        empty = [side.values is not None and not side.values for side in (self, other)]
         if any(empty):
             return other if empty[0] else self
         (low, high), (also_low, also_high) = pairs

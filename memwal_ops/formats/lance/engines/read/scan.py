@@ -132,7 +132,9 @@ class Scan:
         kinds = pa.schema([pa.field(name, table.schema.field(name).type) for name in key])
         refs = [ref for region in unmerged.regions for ref in region.flushed]
         generations = self.opened.generations(table, refs)
-        by_region = groupby(zip(generations, keys_of_all(generations, key), strict=True), lambda one: one[1].region_id)
+        by_region = groupby(
+            zip(generations, keys_of_all(generations, key), strict=True), lambda pair: pair[1].region_id
+        )
         flushed = {region_id: [*pairs] for region_id, pairs in by_region}
         sources: list[tuple[KeysOf, Generation | None, RegionRead]] = []
         for region in unmerged.regions:
@@ -142,14 +144,14 @@ class Scan:
         if not sources:
             return Winning(unmerged, kinds.empty_table(), ())
         full = pa.schema([*kinds, pa.field(TOMBSTONE, pa.bool_()), pa.field(ROW_ADDRESS, pa.uint64())])
-        parts = [KeysOf(one.region_id, one.keys.cast(full), one.newest_row_first) for one, _, _ in sources]
+        parts = [KeysOf(keys.region_id, keys.keys.cast(full), keys.newest_row_first) for keys, _, _ in sources]
         winners = newest_of(parts, key)
         return Winning(
             unmerged,
             winners.keys,
             tuple(
-                _Part(mask, one.keys.column(ROW_ADDRESS).to_numpy()[mask], generation, region)
-                for one, mask, (_, generation, region) in zip(parts, winners.upserts, sources, strict=True)
+                _Part(mask, keys.keys.column(ROW_ADDRESS).to_numpy()[mask], generation, region)
+                for keys, mask, (_, generation, region) in zip(parts, winners.upserts, sources, strict=True)
                 if mask.any()
             ),
         )
@@ -171,7 +173,7 @@ class Scan:
                 blob_handling=_blobs(table.schema, columns),
             ).to_batches()
             if not found.keys.num_rows:
-                yield from (conformed(one, out) for one in batches)
+                yield from (conformed(batch, out) for batch in batches)
                 return
             for rows in batches_without_keys(batches, found.keys, key, chunk_bytes=_CHUNK_BYTES):
                 yield conformed(rows.select(wanted), out)
@@ -194,9 +196,9 @@ class Scan:
             max_bytes=_BATCH_BYTES, condition=self.filter if plain else None, addresses=part.addresses
         )
         convert = partial(generation.projected, max_bytes=_BATCH_BYTES, references=False)
-        whole = (one for batch in batches for one in convert(batch))
+        whole = (converted for batch in batches for converted in convert(batch))
         if self.filter is None or plain:
-            yield from (pa.Table.from_batches([one]) for one in whole)
+            yield from (pa.Table.from_batches([batch]) for batch in whole)
         else:
             yield from (filtered(rows, wanted, self.filter) for rows in in_chunks(whole, _CHUNK_BYTES))
 
@@ -217,8 +219,8 @@ def winning_rows(generation: Generation, mask: NDArray[np.bool_], *, max_bytes: 
     for batch in generation.read_rows(max_bytes=max_bytes):
         part = batch.filter(pa.array(mask[start : start + batch.num_rows]))
         start += batch.num_rows
-        for one in generation.projected(part, max_bytes=max_bytes, references=False):
-            yield pa.Table.from_batches([one])
+        for rows in generation.projected(part, max_bytes=max_bytes, references=False):
+            yield pa.Table.from_batches([rows])
 
 
 def filtered(rows: pa.Table, columns: list[str], condition: str | None) -> pa.Table:

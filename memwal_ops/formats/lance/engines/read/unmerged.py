@@ -130,11 +130,11 @@ def read_unmerged(
         UnsupportedFeatureError: a log whose entries cannot be read here.
         MemwalOpsError: a manifest, or an entry that is not the last, is missing or damaged.
     """
-    own = {one.region_id: one for one in writers}
+    own = {writer.region_id: writer for writer in writers}
     rows: dict[UUID, RegionRow | None]
     if consistency == "snapshot":
         snapshot = read_snapshot(table)
-        rows = {one.region_id: one for one in (() if snapshot is None else snapshot.regions)}
+        rows = {region.region_id: region for region in (() if snapshot is None else snapshot.regions)}
     else:
         # Listed again for each call: a region that was created since the version has acknowledged rows as well.
         rows = dict.fromkeys(list_regions(table.store).region_ids)
@@ -149,9 +149,9 @@ def read_unmerged(
         return _of_manifest(table, history, region_id, wanted, own.get(region_id), log=consistency == "strong")
 
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
-        found = [one for one in pool.map(read_one, region_ids) if one is not None]
-    kept = [one for one in found if _may_have(one.values, wanted)]
-    return Unmerged(table, tuple(kept), tuple(one.region_id for one in found if one not in kept))
+        regions = [region for region in pool.map(read_one, region_ids) if region is not None]
+    kept = [region for region in regions if _may_have(region.values, wanted)]
+    return Unmerged(table, tuple(kept), tuple(region.region_id for region in regions if region not in kept))
 
 
 def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
@@ -178,7 +178,8 @@ def _may_have(values: RegionValues | None, wanted: Wanted | None) -> bool:
 def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead:
     merged = table.index.merged_generations.get(row.region_id, 0)
     refs = sorted(
-        (generation_ref(row.region_id, one) for one in state.flushed_generations), key=lambda one: one.generation
+        (generation_ref(row.region_id, flushed) for flushed in state.flushed_generations),
+        key=lambda flushed: flushed.generation,
     )
     values = None
     if row.region_spec_id != MANUAL:
@@ -186,8 +187,8 @@ def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead
     return RegionRead(
         row.region_id,
         values,
-        tuple(one for one in refs if one.generation > merged),
-        tuple(one for one in refs if one.generation <= merged),
+        tuple(ref for ref in refs if ref.generation > merged),
+        tuple(ref for ref in refs if ref.generation <= merged),
         state.current_generation,
     )
 
@@ -229,8 +230,8 @@ def _of_manifest(
         check_record(table, manifest)
         if fault is not None:
             raise fault.error
-    listed = (one for one in manifest.flushed_generations if one.generation <= backlog.merged)
-    merged = tuple(generation_ref(region_id, one) for one in listed)
+    listed = (flushed for flushed in manifest.flushed_generations if flushed.generation <= backlog.merged)
+    merged = tuple(generation_ref(region_id, flushed) for flushed in listed)
     memory = None
     if needed:
         if held is not None:
@@ -258,7 +259,7 @@ def _values(read: Callable[[], RegionValues | None]) -> RegionValues | None:
 
 def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
     spec = table_spec(table, row.region_spec_id)
-    return RegionValues(spec, tuple(canonical(row.fields.get(one.field_id)) for one in spec.fields))
+    return RegionValues(spec, tuple(canonical(row.fields.get(field.field_id)) for field in spec.fields))
 
 
 def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory) -> pa.Table | None:
@@ -279,7 +280,7 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
     """The rows of the entries that no generation has."""
     region_id, layout = manifest.region_id, table.layout_of(manifest.region_id)
     if layout.generations_in_log:
-        entries = [one for one in read_log(table.store, manifest) if not one.cut]
+        entries = [entry for entry in read_log(table.store, manifest) if not entry.cut]
         flush = "Open a RegionWriter on the region, and flush it."
     else:
         entries = read_shard_log(table, manifest)
@@ -296,13 +297,13 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
 
     logged = [
         _Rows(
-            one.rows,
-            one.field_ids,
-            f"WAL entry {one.entry_id} of region {region_id}",
-            partial(put, one),
-            (one.opened, one.writer_epoch),
+            entry.rows,
+            entry.field_ids,
+            f"WAL entry {entry.entry_id} of region {region_id}",
+            partial(put, entry),
+            (entry.opened, entry.writer_epoch),
         )
-        for one in entries
+        for entry in entries
     ]
     return _in_order(table, logged, history, region_id, flush)
 
@@ -349,18 +350,18 @@ def _in_order(
     wanted = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in schema])
     projections: dict[Hashable, Projection] = {}
     parts = []
-    for one in fragments:
-        if one.columns not in projections:
+    for fragment in fragments:
+        if fragment.columns not in projections:
             try:
-                with named(one.name):
-                    projections[one.columns] = _projection(table, wanted, one, history, region_id)
+                with named(fragment.name):
+                    projections[fragment.columns] = _projection(table, wanted, fragment, history, region_id)
             except UndecidedColumnsError as error:
                 error.remedy = f"{flush} Then: {error.remedy}"
                 raise
         parts += [
             pa.RecordBatch.from_arrays([*rows.columns, _tombstones(batch)], schema=wanted.append(_TOMBSTONE_FIELD))
-            for batch in one.rows.combine_chunks().to_batches()
-            for rows in [projections[one.columns].apply(batch)]
+            for batch in fragment.rows.combine_chunks().to_batches()
+            for rows in [projections[fragment.columns].apply(batch)]
         ]
     return pa.Table.from_batches(parts, wanted.append(_TOMBSTONE_FIELD))
 

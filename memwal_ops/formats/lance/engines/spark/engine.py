@@ -122,7 +122,7 @@ def group_writer(work: Pass) -> ItemTask:
     def write_groups(groups: Iterable[Group]) -> Iterator[dict[str, Any]]:
         with reported():
             for group in groups:
-                rows = [work.generations[one].live_rows for one in group.ordinals]
+                rows = [work.generations[ordinal].live_rows for ordinal in group.ordinals]
                 masks = [
                     np.unpackbits(mask, count=count).view(np.bool_)
                     for mask, count in zip(group.masks, rows, strict=True)
@@ -158,9 +158,9 @@ def key_scanner(work: Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArray[np.b
             base = work.base()
             for ids in parts:
                 with lance_errors("read the keys of", work.location.uri):
-                    found = [fragment for one in ids if (fragment := base.get_fragment(one)) is not None]
-                    assert len(found) == len(ids)  # noqa: S101 - the driver saw them in the same version
-                    scanned = scan_keys(base, work.primary_key, _CHUNK_BYTES, stable=work.stable, fragments=found)
+                    present = [fragment for number in ids if (fragment := base.get_fragment(number)) is not None]
+                    assert len(present) == len(ids)  # noqa: S101 - the driver saw them in the same version
+                    scanned = scan_keys(base, work.primary_key, _CHUNK_BYTES, stable=work.stable, fragments=present)
                     hits = matching_rows(scanned, keys, _CHUNK_BYTES)
                 if hits is None:
                     continue
@@ -198,13 +198,13 @@ def find_newest(table: Table, work: tasks.Pass, generations: Sequence[Generation
     keys: list[KeysOf] = []
     for some in _slices(generations, most_bytes) if _width(table) is None else [generations]:
         keys += keys_of_all(some, work.primary_key)
-        if sum(one.keys.nbytes for one in keys) > most_bytes:
+        if sum(generation_keys.keys.nbytes for generation_keys in keys) > most_bytes:
             return None
     causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
-    for sealed, one in zip(work.generations, keys, strict=True):
-        work.count(one.keys.num_rows, one.keys.nbytes)
-        if one.keys.num_rows != sealed.live_rows:
-            error = tasks.miscounted(sealed, one.keys.num_rows)
+    for sealed, generation_keys in zip(work.generations, keys, strict=True):
+        work.count(generation_keys.keys.num_rows, generation_keys.keys.nbytes)
+        if generation_keys.keys.num_rows != sealed.live_rows:
+            error = tasks.miscounted(sealed, generation_keys.keys.num_rows)
             causes.setdefault(sealed.ref.region_id, (sealed.ref.generation, error))
     if causes:
         raise BlockedRegionsError(causes)
@@ -218,19 +218,19 @@ def _width(table: Table) -> int | None:
         bits = [int(schema.field(name).type.bit_width) for name in table.primary_key]
     except ValueError:
         return None
-    return sum(-(-one // 8) for one in bits) + _ROW_BYTES
+    return sum(-(-bit // 8) for bit in bits) + _ROW_BYTES
 
 
 def _slices(generations: Sequence[Generation], most_bytes: int) -> list[list[Generation]]:
     """Consecutive generations of at most ``most_bytes`` of data files, or one."""
     slices: list[list[Generation]] = []
     size = 0
-    for one in generations:
-        if not slices or size + one.data_bytes > most_bytes:
+    for generation in generations:
+        if not slices or size + generation.data_bytes > most_bytes:
             slices.append([])
             size = 0
-        slices[-1].append(one)
-        size += one.data_bytes
+        slices[-1].append(generation)
+        size += generation.data_bytes
     return slices
 
 
@@ -261,9 +261,9 @@ class Broadcast:
         run, winners, work = self.run, self.winners, self.work
         context = run.spark.sparkContext
         if index_is_cheaper(run.table, winners):
-            found = locate(run.table, winners, max_bytes=tasks.TASK_BYTES)
-            results = run_parts(context, address_deleter(work), self._by_fragment(found.addresses))
-            return replace(run.deletions(results), tombstones=found.deleted), found.row_ids, True
+            located = locate(run.table, winners, max_bytes=tasks.TASK_BYTES)
+            results = run_parts(context, address_deleter(work), self._by_fragment(located.addresses))
+            return replace(run.deletions(results), tombstones=located.deleted), located.row_ids, True
         row_ids = np.full(winners.rows_read, -1, dtype=np.int64) if work.stable else None
         sought = context.broadcast((to_bytes(winners.keys), winners.is_tombstone))
         try:
@@ -279,9 +279,11 @@ class Broadcast:
         """The ids of the base's fragments by task, of about as many rows each."""
         if not self.winners.keys.num_rows:
             return []
-        fragments = [one.metadata for one in self.run.table.dataset.get_fragments()]
-        rows = [one.num_rows for one in fragments]
-        return in_parts([one.id for one in fragments], part_numbers(rows, self.run.tasks(sum(rows)), sum(rows)))
+        fragments = [fragment.metadata for fragment in self.run.table.dataset.get_fragments()]
+        rows = [fragment.num_rows for fragment in fragments]
+        return in_parts(
+            [fragment.id for fragment in fragments], part_numbers(rows, self.run.tasks(sum(rows)), sum(rows))
+        )
 
     def _by_fragment(self, addresses: npt.NDArray[np.uint64]) -> list[npt.NDArray[np.uint64]]:
         """Row addresses by task, those of one fragment in one of them."""
@@ -300,10 +302,10 @@ class Broadcast:
         return [
             Group(
                 ordinals,
-                [np.packbits(upserts[one]) for one in ordinals],
-                None if row_ids is None else [row_ids[bounds[one] : bounds[one + 1]] for one in ordinals],
+                [np.packbits(upserts[ordinal]) for ordinal in ordinals],
+                None if row_ids is None else [row_ids[bounds[ordinal] : bounds[ordinal + 1]] for ordinal in ordinals],
             )
-            for ordinals in ([one for one in some if counts[one]] for some in of_each)
+            for ordinals in ([ordinal for ordinal in some if counts[ordinal]] for some in of_each)
             if ordinals
         ]
 
@@ -356,7 +358,7 @@ class SparkEngine:
             SparkUnavailableError: the executors' Python cannot run our tasks.
             SparkJobFailedError: a stage failed in Spark.
         """
-        rows = [one.rows for one in whole.generations]
+        rows = [generation.rows for generation in whole.generations]
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
             passes.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))
             return
@@ -391,7 +393,7 @@ class _Pass:
         del generations  # executors open them for themselves
         plan = Broadcast(self._run, work, winners) if winners is not None else Shuffle(self._run, work)
         change, changed = self._change(plan)
-        on_rows(sum(one.live_rows for one in work.generations))
+        on_rows(sum(generation.live_rows for generation in work.generations))
         version = self._commit(change, note)
         lost = int(self.stages.metrics["lost_attempts"])
         if lost or "incomplete" in self.stages.metrics:
@@ -399,10 +401,10 @@ class _Pass:
             log_leftovers(self.table, self.began)
         return PassResult(
             version=version,
-            rows_read=sum(one.live_rows for one in work.generations),
+            rows_read=sum(generation.live_rows for generation in work.generations),
             rows_upserted=sum(fragment.physical_rows for fragment in change.new_fragments),
             rows_deleted=changed.deletions.tombstones,
-            bytes_read=sum(one.data_bytes for one in work.generations),
+            bytes_read=sum(generation.data_bytes for generation in work.generations),
             use_index=changed.use_index,
             seconds=time.monotonic() - started,
             phases=self.stages.seconds,
@@ -411,7 +413,7 @@ class _Pass:
 
     def _newest(self, work: tasks.Pass, generations: Sequence[Generation]) -> Winners | None:
         """The newest row of each key, if the driver can hold the keys."""
-        if not fits(sum(one.live_rows for one in work.generations), self.table, self._driver_key_bytes):
+        if not fits(sum(generation.live_rows for generation in work.generations), self.table, self._driver_key_bytes):
             return None
         with self.stages.stage("keys", "read keys of generations, find the newest row of each key"):
             return find_newest(self.table, work, generations, self._driver_key_bytes)
@@ -442,7 +444,7 @@ class _Pass:
             table.primary_key,
             key_code(table.schema, table.primary_key),
             bool(table.dataset.has_stable_row_ids),
-            tuple(one.sealed() for one in generations),
+            tuple(generation.sealed() for generation in generations),
             self._run.counters,
         )
 

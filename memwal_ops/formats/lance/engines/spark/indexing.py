@@ -184,8 +184,8 @@ def _merged(work: _Work, entries: Sequence[bytes], count: Count) -> bytes:
 def _counted(
     entry: table_pb2.IndexMetadata, dataset: lance.LanceDataset, fragments: Sequence[int], count: Count
 ) -> bytes:
-    found = (dataset.get_fragment(one) for one in fragments)
-    rows = sum(one.physical_rows for one in found if one is not None)
+    opened = (dataset.get_fragment(fragment) for fragment in fragments)
+    rows = sum(fragment.physical_rows for fragment in opened if fragment is not None)
     count(rows, sum(file.size_bytes for file in entry.files))
     return entry.SerializeToString()
 
@@ -220,8 +220,8 @@ def _rewriter(location: Location, version: int) -> Callable[[CompactionTask, Cou
     def rewrite(task: CompactionTask, count: Count) -> RewriteResult:
         with lance_errors("write compacted fragments of", location.uri):
             result = task.execute(open_dataset(location, version=version))
-        files = [file for one in result.new_fragments for file in one.files]
-        rows = sum(one.physical_rows for one in result.new_fragments)
+        files = [file for fragment in result.new_fragments for file in fragment.files]
+        rows = sum(fragment.physical_rows for fragment in result.new_fragments)
         count(rows, sum(file.file_size_bytes or 0 for file in files))
         return result
 
@@ -280,10 +280,10 @@ def count_repeated(
         SparkJobFailedError: Spark failed.
     """
     fragments = table.manifest.manifest.fragments
-    sizes = [int(one.physical_rows) or 1 for one in fragments]
+    sizes = [int(fragment.physical_rows) or 1 for fragment in fragments]
     if not sizes:
         return (0, 0, 0), {}
-    parts = in_parts([one.id for one in fragments], part_numbers(sizes, runner.cores, _MOST_ROWS))
+    parts = in_parts([fragment.id for fragment in fragments], part_numbers(sizes, runner.cores, _MOST_ROWS))
     with runner.staged(table, stage) as (spark, counters, figures):
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
@@ -293,12 +293,12 @@ def count_repeated(
         rows = own.range(0, len(parts), 1, len(parts)).mapInArrow(task, f"value {read.spark_type}, mark int")
         counts = rows.groupBy("value").agg(f.count("*").alias("rows"), f.sum("mark").alias("marks"))
         several = f.col("rows") > 1
-        [found] = counts.agg(
+        [totals] = counts.agg(
             f.count_if(several).alias("values"),
             f.sum(f.when(several, f.col("rows")).otherwise(0)).alias("rows"),
             f.sum("marks").alias("marks"),
         ).collect()
-    return (int(found["values"] or 0), int(found["rows"] or 0), int(found["marks"] or 0)), figures
+    return (int(totals["values"] or 0), int(totals["rows"] or 0), int(totals["marks"] or 0)), figures
 
 
 def _task(
@@ -307,8 +307,8 @@ def _task(
     def read_values(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with reported(), lance_errors("read the keys of", location.uri):
             dataset = open_dataset(location, version=version)
-            for number in (one for batch in batches for one in batch.column(0).to_pylist()):
-                fragments = [one for one in map(dataset.get_fragment, parts[number]) if one is not None]
+            for number in (value for batch in batches for value in batch.column(0).to_pylist()):
+                fragments = [fragment for fragment in map(dataset.get_fragment, parts[number]) if fragment is not None]
                 for batch in dataset.scanner(fragments=fragments, **read.scan).to_batches():
                     rows = pa.Table.from_batches([batch])
                     marks = read.marks(rows).combine_chunks()

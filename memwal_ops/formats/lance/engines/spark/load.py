@@ -99,16 +99,16 @@ class SparkTable:
         """Apply a function to the rows of each fragment, on executors; see the protocol."""
         location, version = self.location.refreshed(), self.table.version
         with lance_errors("open", location.uri):
-            fragments = [one.fragment_id for one in open_dataset(location, version=version).get_fragments()]
+            fragments = [fragment.fragment_id for fragment in open_dataset(location, version=version).get_fragments()]
 
         def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with lance_errors("read", location.uri):
                 base = open_dataset(location, version=version)
                 for batch in batches:
                     for place in batch.column(0).to_pylist():
-                        found = base.get_fragment(fragments[place])
-                        assert found is not None  # noqa: S101 - it was listed in the same version
-                        yield from base.scanner(fragments=[found], batch_size=_ROWS_PER_BATCH).to_batches()
+                        fragment = base.get_fragment(fragments[place])
+                        assert fragment is not None  # noqa: S101 - it was listed in the same version
+                        yield from base.scanner(fragments=[fragment], batch_size=_ROWS_PER_BATCH).to_batches()
 
         return self.spark.range(0, len(fragments), 1, max(1, len(fragments))).mapInArrow(
             self.task(lambda batches: function(rows(batches))), schema
@@ -142,8 +142,8 @@ def misfits(given: StructType, schema: pa.Schema) -> list[str]:
     expected = from_arrow_schema(spark_schema(wanted), prefer_timestamp_ntz=True)
     return [
         clause
-        for one, other in zip(given, expected, strict=True)
-        for clause in _unlike(one.dataType, other.dataType, one.name)
+        for field, other in zip(given, expected, strict=True)
+        for clause in _unlike(field.dataType, other.dataType, field.name)
     ]
 
 
@@ -164,7 +164,7 @@ def _unlike(given: DataType, wanted: DataType, place: str) -> Iterator[str]:
 
 def _unlike_struct(given: StructType, wanted: StructType, place: str) -> Iterator[str]:
     unknown = sorted(set(given.names) - set(wanted.names))
-    lacking = sorted(one.name for one in wanted if not one.nullable and one.name not in given.names)
+    lacking = sorted(field.name for field in wanted if not field.nullable and field.name not in given.names)
     if unknown or lacking or len(set(given.names)) != len(given.names):
         yield f"{place} has fields not in the table {unknown}, lacks {lacking}, or has duplicates"
         return
@@ -260,7 +260,9 @@ def _aligned(array: pa.Array) -> pa.Array:
     decimals are aligned to 8 bytes, and Lance accepts multiples of 16 only.
     """
     wide = "decimal" in str(array.type)
-    if any(one is not None and (one.address == 0 or (wide and one.address % 16)) for one in array.buffers()):
+    if any(
+        buffer is not None and (buffer.address == 0 or (wide and buffer.address % 16)) for buffer in array.buffers()
+    ):
         return array.take(pa.array(np.arange(len(array))))
     return array
 
@@ -401,7 +403,7 @@ def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Ke
         table.primary_key,
         code,
         stable=False,
-        generations=tuple(one.sealed() for one in generations),
+        generations=tuple(generation.sealed() for generation in generations),
     )
     session = rows.sparkSession
     keys = f"key {code.spark_type}"
@@ -424,8 +426,8 @@ def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Ke
     ).collect()
     if total["twice"] or total["known"]:
         problems = [
-            f"{total[name]:,} {one if total[name] == 1 else many} {where}"
-            for name, one, many, where in (
+            f"{total[name]:,} {singular if total[name] == 1 else many} {where}"
+            for name, singular, many, where in (
                 ("twice", "occurs", "occur", "several times in the DataFrame"),
                 ("known", "is", "are", "in the table or its generations already"),
             )
@@ -508,7 +510,9 @@ def _write(rows: DataFrame, columns: list[str], table: Table) -> tuple[tuple[Fra
             yield pa.RecordBatch.from_pydict({"result": [result]})
 
     results = [json.loads(row["result"]) for row in rows.mapInArrow(write_rows, "result string").collect()]
-    fragments = tuple(FragmentMetadata.from_json(json.dumps(one)) for result in results for one in result["fragments"])
+    fragments = tuple(
+        FragmentMetadata.from_json(json.dumps(fragment)) for result in results for fragment in result["fragments"]
+    )
     mark = 0
     for result in results:
         mark ^= result["mark"]
@@ -519,9 +523,9 @@ def _indexed_vectors(table: Table) -> tuple[tuple[str, ...], ...]:
     """Paths of the columns that have a vector index."""
     indexed = {
         number
-        for one in base_indexes(table).values()
-        if one.is_vector
-        for part in one.segments
+        for base_index in base_indexes(table).values()
+        if base_index.is_vector
+        for part in base_index.segments
         for number in part.fields
     }
 

@@ -69,8 +69,8 @@ def log_leftovers(table: Table, began: datetime) -> None:
     try:
         newest = table.newest()
         fragments = newest.dataset.get_fragments()
-        known = set(Rewrite(tuple(one.metadata for one in fragments), (), (), ()).written_files())
-        known |= {path for one in fragments if (path := deletion_path(one.metadata)) is not None}
+        known = set(Rewrite(tuple(fragment.metadata for fragment in fragments), (), (), ()).written_files())
+        known |= {path for fragment in fragments if (path := deletion_path(fragment.metadata)) is not None}
         known |= set(map(index_key, newest.manifest.index_entries))
         left = [
             meta.path
@@ -168,7 +168,8 @@ class Running:
             upserts: how many rows of each are written.
         """
         sizes = [
-            one.data_bytes * rows // max(1, one.physical_rows) for one, rows in zip(generations, upserts, strict=True)
+            generation.data_bytes * rows // max(1, generation.physical_rows)
+            for generation, rows in zip(generations, upserts, strict=True)
         ]
         tasks_wanted = min(self.cores, self.tasks(sum(upserts)))
         return part_numbers(sizes, tasks_wanted, _BYTES_PER_WRITE)
@@ -180,14 +181,14 @@ class Running:
             InvariantViolatedError: not exactly the rows that were found are hidden, or a fragment is listed twice.
         """
         results = list(results)
-        updated = tuple(_fragment(one) for result in results for one in result["updated"])
+        updated = tuple(_fragment(fragment) for result in results for fragment in result["updated"])
         self.files += Rewrite((), updated, (), ()).written_files()
-        removed = tuple(one for result in results for one in result["removed"])
+        removed = tuple(fragment for result in results for fragment in result["removed"])
         superseded = sum(result["superseded"] for result in results)
-        before = {one.fragment_id: one.metadata for one in self.table.dataset.get_fragments()}
-        touched = [*(one.id for one in updated), *removed]
-        gone = sum(before[one.id].num_rows - one.num_rows for one in updated)
-        gone += sum(before[one].num_rows for one in removed)
+        before = {fragment.fragment_id: fragment.metadata for fragment in self.table.dataset.get_fragments()}
+        touched = [*(fragment.id for fragment in updated), *removed]
+        gone = sum(before[fragment.id].num_rows - fragment.num_rows for fragment in updated)
+        gone += sum(before[fragment].num_rows for fragment in removed)
         if len(set(touched)) != len(touched) or gone != superseded:
             raise InvariantViolatedError(
                 f"{gone} base rows were deleted for {superseded} that were superseded; this pass was not published."
@@ -200,7 +201,7 @@ class Running:
         Raises:
             InvariantViolatedError: another number of rows.
         """
-        fragments = tuple(_fragment(one) for result in results for one in result["fragments"])
+        fragments = tuple(_fragment(fragment) for result in results for fragment in result["fragments"])
         self.files += Rewrite(fragments, (), (), ()).written_files()
         written = sum(fragment.physical_rows for fragment in fragments)
         if written != wanted:

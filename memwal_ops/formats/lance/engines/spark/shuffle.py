@@ -88,7 +88,7 @@ class Shuffle:
             release(winners)
 
     def _configure(self) -> None:
-        rows = sum(one.live_rows for one in self.work.generations) + int(self.table.dataset.count_rows())
+        rows = sum(generation.live_rows for generation in self.work.generations) + int(self.table.dataset.count_rows())
         conf = self.session.conf
         # Fixed, so that the join finds the winners in the partitions of the first shuffle.
         conf.set("spark.sql.adaptive.enabled", "false")
@@ -131,7 +131,7 @@ class Shuffle:
 
     def _keys(self) -> DataFrame:
         """``key`` and ``locator`` of all rows of the pass."""
-        live = sum(one.live_rows for one in self.work.generations)
+        live = sum(generation.live_rows for generation in self.work.generations)
         return self._splits(len(self.work.generations), live).mapInArrow(
             tasks.key_reader(self.work), f"key {self.work.code.spark_type}, locator bigint"
         )
@@ -168,7 +168,7 @@ class Shuffle:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         numbers = {region_id: number for number, region_id in enumerate(self.merge_pass.regions)}
-        region_numbers = _lookup_array([numbers[one.ref.region_id] for one in self.work.generations])
+        region_numbers = _lookup_array([numbers[generation.ref.region_id] for generation in self.work.generations])
         return region_numbers[f.shiftright(locator, ORDINAL_SHIFT).cast("int")]
 
     def _refuse_shared(self, winners: DataFrame) -> None:
@@ -238,7 +238,9 @@ class Shuffle:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         generations = self.work.generations
-        groups = self.run.groups(generations, [won.per_generation.get(one, 0) for one in range(len(generations))])
+        groups = self.run.groups(
+            generations, [won.per_generation.get(ordinal, 0) for ordinal in range(len(generations))]
+        )
         count = max(groups, default=0) + 1
         rows = winners.select("locator")
         if self.work.stable:

@@ -96,7 +96,7 @@ def condition(text: str, base: lance.LanceDataset) -> Condition:
     schema: pa.Schema = base.schema
     version = str(base.data_storage_version)
     names = {name.lower() for name in schema.names}
-    system = {found.lower() for found in _SYSTEM.findall(_QUOTED.sub("''", text))} - names
+    system = {column.lower() for column in _SYSTEM.findall(_QUOTED.sub("''", text))} - names
     if system:
         raise InvalidUsageError(
             f"The filter {text!r} uses {', '.join(sorted(system))}, which is a property of a row's position.",

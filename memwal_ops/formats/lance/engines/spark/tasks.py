@@ -125,7 +125,7 @@ def _flat(kind: pa.DataType) -> pa.DataType:
 
 def _nested(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, spark_type(one.type), one.nullable) for one in kind])
+        return pa.struct([pa.field(field.name, spark_type(field.type), field.nullable) for field in kind])
     if pa.types.is_map(kind):
         return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
     if not hasattr(kind, "value_field"):
@@ -135,7 +135,9 @@ def _nested(kind: pa.DataType) -> pa.DataType:
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of ``schema`` (from :func:`spark_schema`) from ``batch``."""
-    return pa.RecordBatch.from_arrays([_plain(batch.column(one.name)).cast(one.type) for one in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [_plain(batch.column(field.name)).cast(field.type) for field in schema], schema=schema
+    )
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -282,10 +284,10 @@ def index_reader(work: Pass, kind: pa.DataType) -> Task:
                     batches_found = list(lookup_keys(base, name, keys, stable=work.stable))
                 if not batches_found:
                     continue
-                found = pa.Table.from_batches(batches_found)
-                codes = work.code.encode(found.select([name]))
+                stored_keys = pa.Table.from_batches(batches_found)
+                codes = work.code.encode(stored_keys.select([name]))
                 # Without the key's own column: its name is the user's, and may be one of ours.
-                rows = found.drop_columns([name]).append_column("key", codes)
+                rows = stored_keys.drop_columns([name]).append_column("key", codes)
                 hits = rows.join(chunk, "key", join_type="inner").combine_chunks()
                 yield from (
                     _located(batch.column("locator"), pa.Table.from_batches([batch]), work, "locator")
@@ -359,8 +361,8 @@ def write_masked(
         TASK_BYTES,
         lambda _: None,
     )
-    size = sum(file.file_size_bytes or 0 for one in fragments for file in one.files)
-    work.count(sum(one.physical_rows for one in fragments), size)
+    size = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.files)
+    work.count(sum(fragment.physical_rows for fragment in fragments), size)
     return [fragment.to_json() for fragment in fragments]
 
 

@@ -124,7 +124,7 @@ class _Documents:
         """Give some documents another text."""
         chosen = chosen or self._choose()
         lance.dataset(self.uri).update({"text": f"'{text}'"}, where=f"id IN ({', '.join(map(str, chosen))})")
-        self.expected |= {one: (text, self.expected[one][1]) for one in chosen}
+        self.expected |= {key: (text, self.expected[key][1]) for key in chosen}
         self.commits["updates"] += 1
 
     def delete(self, text: str) -> None:
@@ -132,8 +132,8 @@ class _Documents:
         del text
         chosen = self._choose()
         lance.dataset(self.uri).delete(f"id IN ({', '.join(map(str, chosen))})")
-        for one in chosen:
-            del self.expected[one]
+        for key in chosen:
+            del self.expected[key]
         self.commits["deletes"] += 1
 
     def upsert(self, text: str) -> None:
@@ -147,7 +147,7 @@ class _Documents:
     def rows(self) -> pa.Table:
         """The rows that the table must have, by id."""
         ids = sorted(self.expected)
-        texts, numbers = zip(*(self.expected[one] for one in ids), strict=True)
+        texts, numbers = zip(*(self.expected[key] for key in ids), strict=True)
         return self._table(ids, texts, numbers)
 
     def is_in(self, dataset: lance.LanceDataset) -> bool:
@@ -163,7 +163,7 @@ class _Documents:
         topics = self._topics[self._random.integers(0, _TOPICS, len(ids))]
         moved = self._random.normal(scale=0.3, size=(len(ids), _DIRECTIONS)) @ self._directions
         self._vectors = np.concatenate([self._vectors, (topics + moved).astype(np.float32)])
-        self.expected |= {one: (text, first + at) for at, one in enumerate(ids)}
+        self.expected |= {key: (text, first + at) for at, key in enumerate(ids)}
         return self._table(ids, [text] * len(ids), range(first, first + len(ids)))
 
     def _table(self, ids: Sequence[int], texts: Sequence[str], numbers: Sequence[int]) -> pa.Table:
@@ -174,7 +174,7 @@ class _Documents:
     def _choose(self) -> list[int]:
         """Documents that were written one after another."""
         first = int(self._random.integers(0, max(self.expected)))
-        return [one for one in range(first, first + _CHANGED) if one in self.expected] or self._choose()
+        return [key for key in range(first, first + _CHANGED) if key in self.expected] or self._choose()
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,13 @@ def measure(made: _Documents) -> Measured:
 
 
 def _time(uri: str, ask: Callable[[lance.LanceDataset], pa.Table]) -> Query:
-    found = []
+    queries = []
     for _ in range(_REPEATED):
         started, table = time.process_time(), lance.dataset(uri)
         ask(table)
         spent, read = time.process_time() - started, table.io_stats_snapshot()
-        found.append(Query(read.read_iops, read.read_bytes, spent))
-    return min(found, key=lambda one: one.seconds)
+        queries.append(Query(read.read_iops, read.read_bytes, spent))
+    return min(queries, key=lambda query: query.seconds)
 
 
 def _search(table: lance.LanceDataset, vector: np.ndarray[Any, Any]) -> pa.Table:
@@ -236,11 +236,11 @@ def _recall(made: _Documents) -> float:
     """The share of the true nearest documents among those that are found, over all questions."""
     rows, table = made.rows(), lance.dataset(made.uri)
     vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, _DIMENSION)
-    ids, found = rows["id"].to_numpy(), 0
+    ids, hits = rows["id"].to_numpy(), 0
     for question in made.questions():
         true = ids[np.argsort(((vectors - question) ** 2).sum(axis=1))[:_NEAREST]]
-        found += len(set(true) & set(_search(table, question)["id"].to_pylist()))
-    return found / (_NEAREST * _QUESTIONS)
+        hits += len(set(true) & set(_search(table, question)["id"].to_pylist()))
+    return hits / (_NEAREST * _QUESTIONS)
 
 
 def _beside_a_writer(made: _Documents, *arguments: str) -> tuple[str, int]:
@@ -286,22 +286,22 @@ def _sorted(dataset: lance.LanceDataset) -> pa.Table:
 
 def _comparison(*states: Measured) -> str:
     rows: list[tuple[str, ...]] = [
-        ("fragments", *(f"{one.fragments:,}" for one in states)),
-        ("versions", *(f"{one.versions:,}" for one in states)),
-        ("files", *(f"{one.files:,}" for one in states)),
-        ("size", *(size_text(one.size) for one in states)),
-        *_query_rows("one document by its id", [one.by_id for one in states]),
-        *_query_rows("a filter without an index", [one.scan for one in states]),
-        *_query_rows("the 10 nearest of a vector", [one.nearest for one in states]),
-        ("  share of the true 10", *(f"{one.recall:.3f}" for one in states)),
+        ("fragments", *(f"{state.fragments:,}" for state in states)),
+        ("versions", *(f"{state.versions:,}" for state in states)),
+        ("files", *(f"{state.files:,}" for state in states)),
+        ("size", *(size_text(state.size) for state in states)),
+        *_query_rows("one document by its id", [state.by_id for state in states]),
+        *_query_rows("a filter without an index", [state.scan for state in states]),
+        *_query_rows("the 10 nearest of a vector", [state.nearest for state in states]),
+        ("  share of the true 10", *(f"{state.recall:.3f}" for state in states)),
     ]
     return grid(("", "before", "after", "a week later"), rows, words=("",))
 
 
 def _query_rows(what: str, states: Sequence[Query]) -> Iterator[tuple[str, ...]]:
-    yield f"{what}: reads", *(f"{one.requests:,}" for one in states)
-    yield "  bytes read", *(size_text(one.bytes) for one in states)
-    yield "  processor time", *(f"{one.seconds * 1000:.1f} ms" for one in states)
+    yield f"{what}: reads", *(f"{state.requests:,}" for state in states)
+    yield "  bytes read", *(size_text(state.bytes) for state in states)
+    yield "  processor time", *(f"{state.seconds * 1000:.1f} ms" for state in states)
 
 
 def _story(made: _Documents) -> str:

@@ -71,8 +71,8 @@ def _bring_up_to_date(made: job.DemoTable) -> Iterator[str]:
     after = open_lance_table(made.uri)
     prove(caught_up.decision == "caught_up", f"The catch-up decided {caught_up.decision!r}.")
     prove(taken.decision == "built", f"The snapshot decided {taken.decision!r}.")
-    found = read_snapshot(after)
-    prove(found is not None and len(found.regions) == job.REGIONS, "The snapshot does not have every region.")
+    snapshot = read_snapshot(after)
+    prove(snapshot is not None and len(snapshot.regions) == job.REGIONS, "The snapshot does not have every region.")
     prove(job.base_rows(after) == made.expected, "The base table changed.")
 
 

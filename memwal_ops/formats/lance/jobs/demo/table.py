@@ -76,7 +76,7 @@ def make_table(path: str, *, seed: int = 7) -> DemoTable:
                 writer.put(rows(orders))
                 deleted = random_.sample(own_keys, _DELETED)
                 writer.delete(pa.table({"id": pa.array(deleted, pa.int64())}))
-            expected.update({one["id"]: one for one in orders})
+            expected.update({record["id"]: record for record in orders})
             for key in deleted:
                 del expected[key]
             counts["updates"] += len(touched)
@@ -100,10 +100,10 @@ def last_write_wins(table: Table) -> dict[int, Order]:
 def base_rows(table: Table) -> dict[int, Order]:
     """The base table alone, by key."""
     stored = table.dataset.to_table()
-    found = by_key(stored)
-    if len(found) != stored.num_rows:
-        raise InvariantViolatedError(f"{stored.num_rows - len(found)} keys are in the base table twice.")
-    return found
+    rows = by_key(stored)
+    if len(rows) != stored.num_rows:
+        raise InvariantViolatedError(f"{stored.num_rows - len(rows)} keys are in the base table twice.")
+    return rows
 
 
 def by_key(table: pa.Table) -> dict[int, Order]:

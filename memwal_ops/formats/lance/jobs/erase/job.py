@@ -202,25 +202,25 @@ class TableErasure(Erasure):
         if self.has_log:
             self._merge()
         self._delete()
-        found = self._newest()
-        if found.stained:
-            self._rewrite(found)
-            found = self._newest()
-        if found.indexes or self.has_log:
-            self._rebuild(found)
-            found = self._newest()
-        if found.newest_mentions:
+        survey = self._newest()
+        if survey.stained:
+            self._rewrite(survey)
+            survey = self._newest()
+        if survey.indexes or self.has_log:
+            self._rebuild(survey)
+            survey = self._newest()
+        if survey.newest_mentions:
             self.table = touch(self.table, CommitNote.new("erase"), self.commit)
         self._erase_followers()
-        found = self.survey()
+        survey = self.survey()
         self.surveyor.segments.record()
-        if found.versions or any(one.kind == "leftover" for one in found.holders):
-            self._expire(found)
-        if found.holders:
+        if survey.versions or any(holder.kind == "leftover" for holder in survey.holders):
+            self._expire(survey)
+        if survey.holders:
             self._collect()
-            found = self.survey()
-        if found.log is not None:
-            self.count("log_entries_emptied", found.log.empty_posts())
+            survey = self.survey()
+        if survey.log is not None:
+            self.count("log_entries_emptied", survey.log.empty_posts())
         return self.survey()
 
     def commit(self, table: Table, operation: lance.LanceOperation.Delete, note: CommitNote) -> None:
@@ -235,7 +235,7 @@ class TableErasure(Erasure):
     def _merge(self) -> None:
         self.context.step("merge")
         report = merge.apply(self.table, MergeOptions(), self.context)
-        self.count("generations_merged", sum(len(one.merge_pass.generations) for one in report.passes))
+        self.count("generations_merged", sum(len(merged.merge_pass.generations) for merged in report.passes))
         self.table = self.table.newest()
         self.surveyor.merged = True
 
@@ -258,30 +258,34 @@ class TableErasure(Erasure):
         reports: list[IndexReport] = []
         if found.indexes:
             rebuilt = catch_up(self.table, CatchupOptions(indexes=tuple(found.indexes), rebuild=True), self.context)
-            self.count("indexes_rebuilt", sum(one.decision == "updated" for one in rebuilt.indexes))
+            self.count("indexes_rebuilt", sum(index.decision == "updated" for index in rebuilt.indexes))
             reports += rebuilt.indexes
             self.table = self.table.newest()
         if self.table.log.shows_progress:  # merged generations go once every index covers them
             reports += catch_up(self.table, CatchupOptions(), self.context).indexes
-        for one in reports:
-            if one.error is not None:
-                self.faults.append(Holder("index", one.name, f"it cannot be built anew: {one.error}", blocks=True))
+        for report in reports:
+            if report.error is not None:
+                self.faults.append(
+                    Holder("index", report.name, f"it cannot be built anew: {report.error}", blocks=True)
+                )
 
     def _erase_followers(self) -> None:
         """Erase the indexes on this machine that follow the table."""
-        for one in self.surveyor.followers(self.table):
-            if not one.is_here:
+        for follower in self.surveyor.followers(self.table):
+            if not follower.is_here:
                 continue
             self.context.step("followers")
             options = EraseOptions(deleted_before=self.surveyor.now.isoformat())
             try:
-                report: Any = run_job(one.folder, "erase", options, apply=True)
+                report: Any = run_job(follower.folder, "erase", options, apply=True)
             except MemwalOpsError as error:
-                self.faults.append(Holder("index folder", one.folder, f"it cannot be erased: {error}", blocks=True))
+                self.faults.append(
+                    Holder("index folder", follower.folder, f"it cannot be erased: {error}", blocks=True)
+                )
                 continue
             self.count("index_folders_erased", report.decision == EraseDecision.ERASED)
             held = (holder for holder in report.holders if holder.blocks)
-            self.faults += [replace(holder, name=f"{one.folder}: {holder.name}") for holder in held]
+            self.faults += [replace(holder, name=f"{follower.folder}: {holder.name}") for holder in held]
 
     def _expire(self, found: Survey) -> None:
         self.context.step("expire")
@@ -289,7 +293,7 @@ class TableErasure(Erasure):
         self.count("objects_deleted", sweep_staged(self.table) + sweep_leftovers(self.table))
         options = ExpireOptions(older_than=self.options.older_than, allow_unsafe=self.options.allow_unsafe)
         report = expire.apply(self.table, options, self.context, only=frozenset(found.versions))
-        kept = {one.version: one.because for one in report.kept if one.old_enough is None}
+        kept = {kept.version: kept.because for kept in report.kept if kept.old_enough is None}
         if held := {version: why for version, why in kept.items() if version in found.versions}:
             self.surveyor.kept |= held
             self._left = None

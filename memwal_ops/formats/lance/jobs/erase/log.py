@@ -50,9 +50,11 @@ CLEAN = "it was read: it has no such row"
 
 def identity_columns(table: Table) -> dict[str, set[Any]]:
     """The columns whose values the table's region specs store as they are; each without a value."""
-    names = {one.id: one.name for one in table.manifest.manifest.fields}
+    names = {schema_field.id: schema_field.name for schema_field in table.manifest.manifest.fields}
     specs = table.memwal.region_specs if table.memwal else ()
-    sources = (one.source_ids[0] for spec in specs for one in spec.fields if one.transform == "identity")
+    sources = (
+        spec_field.source_ids[0] for spec in specs for spec_field in spec.fields if spec_field.transform == "identity"
+    )
     return {names[source]: set() for source in sources if source in names}
 
 
@@ -143,7 +145,7 @@ class RegionLogs(LogSurvey):
             parts = meta.path.split("/")
             if len(parts) > 3 and parse_generation_dir(parts[2]) is not None:  # noqa: PLR2004 - _mem_wal/REGION/NAME/FILE
                 folders.setdefault("/".join(parts[:3]), []).append(meta)
-        self._written |= {folder: min(one.last_modified for one in files) for folder, files in folders.items()}
+        self._written |= {folder: min(file.last_modified for file in files) for folder, files in folders.items()}
         spanning = self._first_after(folders)
         for folder, files in folders.items():
             search = partial(self._why_generation, folder, spanning)
@@ -204,20 +206,20 @@ class RegionLogs(LogSurvey):
     @property
     def numbers(self) -> list[tuple[UUID, int]]:
         """See the base class."""
-        found = []
+        numbers = []
         for folder in self.generations:
             _, region, name = folder.split("/")
             parsed = parse_generation_dir(name)
             assert parsed is not None  # noqa: S101 - found by its name
-            found.append((UUID(region), parsed.generation))
-        return found
+            numbers.append((UUID(region), parsed.generation))
+        return numbers
 
     def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
         """See the base class."""
         yield from self._regions()
         if not (self.entries or self.generations or self.unknown):
             return
-        kept = {one.path: one for one in gc.candidates(self.table, self.options)}
+        kept = {candidate.path: candidate for candidate in gc.candidates(self.table, self.options)}
         for folder, why in self.generations.items():
             yield self._holder("generation", folder, why, kept.get(folder), versions_until)
         for path, why in self.entries.items():
@@ -232,9 +234,9 @@ class RegionLogs(LogSurvey):
                 region = region_values_of(self.table, self.table.region(region_id).latest())
             except MemwalOpsError:
                 continue  # gc and verify name it
-            for one, value in zip(region.spec.fields, region.values, strict=True) if region is not None else ():
-                column, kind = str(one.sources[0]), field_type(one.result_type)
-                of_such_a_row = one.transform == "identity" and value in self.target.routing.get(column, ())
+            for spec_field, value in zip(region.spec.fields, region.values, strict=True) if region is not None else ():
+                column, kind = str(spec_field.sources[0]), field_type(spec_field.result_type)
+                of_such_a_row = spec_field.transform == "identity" and value in self.target.routing.get(column, ())
                 if value is not None and of_such_a_row and not self._stays_in_use(column, value, kind):
                     yield Holder("region", str(region_id), _NAMED.format(column), blocks=True)
                     break
@@ -291,15 +293,19 @@ class RegionLogs(LogSurvey):
         if not self.entries:
             return 0
         emptied = 0
-        for one in gc.candidates(self.table, self.options):
-            unmet = [gate for gate in one.gates if not gate.met]
-            if one.path not in self.entries or not unmet or not all(gate.text.startswith(_POST) for gate in unmet):
+        for candidate in gc.candidates(self.table, self.options):
+            unmet = [gate for gate in candidate.gates if not gate.met]
+            if (
+                candidate.path not in self.entries
+                or not unmet
+                or not all(gate.text.startswith(_POST) for gate in unmet)
+            ):
                 continue
-            assert one.region_id is not None  # noqa: S101 - an entry is one of a region
+            assert candidate.region_id is not None  # noqa: S101 - an entry is one of a region
             try:
-                data = self.table.layout_of(one.region_id).emptied_entry(self.table.store, one.path)
+                data = self.table.layout_of(candidate.region_id).emptied_entry(self.table.store, candidate.path)
             except MemwalOpsError:
                 continue  # it stays, and is named
-            self.table.store.put(one.path, data)
+            self.table.store.put(candidate.path, data)
             emptied += 1
         return emptied

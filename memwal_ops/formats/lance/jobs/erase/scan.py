@@ -74,12 +74,15 @@ def scanned(table: Table, where: str | None) -> Scanned:
 
 def prefixes(table: Table, column: str, value: Any) -> list[str]:
     """What the table's region specs make of a text."""
-    memwal, names = table.memwal, {one.id: one.name for one in table.manifest.manifest.fields}
+    memwal, names = (
+        table.memwal,
+        {schema_field.id: schema_field.name for schema_field in table.manifest.manifest.fields},
+    )
     return [
-        value[: int(one.parameters["width"])]
+        value[: int(spec_field.parameters["width"])]
         for spec in (() if memwal is None or not isinstance(value, str) else memwal.region_specs)
-        for one in spec.fields
-        if one.transform == "truncate" and column in {names.get(source) for source in one.source_ids}
+        for spec_field in spec.fields
+        if spec_field.transform == "truncate" and column in {names.get(source) for source in spec_field.source_ids}
     ]
 
 
@@ -130,7 +133,7 @@ def _lance(table: Table, meta: ObjectMeta, tail: bytes) -> Iterator[bytes]:
     try:
         check_lance_file(tail, meta.size)
         schema = _open(table, meta.path).metadata().schema
-        names = [one.name for one in schema if _BLOB not in (one.metadata or {})]
+        names = [schema_field.name for schema_field in schema if _BLOB not in (schema_field.metadata or {})]
         reader = _open(table, meta.path, names)
         rows = max(1, min(_MOST_ROWS, _PIECE * max(1, reader.num_rows()) // max(1, meta.size)))
         for batch in reader.read_all(batch_size=rows, batch_readahead=2).to_batches() if names else ():
@@ -225,8 +228,8 @@ class _RowsThatStay:
     def _words(self) -> Iterator[bytes]:
         """Names and settings: of the schema, of indexes but what they have of rows, of commits and of records."""
         manifest = self.table.manifest
-        for one in (*manifest.manifest.fields, manifest.manifest.writer_version):
-            yield one.SerializeToString()
+        for message in (*manifest.manifest.fields, manifest.manifest.writer_version):
+            yield message.SerializeToString()
         for entry in manifest.index_entries:
             if entry.name != MEMWAL_INDEX_NAME:
                 yield entry.SerializeToString()
@@ -249,7 +252,7 @@ class _RowsThatStay:
         folders |= {path.partition("/_versions/")[0] for path in paths if path.startswith(f"{BRANCHES_FOLDER}/")}
         for folder in sorted(folders):
             try:
-                numbers = [one["version"] for one in open_dataset(location, folder).versions()]
+                numbers = [version["version"] for version in open_dataset(location, folder).versions()]
             except Exception:  # noqa: BLE001, S112 - as above
                 continue
             for number in sorted(numbers, reverse=True):
@@ -292,12 +295,12 @@ class _RowsThatStay:
 
 def _keys(data: bytes) -> bytes:
     """The keys of a JSON document."""
-    found: list[str] = []
+    keys: list[str] = []
     try:
-        json.loads(data, object_hook=found.extend)
+        json.loads(data, object_hook=keys.extend)
     except ValueError:
         return b""
-    return " ".join(found).encode()
+    return " ".join(keys).encode()
 
 
 def _explain(table: Table, path: str) -> tuple[str, str]:

@@ -203,46 +203,46 @@ class Surveyor:
     def newest(self, table: Table) -> Survey:
         """What of a table's newest version ``table`` holds such rows: its fragments and indexes, and no other file."""
         self.segments.forget()
-        found = Survey(table)
+        survey = Survey(table)
         self._retention.refresh(table, self.now)
         self._unaffected(table)
         self._version = table.version
         self._living = self.target.living_values(table) if _has_dictionaries(table.manifest) else {}
-        found.stained = self._stained(table.location, table.manifest)
-        found.indexes = self.segments.dirty(table, table.manifest, found.stained)
-        found.newest_mentions = self._mentions(table, table.manifest) and self._is_old(table.version)
-        return found
+        survey.stained = self._stained(table.location, table.manifest)
+        survey.indexes = self.segments.dirty(table, table.manifest, survey.stained)
+        survey.newest_mentions = self._mentions(table, table.manifest) and self._is_old(table.version)
+        return survey
 
     def survey(self, table: Table, *, branches: bool = True) -> Survey:
         """Find all holders of a table's newest version ``table``, and those that are in its other ``branches``."""
-        found = self.newest(table)
-        found.living = sum(
+        survey = self.newest(table)
+        survey.living = sum(
             len(batch) for target in self.targets for batch in target.living(table.dataset, table.location.uri)
         )
         for version, shown in self.others(table):
             if (why := self._why(table, version, shown)) is not None:
-                found.versions[version] = why
-        found.log = self._log(table)
-        if found.log is not None:
-            reading = {one: self._retention.reading(*one) for one in found.log.numbers}
-            found.versions |= {
+                survey.versions[version] = why
+        survey.log = self._log(table)
+        if survey.log is not None:
+            reading = {number: self._retention.reading(*number) for number in survey.log.numbers}
+            survey.versions |= {
                 version: why
-                for version, why in found.log.versions(reading).items()
-                if version not in found.versions and version != table.version
+                for version, why in survey.log.versions(reading).items()
+                if version not in survey.versions and version != table.version
             }
-        found.holders += self._holders(table, found)
-        if found.log is not None:
-            waits = (one.until for one in found.holders if one.kind == "version" and one.until is not None)
-            found.holders += found.log.holders(max(waits, default=None))
+        survey.holders += self._holders(table, survey)
+        if survey.log is not None:
+            waits = (holder.until for holder in survey.holders if holder.kind == "version" and holder.until is not None)
+            survey.holders += survey.log.holders(max(waits, default=None))
         places = _places(table)
         without = _within(table.branch.folder, places)
         if branches:
-            found.holders += self._branches(table, found, places)
+            survey.holders += self._branches(table, survey, places)
         elif table.branch.name is None:
             without = (f"{BRANCHES_FOLDER}/",)
-        found.holders += self._followers(table)
-        found.holders += self._objects(table, found, without)
-        return found
+        survey.holders += self._followers(table)
+        survey.holders += self._objects(table, survey, without)
+        return survey
 
     def _log(self, table: Table) -> LogSurvey | None:
         """What of the log holds such rows; None: there is no log."""
@@ -258,32 +258,34 @@ class Surveyor:
         before = self.target.before
         if before is None:
             return
-        then = max((one for one in self._retention.versions if self._retention.written(one) < before), default=None)
+        then = max(
+            (version for version in self._retention.versions if self._retention.written(version) < before), default=None
+        )
         if then is None:
             return
         shown = _read(table, then)
         whole = (
-            {fragment_key(one) for one in shown.manifest.fragments if not one.HasField("deletion_file")}
+            {fragment_key(fragment) for fragment in shown.manifest.fragments if not fragment.HasField("deletion_file")}
             if shown
             else set()
         )
         for version in range(then, table.version + 1):
-            for one in (_read(table, version) or shown or table.manifest).manifest.fragments:
-                if fragment_key(one) in whole and one.HasField("deletion_file"):
-                    self.target.unaffected.add(fragment_key(one, deletions=True))
+            for fragment in (_read(table, version) or shown or table.manifest).manifest.fragments:
+                if fragment_key(fragment) in whole and fragment.HasField("deletion_file"):
+                    self.target.unaffected.add(fragment_key(fragment, deletions=True))
 
     def _stained(self, location: Location, shown: VersionManifest) -> dict[int, str]:
         opened = cache(partial(open_dataset, location, version=int(shown.manifest.version)))
-        found = self.target.stained([*shown.manifest.fragments], shown, opened)
+        stained = self.target.stained([*shown.manifest.fragments], shown, opened)
         if _has_dictionaries(shown) and (self.target.where is not None or shown.manifest.version == self._version):
             for fragment in shown.manifest.fragments:
-                why = None if fragment.id in found else self.target.unused(fragment, opened, self._living)
-                found |= {} if why is None else {int(fragment.id): why}
-        return found
+                why = None if fragment.id in stained else self.target.unused(fragment, opened, self._living)
+                stained |= {} if why is None else {int(fragment.id): why}
+        return stained
 
     def others(self, table: Table) -> Iterator[tuple[int, VersionManifest | None]]:
         """The versions but the newest; None for one that is gone or cannot be read."""
-        versions = [one for one in self._retention.versions if one != table.version]
+        versions = [version for version in self._retention.versions if version != table.version]
         yield from concurrently(partial(_read, table), versions, threads=_CONCURRENT_READS)
 
     def _why(self, table: Table, version: int, shown: VersionManifest | None) -> str | None:
@@ -338,7 +340,7 @@ class Surveyor:
         for version, why in found.versions.items():
             if version in protected:
                 kept = protected[version]
-                kind = next((one for one in ("tag", "hold", "branch") if kept.startswith(one)), "version")
+                kind = next((kind for kind in ("tag", "hold", "branch") if kept.startswith(kind)), "version")
                 yield Holder(kind, kept.removeprefix(f"{kind} "), f"keeps version {version}: {why}", blocks=True)
                 continue
             if version in self.kept:
@@ -355,9 +357,9 @@ class Surveyor:
 
     def followers(self, table: Table) -> Iterator[Follower]:
         """Indexes elsewhere that follow the table, and may have such rows."""
-        for one in read_followers(table.store):
-            if not self._has_erased(table, one.erased):
-                yield one
+        for follower in read_followers(table.store):
+            if not self._has_erased(table, follower.erased):
+                yield follower
 
     def _has_erased(self, table: Table, version: int) -> bool:
         """Whether what was erased at a version is all that must be gone."""
@@ -371,10 +373,16 @@ class Surveyor:
         return not any(len(rows) for rows in self.target.living(open_dataset(table.location, version=version), ""))
 
     def _followers(self, table: Table) -> Iterator[Holder]:
-        for one in self.followers(table):
-            where = "this table" if one.is_here else f"this table on {one.host}, or did: {one.path} records it"
-            act = f"memwal-ops erase {one.folder} --deleted-before {self.now:%Y-%m-%d} --apply"
-            yield Holder("index folder", one.folder, f"follows {where}; erase it, too: {act}", blocks=not one.is_here)
+        for follower in self.followers(table):
+            where = (
+                "this table"
+                if follower.is_here
+                else f"this table on {follower.host}, or did: {follower.path} records it"
+            )
+            act = f"memwal-ops erase {follower.folder} --deleted-before {self.now:%Y-%m-%d} --apply"
+            yield Holder(
+                "index folder", follower.folder, f"follows {where}; erase it, too: {act}", blocks=not follower.is_here
+            )
 
     def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[Holder]:
         """The other branches of the table, main among them, that have such rows; notes what their objects are."""
@@ -401,9 +409,9 @@ class Surveyor:
         targets = [Target(target.where, target.before, target.values, target.routing, target.prefixes)]
         surveyor = type(self)(targets, branch.store, self._options, self.now)
         surveyor.segments.inherited = self.segments.proven.keys() | self._clean
-        found = surveyor.survey(branch, branches=False)
+        survey = surveyor.survey(branch, branches=False)
         self._clean |= surveyor.segments.proven.keys()
-        return found
+        return survey
 
     def _objects(self, table: Table, found: Survey, without: tuple[str, ...]) -> Iterator[Holder]:
         """Classify every object of the table; yields those that may hold such rows and are not named otherwise."""
@@ -437,7 +445,7 @@ class Surveyor:
 
 
 def _has_dictionaries(shown: VersionManifest) -> bool:
-    return any(one.logical_type.startswith("dict:") for one in shown.manifest.fields)
+    return any(schema_field.logical_type.startswith("dict:") for schema_field in shown.manifest.fields)
 
 
 def _places(table: Table) -> set[str]:
@@ -453,16 +461,16 @@ def _places(table: Table) -> set[str]:
 
 def _within(place: str, places: set[str]) -> tuple[str, ...]:
     """The folders in that of a branch which are not its own: those of branches ``NAME/MORE``."""
-    return tuple(f"{one.removeprefix(f'{place}/')}/" for one in places if place and one.startswith(f"{place}/"))
+    return tuple(f"{other.removeprefix(f'{place}/')}/" for other in places if place and other.startswith(f"{place}/"))
 
 
 def _newer(listed: list[ObjectMeta], version: int) -> Iterator[int]:
     """The versions in a listing that are newer than the one that was read."""
     for meta in listed:
         folder, _, name = meta.path.rpartition("/")
-        found = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
-        if found is not None and not found.detached and found.version > version:
-            yield found.version
+        parsed = parse_version_manifest_name(name) if folder == VERSIONS_FOLDER else None
+        if parsed is not None and not parsed.detached and parsed.version > version:
+            yield parsed.version
 
 
 def _transaction(store: Store, shown: VersionManifest) -> table_pb2.Transaction | None:

@@ -134,15 +134,20 @@ class Target:
             shown: the version: its names of columns say what the expression means.
             opened: the version, opened if one of them has to be read.
         """
-        found = {}
-        columns = hash(tuple((int(one.id), one.name, one.parent_id) for one in shown.manifest.fields))
+        reasons = {}
+        columns = hash(
+            tuple(
+                (int(schema_field.id), schema_field.name, schema_field.parent_id)
+                for schema_field in shown.manifest.fields
+            )
+        )
         for fragment in fragments:
             key: Hashable = fragment_key(fragment, deletions=self.where is None)
             key = (columns, key) if self.where is not None else key
             search = partial(self._read, fragment, opened) if self.where else partial(self._by_time, fragment, opened)
             if (why := self.once(key, search)) is not None and key not in self.unaffected:
-                found[int(fragment.id)] = why
-        return found
+                reasons[int(fragment.id)] = why
+        return reasons
 
     def unused(
         self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset], living: DictionaryValues
@@ -154,29 +159,29 @@ class Target:
             opened: a version that has it.
             living: values that rows of the newest version have.
         """
-        found = self._dictionaries.get(key := fragment_key(fragment))
-        if found is None:
+        values = self._dictionaries.get(key := fragment_key(fragment))
+        if values is None:
             with lance_errors("read the dictionaries of", "the table"):
-                found = self._dictionaries[key] = dictionary_values(opened(), int(fragment.id), None)
+                values = self._dictionaries[key] = dictionary_values(opened(), int(fragment.id), None)
         columns = [
-            name for name, (listed, used) in found.items() if listed - used - living.get(name, (set(), set()))[1]
+            name for name, (listed, used) in values.items() if listed - used - living.get(name, (set(), set()))[1]
         ]
         return f"the dictionary of {columns[0]} has values that no row has" if columns else None
 
     def living_values(self, table: Table) -> DictionaryValues:
         """The values in columns with a dictionary, of the rows of a version that stay."""
         others = None if self.where is None else f"({self.where}) IS NOT TRUE"
-        found: DictionaryValues = {}
+        values: DictionaryValues = {}
         for fragment in table.manifest.manifest.fragments:
             key = fragment_key(fragment, deletions=True)
             if key not in self._living:
                 with lance_errors("read the dictionaries of", "the table"):
                     self._living[key] = dictionary_values(table.dataset, int(fragment.id), others, deleted=False)
             for name, (listed, used) in self._living[key].items():
-                before = found.setdefault(name, (set(), set()))
+                before = values.setdefault(name, (set(), set()))
                 before[0].update(listed)
                 before[1].update(used)
-        return found
+        return values
 
     def _by_time(self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset]) -> str | None:
         deleted = fragment.deletion_file.num_deleted_rows if fragment.HasField("deletion_file") else 0
@@ -245,10 +250,10 @@ class Target:
         """Why a dataset may have such rows, deleted or not; None: it has none."""
         try:
             with lance_errors("search a part of", "the log"):
-                found = self._count(opened())
+                rows = self._count(opened())
         except MemwalOpsError as error:
             return f"it cannot be searched, so that it may hold such rows: {error}"
-        return f"it has {found:,} such rows" if found else None
+        return f"it has {rows:,} such rows" if rows else None
 
     def mentions(self, transaction: table_pb2.Transaction | None, is_of_others: Callable[[], bool]) -> bool:
         """Whether a transaction may have values of such rows in it: in the expression of a deletion.
@@ -264,7 +269,7 @@ class Target:
             return True
         data = transaction.SerializeToString()
         literals = ((text or number).replace("''", "'").encode() for text, number in _LITERAL.findall(self.where))
-        if any(one in data for one in literals):
+        if any(literal in data for literal in literals):
             return True
         return _VALUE.search(predicate_of(transaction)) is not None and not is_of_others()
 
@@ -278,7 +283,7 @@ def dictionary_values(
         where: the rows, by an expression; None: all.
         deleted: whether deleted rows are among them.
     """
-    part, found = dataset.get_fragment(fragment), DictionaryValues()
+    part, values = dataset.get_fragment(fragment), DictionaryValues()
     columns = dictionary_columns(dataset.schema)
     scanner = dataset.scanner(
         columns=columns, filter=where, with_row_id=True, fragments=[] if part is None else [part],
@@ -288,19 +293,20 @@ def dictionary_values(
     for batch in scanner.to_batches():
         for column in columns:
             for name, array in dictionaries_of(batch.column(column), column):
-                listed, used = found.setdefault(name, (set(), set()))
+                listed, used = values.setdefault(name, (set(), set()))
                 if name not in known or not array.dictionary.equals(known[name]):
                     known[name] = array.dictionary
-                    listed.update(one for one in array.dictionary.to_pylist() if one is not None and one == one)  # noqa: PLR0124 - no NaN
+                    whole = array.dictionary.to_pylist()
+                    listed.update(value for value in whole if value is not None and value == value)  # noqa: PLR0124 - no NaN
                 used.update(array.dictionary.take(array.indices.unique().drop_null()).to_pylist())
-    return found
+    return values
 
 
 def predicate_of(transaction: table_pb2.Transaction) -> bytes:
     """The expression of a deletion; empty: it has none."""
-    for one in UnknownFieldSet(transaction):  # type: ignore[attr-defined]  # iterable, missing in the stub
-        if one.field_number == _DELETE:
-            inner = UnknownFieldSet(Empty.FromString(one.data))
+    for unknown in UnknownFieldSet(transaction):  # type: ignore[attr-defined]  # iterable, missing in the stub
+        if unknown.field_number == _DELETE:
+            inner = UnknownFieldSet(Empty.FromString(unknown.data))
             return next((bytes(part.data) for part in inner if part.field_number == _PREDICATE), b"")  # type: ignore[attr-defined]  # as above
     return b""
 
@@ -356,9 +362,9 @@ class Segments:
         records = _records(self.store)
         for number in records.written():
             try:
-                found = records.read(number)
-                self._recorded |= {str(key): str(digest) for key, digest in found["segments"].items()}
-                self._recorded_of_others |= {str(one) for one in found.get("of_others", ())}
+                record = records.read(number)
+                self._recorded |= {str(key): str(digest) for key, digest in record["segments"].items()}
+                self._recorded_of_others |= {str(digest) for digest in record.get("of_others", ())}
             except (ObjectNotFoundError, ValueError, KeyError, TypeError):
                 continue  # it only saves that an index is built anew
 
@@ -378,14 +384,14 @@ class Segments:
             shown: the version.
             stained: its fragments that hold such rows.
         """
-        fragments = {int(one.id): one for one in shown.manifest.fragments}
-        found: dict[str, str] = {}
+        fragments = {int(fragment.id): fragment for fragment in shown.manifest.fragments}
+        reasons: dict[str, str] = {}
         for name, entries in by_name(shown).items():
             for entry in entries:
                 why = self._why(table, entry, fragments, stained)
                 if why is not None:
-                    found.setdefault(name, f"segment {UUID(bytes=entry.uuid.uuid)} {why}")
-        return found
+                    reasons.setdefault(name, f"segment {UUID(bytes=entry.uuid.uuid)} {why}")
+        return reasons
 
     def _why(
         self,
@@ -418,9 +424,13 @@ class Segments:
         for version in range(int(entry.dataset_version) + 1, table.version + 1):
             if (shown := self._manifest(table, version)) is None:
                 return None
-            same = [one for one in (shown.indexes.indices if shown.indexes else ()) if one.uuid.uuid == entry.uuid.uuid]
+            same = [
+                index
+                for index in (shown.indexes.indices if shown.indexes else ())
+                if index.uuid.uuid == entry.uuid.uuid
+            ]
             if same:
-                fragments = {int(one.id): one for one in built_on.manifest.fragments}
+                fragments = {int(fragment.id): fragment for fragment in built_on.manifest.fragments}
                 covered = decode_fragment_bitmap(same[0].fragment_bitmap)
                 return _digest(covered, fragments) if covered <= fragments.keys() else None
         return None
@@ -457,7 +467,7 @@ def _records(store: Store) -> NumberedRecords:
 
 
 def _digest(covered: Collection[int], fragments: Mapping[int, table_pb2.DataFragment]) -> str:
-    keys = [fragment_key(fragments[one]) for one in sorted(covered)]
+    keys = [fragment_key(fragments[fragment]) for fragment in sorted(covered)]
     return hashlib.sha256(json.dumps(keys).encode()).hexdigest()
 
 

@@ -346,7 +346,8 @@ class RegionCollector(Collector[LanceCandidate]):
         """
         newest = self.view.newest
         if self._fenced or not any(
-            one.kind is Kind.ORPHAN and (one.generation or 0) >= newest.current_generation for one in batch
+            candidate.kind is Kind.ORPHAN and (candidate.generation or 0) >= newest.current_generation
+            for candidate in batch
         ):
             return
         # False: another process published that version after the listing, which serves as well.

@@ -181,8 +181,8 @@ class FencePosts:
 
         If there are several reasons, the one that lasts longest.
         """
-        found = list(self._posts(run_at, at))
-        return max(found, key=lambda post: inf if post.since is None else post.since.timestamp(), default=None)
+        posts = list(self._posts(run_at, at))
+        return max(posts, key=lambda post: inf if post.since is None else post.since.timestamp(), default=None)
 
     def _posts(self, run_at: int, at: int) -> Iterable[Post]:
         run, entry_id = self.runs[run_at], self.ids[at]
@@ -212,7 +212,7 @@ class _Spans:
     """The positions that writers may have next. After the start of their claims, before an end."""
 
     def __init__(self, claims: Iterable[tuple[int, Claim, int]]) -> None:
-        ordered = sorted(claims, key=lambda one: (one[1].start, one[0]))
+        ordered = sorted(claims, key=lambda claim: (claim[1].start, claim[0]))
         self._starts = [claim.start for _, claim, _ in ordered]
         # A later claim neither starts nor ends earlier: of those that start before, the last one ends last.
         self._ends = list(accumulate((end for _, _, end in ordered), max))

@@ -80,18 +80,18 @@ class LegacyLogs(LogSurvey):
 
     def read(self, others: Iterable[tuple[int, VersionManifest | None]]) -> LegacyLogs:
         """Search them; ``others`` are the versions but the newest, which may list a MemWAL as unmerged."""
-        for one in [*mem_wals_of(self.table), *gc.trimmed(self.table)]:
-            for location, is_log in ((one.wal_location, True), (one.mem_table_location, False)):
+        for mem_wal in [*mem_wals_of(self.table), *gc.trimmed(self.table)]:
+            for location, is_log in ((mem_wal.wal_location, True), (mem_wal.mem_table_location, False)):
                 place = gc.log_path(self.table, location)
                 if location and not location.startswith(_IN_MEMORY) and place not in self._owners:
-                    self._owners[place] = one
+                    self._owners[place] = mem_wal
                     self._read_place(place, is_log=is_log)
-        unmerged = {place: one.id for place, one in self._owners.items() if self._holds(place)}
+        unmerged = {place: owner.id for place, owner in self._owners.items() if self._holds(place)}
         for version, shown in others if unmerged else ():
             entry = None if shown is None else find_memwal_entry(shown.indexes)
-            for one in decode_mem_wals(entry.index_details.value) if entry is not None and is_legacy(entry) else ():
-                if one.state is not State.MERGED and gc.log_path(self.table, one.wal_location) in unmerged:
-                    self._needed[version] = f"its readers replay the log of {one.id}"
+            for mem_wal in decode_mem_wals(entry.index_details.value) if entry is not None and is_legacy(entry) else ():
+                if mem_wal.state is not State.MERGED and gc.log_path(self.table, mem_wal.wal_location) in unmerged:
+                    self._needed[version] = f"its readers replay the log of {mem_wal.id}"
         return self
 
     def _holds(self, place: str) -> bool:
@@ -132,11 +132,13 @@ class LegacyLogs(LogSurvey):
 
     def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
         """See the base class."""
-        for place, one in self._outside.items():
+        for place, mem_wal in self._outside.items():
             if self._is_there(place):
-                why = f"of {one.id}: it is not read, and no job deletes it: delete it yourself"
+                why = f"of {mem_wal.id}: it is not read, and no job deletes it: delete it yourself"
                 yield Holder(OUTSIDE, place, why, blocks=True)
-        candidates = {one.path: one for one in gc.candidates(self.table, self.options)} if self.dirty else {}
+        candidates = (
+            {candidate.path: candidate for candidate in gc.candidates(self.table, self.options)} if self.dirty else {}
+        )
         for path, why in self.dirty.items():
             places = (place for place in self._owners if path.startswith(f"{place}/"))
             owner = self._owners[max(places, key=len)]
@@ -197,7 +199,7 @@ class LegacyErasure(TableErasure):
         except NoPrimaryKeyError as error:
             self.faults.append(Holder("MemWAL", "not merged", f"{error} (memwal-ops merge)", blocks=True))
         else:
-            self.count("generations_merged", sum(len(one.ids) for one in report.passes))
+            self.count("generations_merged", sum(len(merge_pass.ids) for merge_pass in report.passes))
         self.table = self.table.newest()
         self.surveyor.merged = True
 
@@ -205,7 +207,7 @@ class LegacyErasure(TableErasure):
         self.context.step("compact")
         for number in found.stained:
             retry = CommitRetry()
-            while any(one.id == number for one in self.table.manifest.manifest.fragments):
+            while any(fragment.id == number for fragment in self.table.manifest.manifest.fragments):
                 self.context.checkpoint()
                 change = _rewritten(self.table, number)
                 self.table.guard.register(change.written_files())
@@ -238,7 +240,7 @@ class LegacyErasure(TableErasure):
 
     def _build(self, index: BaseIndex) -> None:
         table, note = self.table, CommitNote.new("erase")
-        fragments = [int(one.id) for one in table.manifest.manifest.fragments]
+        fragments = [int(fragment.id) for fragment in table.manifest.manifest.fragments]
         arguments = arguments_like(table, index)
         with lance_errors("build index", index.name):
             built = arguments.whole(table.dataset, index.name, fragments, lance_options(table.location))
@@ -248,12 +250,12 @@ class LegacyErasure(TableErasure):
             compared = compare_answers(table, index, [entry], SAMPLE, note, self.context)
             refuse_worse(index, compared, "It is kept as it is.")
             before = draft_of(table.manifest)
-            kept = tuple(one for one in before.indexes if one.name != index.name)
+            kept = tuple(other for other in before.indexes if other.name != index.name)
             publish(table, Change(), note, Draft(before.fragments, before.max_fragment_id, (*kept, entry)))
         self.table = table.newest()
 
     def _collect(self) -> None:
-        if any(one.kind == OUTSIDE for one in self.survey().holders):
+        if any(holder.kind == OUTSIDE for holder in self.survey().holders):
             return  # once it is trimmed, nothing names it any more
         self.context.step("gc")
         report = gc.apply(self.table.newest(), self.surveyor.gc_options, self.context)

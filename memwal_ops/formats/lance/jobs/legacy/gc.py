@@ -88,13 +88,13 @@ class _View:
         if self.table.log.exists or self.emptied:
             return ()
         mem_wals = mem_wals_of(self.table)
-        found = trim(mem_wals, covered_version(self.table.manifest.indexes)).removed
-        return found if len(found) < len(mem_wals) else tuple(sorted(found, key=lambda one: one.id)[:-1])
+        removed = trim(mem_wals, covered_version(self.table.manifest.indexes)).removed
+        return removed if len(removed) < len(mem_wals) else tuple(sorted(removed, key=lambda mem_wal: mem_wal.id)[:-1])
 
 
 def _unmerged_logs(table: Table) -> dict[str, str]:
     """Per log the first version that lists its MemWAL as unmerged, and may be opened: main, branches, detached."""
-    found: dict[str, str] = {}
+    logs: dict[str, str] = {}
     own, others = list_manifests(table.store), list_manifests_of_others(table.branch)
     for store, paths in ((table.store, own), (table.branch.root, others)):
         for path in paths:
@@ -104,10 +104,10 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
                 continue  # expired meanwhile
             entry = find_memwal_entry(version.indexes)
             if entry is not None and is_legacy(entry):
-                for one in decode_mem_wals(entry.index_details.value):
-                    if one.state is not State.MERGED:
-                        found.setdefault(log_path(table, one.wal_location), path)
-    return found
+                for mem_wal in decode_mem_wals(entry.index_details.value):
+                    if mem_wal.state is not State.MERGED:
+                        logs.setdefault(log_path(table, mem_wal.wal_location), path)
+    return logs
 
 
 def _records(table: Table) -> dict[str, MemWal]:
@@ -116,14 +116,14 @@ def _records(table: Table) -> dict[str, MemWal]:
     Raises:
         InvalidFormatError: a record cannot be read.
     """
-    found = {}
+    records = {}
     for meta in table.store.list(_TRIMMED):
         try:
             document = decode_record(table.store.get(meta.path), meta.path)
-            (found[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
+            (records[meta.path],) = decode_mem_wals(base64.b64decode(document["mem_wal"], validate=True))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidFormatError(f"{meta.path} is not a readable record of trimmed MemWALs: {error}") from error
-    return found
+    return records
 
 
 def log_path(table: Table, location: str) -> str:
@@ -175,15 +175,15 @@ class _Logs(Collector[LanceCandidate]):
         chosen = self.view.trimmable()
         if not chosen:
             return 0
-        for one in chosen:
-            if next(iter(self._log_files(one)), None) is None:
+        for mem_wal in chosen:
+            if next(iter(self._log_files(mem_wal)), None) is None:
                 continue
-            name = hashlib.blake2b(f"{one.id.generation} {one.id.region}".encode(), digest_size=16).hexdigest()
+            name = hashlib.blake2b(f"{mem_wal.id.generation} {mem_wal.id.region}".encode(), digest_size=16).hexdigest()
             document = {
-                "region": one.id.region,
-                "generation": one.id.generation,
-                "wal_location": one.wal_location,
-                "mem_wal": base64.b64encode(encode_mem_wals([one])).decode(),
+                "region": mem_wal.id.region,
+                "generation": mem_wal.id.generation,
+                "wal_location": mem_wal.wal_location,
+                "mem_wal": base64.b64encode(encode_mem_wals([mem_wal])).decode(),
             }
             self.store.put_if_absent(f"{_TRIMMED}/{name}.json", encode_record(document))
         try:
@@ -201,20 +201,20 @@ class _Logs(Collector[LanceCandidate]):
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
         """List the candidates again, with their gates."""
         self._renew()
-        wanted = {one.path for one in batch}
-        found = self._files() if batch[0].kind == _LOG else self._finished()
-        return (one for one in found if one.path in wanted)
+        wanted = {candidate.path for candidate in batch}
+        candidates = self._files() if batch[0].kind == _LOG else self._finished()
+        return (candidate for candidate in candidates if candidate.path in wanted)
 
     def _files(self) -> Iterator[LanceCandidate]:
-        listed = {one.id for one in self._listed()}
-        trimmed = {one.id: one for one in self.view.trimmed.values() if one.id not in listed}
-        for one in [*trimmed.values(), *self._listed()]:
-            place = log_path(self.view.table, one.wal_location)
-            if one.state is not State.MERGED or not is_below(place):
+        listed = {mem_wal.id for mem_wal in self._listed()}
+        trimmed = {mem_wal.id: mem_wal for mem_wal in self.view.trimmed.values() if mem_wal.id not in listed}
+        for mem_wal in [*trimmed.values(), *self._listed()]:
+            place = log_path(self.view.table, mem_wal.wal_location)
+            if mem_wal.state is not State.MERGED or not is_below(place):
                 continue
-            gates = self._gates(one, place, is_trimmed=one.id in trimmed)
+            gates = self._gates(mem_wal, place, is_trimmed=mem_wal.id in trimmed)
             for meta in self.store.list(place):
-                yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=one.id.generation)
+                yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=mem_wal.id.generation)
 
     def _log_files(self, one: MemWal) -> Iterator[ObjectMeta]:
         place = log_path(self.view.table, one.wal_location)
@@ -266,22 +266,24 @@ class _Logs(Collector[LanceCandidate]):
         )
 
     def _finished(self) -> Iterator[LanceCandidate]:
-        listed = {one.id for one in self._listed()}
-        for path, one in self.view.trimmed.items():
-            place = log_path(self.view.table, one.wal_location)
+        listed = {mem_wal.id for mem_wal in self._listed()}
+        for path, mem_wal in self.view.trimmed.items():
+            place = log_path(self.view.table, mem_wal.wal_location)
             gone = is_below(place) and next(iter(self.store.list(place)), None) is None
             if path not in self._recorded:
-                if self._note is not None and gone and one.id not in listed:
+                if self._note is not None and gone and mem_wal.id not in listed:
                     self.view.table.discard([path])  # this run's own
                 continue
             where = place if is_below(place) else f"{place}, where gc deletes nothing: remove it yourself"
             gates = (
-                Gate(met=one.id not in listed, text="trimmed" if one.id not in listed else "the index lists it"),
+                Gate(
+                    met=mem_wal.id not in listed, text="trimmed" if mem_wal.id not in listed else "the index lists it"
+                ),
                 Gate(met=gone, text="its log is gone" if gone else f"its log is at {where}"),
             )
             meta = self.store.head(path)
             if meta is not None:
-                yield LanceCandidate(_RECORD, path, meta.size, 1, gates, generation=one.id.generation)
+                yield LanceCandidate(_RECORD, path, meta.size, 1, gates, generation=mem_wal.id.generation)
 
 
 def is_below(place: str) -> bool:
@@ -323,4 +325,4 @@ def candidates(table: Table, options: RetentionOptions) -> Iterable[LanceCandida
 
 def backlog(table: Table) -> Mapping[str, float]:
     """MemWALs that are merged, and still listed."""
-    return {"merged_generations": sum(one.state is State.MERGED for one in mem_wals_of(table))}
+    return {"merged_generations": sum(mem_wal.state is State.MERGED for mem_wal in mem_wals_of(table))}

@@ -42,14 +42,14 @@ class MemWalState:
 
     def to_json(self) -> dict[str, Any]:
         """The ``mem_wals`` entry."""
-        one, entries = self.mem_wal, self.mem_wal.wal_entries
+        mem_wal, entries = self.mem_wal, self.mem_wal.wal_entries
         return {
-            "region": one.id.region,
-            "generation": one.id.generation,
-            "state": one.state.name,
-            "owner_id": one.owner_id,
-            "mem_table_location": one.mem_table_location,
-            "wal_location": one.wal_location,
+            "region": mem_wal.id.region,
+            "generation": mem_wal.id.generation,
+            "state": mem_wal.state.name,
+            "owner_id": mem_wal.owner_id,
+            "mem_table_location": mem_wal.mem_table_location,
+            "wal_location": mem_wal.wal_location,
             "wal_entries": {
                 "encoding": entries.encoding,
                 "count": entries.count,
@@ -57,7 +57,7 @@ class MemWalState:
                 "last": entries.highest,
                 "holes": [list(hole) for hole in entries.holes],
             },
-            "last_updated_dataset_version": one.last_updated_dataset_version,
+            "last_updated_dataset_version": mem_wal.last_updated_dataset_version,
             "flushed_means": None if self.flushed is None else self.flushed.meaning or "unknown",
             "writer_release": None if self.flushed is None else self.flushed.release,
         }
@@ -98,7 +98,7 @@ class LegacyInspection:
             "fragments": len(self.table.manifest.manifest.fragments),
             "primary_key": list(self.table.primary_key),
             "regions": [self._region(region) for region in self.work.values()],
-            "mem_wals": [one.to_json() for one in self.mem_wals[: self.limit]],
+            "mem_wals": [state.to_json() for state in self.mem_wals[: self.limit]],
             "indexes": [index.to_json() for index in self.indexes],
             "backlog": backlog_json(self.work),
             "emptied": None
@@ -109,8 +109,8 @@ class LegacyInspection:
         }
 
     def _region(self, work: RegionWork) -> dict[str, Any]:
-        states = Counter(one.state for one in work.mem_wals)
-        done = [one.id.generation for one in work.mem_wals if one.state is State.MERGED]
+        states = Counter(mem_wal.state for mem_wal in work.mem_wals)
+        done = [mem_wal.id.generation for mem_wal in work.mem_wals if mem_wal.state is State.MERGED]
         return {
             "region_id": work.region,
             "merged_generation": max(done, default=None),
@@ -145,8 +145,8 @@ class LegacyInspection:
         return "\n".join(lines)
 
     def _behind(self) -> str:
-        pending = sum(len(one.pending) for one in self.work.values())
-        waiting = sum(len(one.waiting) for one in self.work.values())
+        pending = sum(len(region_work.pending) for region_work in self.work.values())
+        waiting = sum(len(region_work.waiting) for region_work in self.work.values())
         more = f" {counted(waiting, 'MemWAL')} not flushed yet." if waiting else ""
         if not pending:
             return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to this table: migrate it."
@@ -157,16 +157,16 @@ class LegacyInspection:
     def _grid(self) -> str:
         rows = [
             (
-                one.mem_wal.id.region,
-                str(one.mem_wal.id.generation),
-                one.mem_wal.state.name,
-                one.mem_wal.owner_id,
-                one.mem_wal.wal_entries.text(),
-                one.mem_wal.wal_entries.encoding,
-                str(one.mem_wal.last_updated_dataset_version),
-                "" if one.flushed is None else one.flushed.meaning or "unknown",
+                state.mem_wal.id.region,
+                str(state.mem_wal.id.generation),
+                state.mem_wal.state.name,
+                state.mem_wal.owner_id,
+                state.mem_wal.wal_entries.text(),
+                state.mem_wal.wal_entries.encoding,
+                str(state.mem_wal.last_updated_dataset_version),
+                "" if state.flushed is None else state.flushed.meaning or "unknown",
             )
-            for one in self.mem_wals[: self.limit]
+            for state in self.mem_wals[: self.limit]
         ]
         columns = ("region", "generation", "state", "owner", "WAL entries", "encoding", "version", "FLUSHED means")
         shown = grid(columns, rows, words=("region", "state", "owner", "WAL entries", "encoding", "FLUSHED means"))
@@ -176,11 +176,11 @@ class LegacyInspection:
     def _notes(self) -> list[str]:
         """The locations of each MemWAL's rows and log, and the reason for the meaning of FLUSHED."""
         lines = [""]
-        for one in self.mem_wals[: self.limit]:
-            mem_wal = one.mem_wal
+        for state in self.mem_wals[: self.limit]:
+            mem_wal = state.mem_wal
             where = f"{mem_wal.id.region} {mem_wal.id.generation}: MemTable {mem_wal.mem_table_location}"
             lines.append(paragraph(f"{where}, WAL {mem_wal.wal_location}", indent="  ", hanging="  "))
-        releases = sorted({one.flushed.release or "unknown" for one in self.mem_wals if one.flushed is not None})
+        releases = sorted({state.flushed.release or "unknown" for state in self.mem_wals if state.flushed is not None})
         if releases:
             text = "FLUSHED means merged for Lance 0.31 to 0.35, and not merged yet since 0.36; these were written by"
             lines += ["", paragraph(f"{text} {', '.join(releases)}.")]
@@ -194,8 +194,8 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     mem_wals = mem_wals_of(table)
     meanings = Meanings(table)
     states = tuple(
-        MemWalState(one, meanings.of(one) if one.state is State.FLUSHED else None)
-        for one in sorted(mem_wals, key=lambda one: one.id)
+        MemWalState(mem_wal, meanings.of(mem_wal) if mem_wal.state is State.FLUSHED else None)
+        for mem_wal in sorted(mem_wals, key=lambda mem_wal: mem_wal.id)
     )
     return LegacyInspection(
         table,

@@ -82,8 +82,10 @@ class LegacyPass:
     def regions(self) -> Mapping[str, list[int]]:
         """Per region its first and last generation."""
         spans: dict[str, list[int]] = {}
-        for one in self.ids:
-            spans.setdefault(one.region, [one.generation, one.generation])[1] = one.generation
+        for mem_wal_id in self.ids:
+            spans.setdefault(mem_wal_id.region, [mem_wal_id.generation, mem_wal_id.generation])[1] = (
+                mem_wal_id.generation
+            )
         return spans
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +118,7 @@ class LegacyMergeReport(MergeOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``; the index records no sizes, so the backlog has null for them."""
-        marked = [{"region_id": one.region, "generation": one.generation} for one in self.marked]
+        marked = [{"region_id": mem_wal_id.region, "generation": mem_wal_id.generation} for mem_wal_id in self.marked]
         return document(
             self,
             "marked",
@@ -242,7 +244,7 @@ class _Run:
             before = fault is None or (fault.generation is not None and one.id.generation < fault.generation)
             return before and one.id in self.limit
 
-        return [one for one in pending if may(one)]
+        return [mem_wal for mem_wal in pending if may(mem_wal)]
 
 
 @names_damage
@@ -254,14 +256,14 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
     if emptied is not None and not options.restore:
         raise emptied.error("merge")
     work = _work(table, options)
-    pending = [one for region in work.values() for one in region.pending]
+    pending = [mem_wal for region in work.values() for mem_wal in region.pending]
     if pending:
         check_mergeable(with_key(table, options))
     return LegacyMergeReport(
         decision=MergeDecision.DRY_RUN,
         run_id=CommitNote.new("merge").run_id,
-        passes=tuple(LegacyPass((one.id,)) for one in pending),
-        marked=tuple(one.id for region in work.values() for one in region.merged_already),
+        passes=tuple(LegacyPass((mem_wal.id,)) for mem_wal in pending),
+        marked=tuple(mem_wal.id for region in work.values() for mem_wal in region.merged_already),
         blocked=tuple(region.blocked for region in work.values() if region.blocked is not None),
         work=work,
         restored=None if emptied is None else emptied.source,
@@ -290,7 +292,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
         )
     retry = CommitRetry()
     work = _work(table, options)
-    limit = frozenset(one.id for region in work.values() for one in region.pending)
+    limit = frozenset(mem_wal.id for region in work.values() for mem_wal in region.pending)
     run = _Run(options, limit, context or RunContext())
     if limit or any(region.merged_already for region in work.values()):
         probe_conditional_writes(table.store)
@@ -341,11 +343,11 @@ def _step(table: Table, run: _Run) -> bool:
     for region in run.work.values():
         if region.blocked is not None:
             run.block(region.blocked)
-    if already := [one for region in run.work.values() for one in region.merged_already]:
+    if already := [mem_wal for region in run.work.values() for mem_wal in region.merged_already]:
         publish(table, _merged(table, already), run.note)
-        run.marked += [one.id for one in already]
+        run.marked += [mem_wal.id for mem_wal in already]
         return True
-    waiting = run.select(one for region in run.work.values() for one in region.pending)
+    waiting = run.select(mem_wal for region in run.work.values() for mem_wal in region.pending)
     if waiting:
         _merge_pass(table, waiting, run)
     return bool(waiting)
@@ -354,8 +356,8 @@ def _step(table: Table, run: _Run) -> bool:
 def backlog(table: Table) -> Mapping[str, float]:
     """The unmerged MemWALs, from the index alone, which records no sizes."""
     work = read_work(mem_wals_of(table), Meanings(table))
-    pending = [one for region in work.values() for one in region.pending]
-    ages = [_age(table, one.last_updated_dataset_version) for one in pending]
+    pending = [mem_wal for region in work.values() for mem_wal in region.pending]
+    ages = [_age(table, mem_wal.last_updated_dataset_version) for mem_wal in pending]
     return {
         "generations": len(pending),
         "rows": 0,
@@ -383,15 +385,15 @@ def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
         raise InvalidUsageError(
             f"{table.location.uri} has no region {', '.join(unknown)}.", remedy=f"It has: {', '.join(work) or 'none'}."
         )
-    return {region: one for region, one in work.items() if not wanted or region in wanted}
+    return {region: region_work for region, region_work in work.items() if not wanted or region in wanted}
 
 
 def _merged(table: Table, done: Sequence[MemWal]) -> Change:
     """The change that sets all of them to MERGED; each owner is the one in the table's version."""
     mem_wals = mem_wals_of(table)
     change = Change()
-    for one in done:
-        change |= merge(mem_wals, one.id, one.owner_id)
+    for generation in done:
+        change |= merge(mem_wals, generation.id, generation.owner_id)
     return change
 
 
@@ -404,13 +406,13 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
     budget = run.options.max_bytes or DEFAULT_MAX_BYTES
     with MemTables(table, run.options) as mem_tables:
         chosen, generations = _next(mem_tables, waiting, budget, run.options.max_generations)
-        if not run.compared and len(chosen) < len(waiting) and len({one.id.region for one in waiting}) > 1:
+        if not run.compared and len(chosen) < len(waiting) and len({mem_wal.id.region for mem_wal in waiting}) > 1:
             _refuse_shared(table, waiting, budget, run.options)
             run.compared = True
         change = _merged(table, chosen)
         if not generations:
             version = publish(table, change, run.note)
-            run.passes.append(LegacyPass(tuple(one.id for one in chosen), version=version))
+            run.passes.append(LegacyPass(tuple(mem_wal.id for mem_wal in chosen), version=version))
             return
         winners = collapse(generations, table.primary_key)
         superseded = locate(table, winners, max_bytes=budget)
@@ -425,12 +427,12 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
             version = publish(table, change, run.note, merge_draft(table, written))
         run.passes.append(
             LegacyPass(
-                tuple(one.id for one in chosen),
+                tuple(mem_wal.id for mem_wal in chosen),
                 version=version,
                 rows_read=winners.rows_read,
                 rows_upserted=winners.num_upserts,
                 rows_deleted=superseded.deleted,
-                bytes_read=sum(one.data_bytes for one in generations),
+                bytes_read=sum(generation.data_bytes for generation in generations),
                 use_index=superseded.use_index,
                 seconds=time.monotonic() - started,
             )
@@ -451,19 +453,19 @@ def _next(
     chosen: list[MemWal] = []
     generations: list[Generation] = []
     size = 0
-    for one in waiting:
+    for mem_wal in waiting:
         if chosen and max_generations is not None and len(chosen) >= max_generations:
             break
         try:
-            generation = mem_tables.generation(one)
+            generation = mem_tables.generation(mem_wal)
         except _FAULTS as error:
-            raise BlockedRegionsError({region_number(one.id.region): (one.id.generation, error)}) from error
+            raise BlockedRegionsError({region_number(mem_wal.id.region): (mem_wal.id.generation, error)}) from error
         if generation is not None:
             if chosen and size + generation.data_bytes > budget:
                 break
             size += generation.data_bytes
             generations.append(generation)
-        chosen.append(one)
+        chosen.append(mem_wal)
     return chosen, generations
 
 
@@ -471,11 +473,11 @@ def _refuse_shared(table: Table, waiting: Sequence[MemWal], budget: int, options
     """Compare the keys of all regions before the first of several passes."""
 
     def read(_table: Table, _whole: MergePass) -> Iterator[tuple[UUID, pa.Table]]:
-        for one in waiting:
+        for mem_wal in waiting:
             with MemTables(table, options) as mem_tables:
-                _, generations = _next(mem_tables, [one], budget, None)
+                _, generations = _next(mem_tables, [mem_wal], budget, None)
                 for keys in read_all_keys(generations, table.primary_key):
-                    yield region_number(one.id.region), keys.select(list(table.primary_key))
+                    yield region_number(mem_wal.id.region), keys.select(list(table.primary_key))
 
     refuse_shared_keys(table, MergePass(tuple(map(mem_table_ref, waiting)), max(budget, _MIN_KEY_BYTES)), read)
 

@@ -87,12 +87,12 @@ def _check(table: Table, options: VerifyOptions, findings: Findings) -> dict[str
 def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
     """States, owners and versions of MemWALs, by the index and the manifests alone."""
     meanings = Meanings(table)
-    for region in sorted({one.id.region for one in mem_wals}):
-        found = unmerged(mem_wals, region, meanings)
+    for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):
+        pending = unmerged(mem_wals, region, meanings)
         place = f"region {region!r}"
-        if found.fault is not None:
-            where = f"{place}, generation {found.fault.generation}"
-            yield finding_of(found.fault.error, found.fault.error.reason, where, _STOPS)
+        if pending.fault is not None:
+            where = f"{place}, generation {pending.fault.generation}"
+            yield finding_of(pending.fault.error, pending.fault.error.reason, where, _STOPS)
         elif (problem := disorder(mem_wals, region)) is not None:
             yield Finding(
                 Severity.WARNING, "mem_wal_states", place, problem, "A merge waits for the lower generation.",
@@ -100,23 +100,23 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
                 "docs/legacy-memwal.md",
             )  # fmt: skip
     places: dict[str, MemWal] = {}
-    for one in mem_wals:
-        if one.last_updated_dataset_version > table.version:
+    for mem_wal in mem_wals:
+        if mem_wal.last_updated_dataset_version > table.version:
             yield Finding(
-                Severity.WARNING, "mem_wal_version", str(one.id),
-                f"Version {one.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
+                Severity.WARNING, "mem_wal_version", str(mem_wal.id),
+                f"Version {mem_wal.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
                 "It is not known what FLUSHED means.", "Give --flushed-means to merge and migrate.",
                 "runbooks/errors/36-flushed_meaning_unknown.md",
             )  # fmt: skip
-        if not one.owner_id and one.state is not State.MERGED:
+        if not mem_wal.owner_id and mem_wal.state is not State.MERGED:
             yield Finding(
-                Severity.WARNING, "mem_wal_owner", str(one.id), "It has no owner.",
+                Severity.WARNING, "mem_wal_owner", str(mem_wal.id), "It has no owner.",
                 "Two writers may write to it at once.", "Stop its writers, and migrate.", "docs/legacy-memwal.md",
             )  # fmt: skip
-        other = places.setdefault(one.wal_location, one)
-        if other is not one:
+        other = places.setdefault(mem_wal.wal_location, mem_wal)
+        if other is not mem_wal:
             yield Finding(
-                Severity.ERROR, "wal_shared", str(one.id), f"It has the log of {other.id}: {one.wal_location}.",
+                Severity.ERROR, "wal_shared", str(mem_wal.id), f"It has the log of {other.id}: {mem_wal.wal_location}.",
                 "A replay gives the rows of both; gc keeps the log.", "Find out which of the two wrote the entries.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip
@@ -127,10 +127,10 @@ def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
     options = MergeOptions(primary_key=() if table.primary_key else tuple(table.schema.names[:1]))
     meanings = Meanings(table)
     with MemTables(with_key(table, options), options) as mem_tables:
-        for region in sorted({one.id.region for one in mem_wals}):
-            for one in unmerged(mem_wals, region, meanings).mem_wals:
-                read = mem_tables.generation if one.state is State.FLUSHED else mem_tables.drained
+        for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):
+            for mem_wal in unmerged(mem_wals, region, meanings).mem_wals:
+                read = mem_tables.generation if mem_wal.state is State.FLUSHED else mem_tables.drained
                 try:
-                    read(one)
+                    read(mem_wal)
                 except MemwalOpsError as error:
-                    yield finding_of(error, error.reason, str(one.id), _STOPS)
+                    yield finding_of(error, error.reason, str(mem_wal.id), _STOPS)

@@ -25,16 +25,18 @@ def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -
     """
     del context
     target = options.target.removeprefix(table.location.uri).strip("/")
-    found = [
-        one for one in legacy_gc.candidates(table, options) if one.path == target or one.path.startswith(f"{target}/")
+    reasons = [
+        candidate
+        for candidate in legacy_gc.candidates(table, options)
+        if candidate.path == target or candidate.path.startswith(f"{target}/")
     ]
-    if not found:
+    if not reasons:
         if next(iter(table.store.list(target)), None) is None and table.store.head(target) is None:
             raise ObjectNotFoundError(
                 f"{options.target} does not exist in {table.location.uri}.", remedy="Give a path below the table."
             )
-        found = [of_the_base(table, target)]
-    return Explanation(options.target, grouped(found, group=True))
+        reasons = [of_the_base(table, target)]
+    return Explanation(options.target, grouped(reasons, group=True))
 
 
 apply = plan

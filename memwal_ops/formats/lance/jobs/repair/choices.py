@@ -297,7 +297,7 @@ class CatchupPlace:
         changed = memwal_pb2.MemWalIndexDetails()
         changed.CopyFrom(details)
         del changed.index_catchup[:]
-        changed.index_catchup.extend(one for one in details.index_catchup if one.index_name != self.index)
+        changed.index_catchup.extend(entry for entry in details.index_catchup if entry.index_name != self.index)
         if data is not None:
             changed.index_catchup.append(memwal_pb2.IndexCatchupProgress.FromString(data))
         return changed
@@ -305,8 +305,8 @@ class CatchupPlace:
 
 def catchup_entry(details: memwal_pb2.MemWalIndexDetails, index: str) -> bytes | None:
     """The entry of an index as stored; None: it has none."""
-    found = next((one for one in details.index_catchup if one.index_name == index), None)
-    return None if found is None else found.SerializeToString(deterministic=True)
+    entry = next((entry for entry in details.index_catchup if entry.index_name == index), None)
+    return None if entry is None else entry.SerializeToString(deterministic=True)
 
 
 @dataclass(frozen=True)
@@ -393,9 +393,9 @@ class RowsPlace:
         del manifest.fragments[:]
         manifest.fragments.extend(table_pb2.Manifest.FromString(data).fragments)
         if manifest.fragments:
-            highest = max(one.id for one in manifest.fragments)
+            highest = max(fragment.id for fragment in manifest.fragments)
             manifest.max_fragment_id = max(highest, manifest.max_fragment_id)
-        if any(one.HasField("deletion_file") for one in manifest.fragments):
+        if any(fragment.HasField("deletion_file") for fragment in manifest.fragments):
             manifest.reader_feature_flags |= _DELETION_FILES
             manifest.writer_feature_flags |= _DELETION_FILES
         transaction = table_pb2.Transaction(read_version=newest.version, uuid=str(uuid.uuid4()))

@@ -168,7 +168,7 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
             if not corrected:
                 return None
             details = with_catchup(newest.index.details, corrected)
-            before, after = (catchup_entry(one, name) for one in (newest.index.details, details))
+            before, after = (catchup_entry(index_details, name) for index_details in (newest.index.details, details))
             keep(CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
@@ -222,7 +222,7 @@ def _options(table: Table) -> SnapshotOptions:
 
 
 def _refuse_unreadable_regions(report: snapshot.SnapshotReport) -> None:
-    faults = [one.path for one in report.skipped if one.is_fault]
+    faults = [skipped.path for skipped in report.skipped if skipped.is_fault]
     if faults:
         raise UnsafeError(f"{faults[0]} cannot be read: readers of another snapshot would not see the region at all.")
 

@@ -207,7 +207,7 @@ class _Remains:
             in_memory_bytes=sum(entry.rows.nbytes for entry in self.entries),
             physical_rows=sum(entry.rows.num_rows for entry in self.entries),
         )
-        others = (one for one in self.manifest.flushed_generations if one.generation != self.generation)
+        others = (flushed for flushed in self.manifest.flushed_generations if flushed.generation != self.generation)
         listed = sorted((*others, again), key=lambda flushed: flushed.generation)
         return replace(self.manifest, flushed_generations=tuple(listed))
 
@@ -220,7 +220,7 @@ def _remains(table: Table, region_id: UUID, generation: int) -> _Remains | None:
             other columns than the table has now.
     """
     manifest = table.region(region_id).latest(checked=True)
-    flushed = next((one for one in manifest.flushed_generations if one.generation == generation), None)
+    flushed = next((flushed for flushed in manifest.flushed_generations if flushed.generation == generation), None)
     merged = table.index.merged_generations.get(region_id, 0)
     if generation <= merged or (flushed is not None and _is_intact(table, manifest, flushed)):
         return None
@@ -264,8 +264,8 @@ def _entries_of(
     """
     region_id, layout = manifest.region_id, table.layout_of(manifest.region_id)
     references = {
-        one.generation: sorted(_references(table.store, region_id, one))
-        for one in (manifest.flushed_generations if layout.generations_in_log else ())
+        flushed.generation: sorted(_references(table.store, region_id, flushed))
+        for flushed in (manifest.flushed_generations if layout.generations_in_log else ())
     }
     if flushed is not None and references.get(generation):
         return references[generation]
@@ -326,7 +326,7 @@ def _lost_keys(
     folder = f"{region_folder(region_id)}/{flushed.path}"
     try:
         pages = lance_rows(store.get(f"{folder}/{KEY_INDEX_PAGES}"), "the key index")
-        manifests = [one.path for one in store.list(f"{folder}/{VERSIONS_FOLDER}") if one.path.endswith(".manifest")]
+        manifests = [meta.path for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
         fragments = decode_version_manifest(store.get(min(manifests))).manifest.fragments if manifests else ()
         pairs = list(zip(pages["values"].to_pylist(), pages["ids"].to_pylist(), strict=True))
     except (InvalidFormatError, ObjectNotFoundError, KeyError):
@@ -497,8 +497,8 @@ def _newest_readable(store: RegionManifestStore, versions: Sequence[int]) -> tup
 
 def _epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> list[int]:
     """The writer epochs of those entries that can be read."""
-    found = read_epochs(table, region_id, entries)
-    return [epoch for _, epoch in found if isinstance(epoch, int)]
+    epochs = read_epochs(table, region_id, entries)
+    return [epoch for _, epoch in epochs if isinstance(epoch, int)]
 
 
 def _unlisted(directories: Iterable[str], first: int) -> Iterator[tuple[int, str]]:
@@ -521,7 +521,7 @@ def _first(table: Table, region_id: UUID) -> RegionManifest:
         UnsafeError: the table has region specs, and nothing shows the values by which rows are routed to it.
     """
     snapshot = read_snapshot(table)
-    row = next((one for one in (snapshot.regions if snapshot else ()) if one.region_id == region_id), None)
+    row = next((region for region in (snapshot.regions if snapshot else ()) if region.region_id == region_id), None)
     state = None if row is None else row.state
     values = _values(table, region_id, row)
     manifest = RegionManifest(
