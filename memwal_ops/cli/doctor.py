@@ -23,7 +23,8 @@ from packaging.version import Version
 from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import check_replaceable, echo, echo_json, echo_result, written_file
 from memwal_ops.core.export import ExportsMetadata, export_table
-from memwal_ops.core.registry import locate, location_of, short_name
+from memwal_ops.core.protocols import CompilesCode
+from memwal_ops.core.registry import formats, locate, location_of, short_name
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
@@ -207,7 +208,7 @@ class Check:
 
 @click.command(short_help="Check this machine, and a store, before a job fails.")
 @click.argument("uri", type=TABLE, required=False)
-@click.option("--warm", is_flag=True, help="Compile the code of LM-DiskANN now: once for this installation.")
+@click.option("--warm", is_flag=True, help="Compile what jobs would compile on first use.")
 @branch_option
 @storage_options
 @json_output
@@ -294,17 +295,18 @@ def _java() -> Check:
 
 
 def _warmed() -> Iterator[Check]:
-    from memwal_ops.formats.lm_diskann import warm  # noqa: PLC0415 - needs its extra
-
-    started = time.monotonic()
-    try:
-        count = warm()
-    except MemwalOpsError as error:
-        yield Check("compiled code", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
-        return
-    seconds = time.monotonic() - started
-    found = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
-    yield Check("compiled code", OK, found)
+    for table_format in formats().values():
+        if not isinstance(table_format, CompilesCode):
+            continue
+        name, started = f"code of {table_format.name}", time.monotonic()
+        try:
+            count = table_format.warm()
+        except MemwalOpsError as error:
+            yield Check(name, ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
+            continue
+        seconds = time.monotonic() - started
+        found = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
+        yield Check(name, OK, found)
 
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:

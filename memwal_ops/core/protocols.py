@@ -165,6 +165,18 @@ class InspectsRefused(Protocol):
 
 
 @runtime_checkable
+class CompilesCode(Protocol):
+    """A format whose jobs compile code on their first use; optional."""
+
+    def warm(self) -> int:
+        """Compile all of it now, for every process of this installation; the number of functions that were compiled.
+
+        Raises:
+            MemwalOpsError: an extra is not installed; the disk is full.
+        """
+
+
+@runtime_checkable
 class ExplainsJobs(Protocol):
     """A table that gives a reason for each job that does not apply to it; optional."""
 

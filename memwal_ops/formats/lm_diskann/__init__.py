@@ -114,24 +114,3 @@ def open(  # noqa: A001 - lm_diskann.open, as gzip.open
         wait=WAIT if wait is None else wait,
         delta_bytes=DELTA if delta_bytes is None else delta_bytes,
     )
-
-
-def warm() -> int:
-    """Compile the code of searches and jobs, so that none compiles it later; return how many functions were compiled.
-
-    All of it is called once, on a small index in a temporary folder; where numba keeps it is told in
-    :mod:`memwal_ops.formats.lm_diskann.kernels`.
-
-    Raises:
-        ExtraMissingError: the extra is not installed.
-        StorageError: the disk is full, or failed.
-    """
-    from memwal_ops.formats.lm_diskann.errors import need_extra  # noqa: PLC0415 - see create
-
-    need_extra()
-    from memwal_ops.formats.lm_diskann.jobs.init import exercise  # noqa: PLC0415 - see above
-    from memwal_ops.formats.lm_diskann.kernels import COMPILATIONS  # noqa: PLC0415
-
-    before = COMPILATIONS.count
-    exercise()
-    return COMPILATIONS.count - before

@@ -69,6 +69,13 @@ class LmDiskAnnFormat:
         """The backlog metrics; a copy has none. Blocked: what stops readers or jobs."""
         return TableSummary(table.revision, built_in_backlog(table), 1, table.blocked)
 
+    def warm(self) -> int:
+        """Compile what searches and jobs call. Raises ``ExtraMissingError``, ``StorageError``."""
+        need_extra()
+        from memwal_ops.formats.lm_diskann.jobs.init import warm  # noqa: PLC0415
+
+        return warm()
+
     def missing_of(self, table: Table | Copy, revision: int) -> str | None:
         """None: an epoch has no files of its own, and ``snapshot`` checks the parts of a copy."""
         del table, revision

@@ -174,14 +174,18 @@ def _recall(folder: str, queries: NDArray[np.float32], exact: NDArray[np.int64],
     return float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in pairs]))
 
 
-def exercise() -> None:
-    """Call all compiled code once, on a small index in a temporary folder.
+def warm() -> int:
+    """Compile the code of searches and jobs, so that none compiles it later; return how many functions were compiled.
 
-    More rows than a filtered search compares one by one, and few links, so that healing has to look for places.
+    All of it is called once, on a small index in a temporary folder: with more rows than a filtered search compares one
+    by one. Where numba keeps it is told in :mod:`memwal_ops.formats.lm_diskann.kernels`.
     """
     import numpy as np  # noqa: PLC0415 - of the extra
 
     from memwal_ops.formats.lm_diskann.graph import link_unreached  # noqa: PLC0415 - of the extra, too
+    from memwal_ops.formats.lm_diskann.kernels import COMPILATIONS  # noqa: PLC0415
+
+    before = COMPILATIONS.count
 
     vectors = np.random.default_rng(0).standard_normal((6000, 8), dtype=np.float32)
     rows = len(vectors)
@@ -209,3 +213,4 @@ def exercise() -> None:
             run_job(folder, job)
         with lm_diskann.open(folder, read_only=True) as index:
             index.search(vectors[:3], 5)
+    return COMPILATIONS.count - before

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import kernels
+from memwal_ops.formats.lm_diskann.jobs.init import warm
 
 # Called for a node that loses its last link by the commit that deletes its target, and by repair of unreached ones.
 RARE = {"touch", "attach"}
@@ -19,8 +20,8 @@ RARE = {"touch", "attach"}
 @pytest.mark.long
 def test_warming_calls_everything_that_searches_and_jobs_call() -> None:
     """A cache is filled by calls: what is not called here would be compiled by somebody's first catchup."""
-    lm_diskann.warm()
-    assert lm_diskann.warm() == 0
+    warm()
+    assert warm() == 0
     uncalled = {
         name
         for module in pkgutil.iter_modules(lm_diskann.__path__)
