@@ -234,8 +234,13 @@ def ours(simulation: Simulation, now: float) -> Iterator[Table]:
         own = None if turn else expected_amounts(JOB, known[one.key].figures, known[one.key].past)
         return simulation.budget.refuses(now, own=own, objective=one.worth.missed is not None) is None
 
-    due = [Due(key, one.since, simulation.worth(one)) for key, one in known.items()]
-    yield from (known[one.key] for one in simulation.turns.in_order(due, allows))
+    turns = simulation.turns
+    for key, table in known.items():
+        turns.put(Due(key, table.since, simulation.worth(table)))
+    while (due := turns.choose(allows)) is not None:
+        turns.begin(due, oldest=due is turns.oldest)
+        turns.discard(due.key)
+        yield known[due.key]
 
 
 def oracle(least: int) -> Order:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,7 +19,7 @@ import structlog
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable, Iterator, MutableMapping
 
 _UNREDACTED_TYPES = (bool, int, float, type(None))
 
@@ -97,12 +99,27 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
     logging.captureWarnings(capture=True)
 
 
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Give what is made within it loggers that log nothing: what it does is not done, only tried."""
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
+
+
 def get_logger(name: str) -> Any:
     """A structlog logger if structlog is configured, else a logger of the standard library.
 
     Unconfigured, structlog prints everything on stdout, which belongs to the program that
     uses this package as a library.
     """
+    if _QUIET.get():
+        return structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if structlog.is_configured():
         return structlog.get_logger(name)
     return structlog.wrap_logger(

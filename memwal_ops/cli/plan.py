@@ -10,32 +10,31 @@ import click
 
 from memwal_ops.cli.options import Duration, config_option, json_output
 from memwal_ops.cli.printing import echo_result
-from memwal_ops.core.cost import MAX_RUNS, describe_cost, money_text, spent_by
+from memwal_ops.cli.status import running_service
+from memwal_ops.core.cost import describe_cost, money_text
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, FleetBudget, Others
-from memwal_ops.core.past_runs import PastRun
 from memwal_ops.errors import HistoryError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.membership.reading import read_others
-from memwal_ops.supervisor.observe.forecast import forecast
 from memwal_ops.supervisor.observe.spending import BY, By, ledger_document
 from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import budget_notes
 from memwal_ops.supervisor.scheduling.discovery import discover
-from memwal_ops.supervisor.scheduling.ranking import budget_status, new_budget
+from memwal_ops.supervisor.scheduling.forecast import forecast
+from memwal_ops.supervisor.scheduling.ranking import budget_document, new_budget
 from memwal_ops.supervisor.state.directory import history_path, instance_of, members_of, state_dir
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.outcomes import charged_runs
+from memwal_ops.supervisor.state.pauses import Pauses
 from memwal_ops.text import counted, duration_text, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from memwal_ops.core.cost import Spent
     from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.observe.forecast import Forecast
-    from memwal_ops.supervisor.observe.status_document import BudgetStatus
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
+    from memwal_ops.supervisor.scheduling.forecast import Forecast
 
 
 _SHOWN = 40
@@ -70,7 +69,7 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
         document = ledger_document(runs, prices.by_store(), prices.currency, cast("By", by), begin, polls)
         now, budget = datetime.now(UTC), None
         if config.budget is not None:
-            budget = budget_status(config.budget, budget_now(settings, history, now), NOTHING, now, prices.currency)
+            budget = budget_document(config.budget, budget_now(settings, history, now), NOTHING, now, prices.currency)
     finally:
         history.close()
     document["fleet"] = None if config.fleet is None else config.fleet.name
@@ -199,9 +198,9 @@ _READ = timedelta(seconds=60)
 def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     """Show what a supervisor of FILE would run, in which order, at what cost, and what stays undone and why.
 
-    Reads the tables and the run history. Changes nothing, whether the service runs or not. It is by the state of the
-    tables now: what writers add until then makes more runs. The order of those that are due at once, and the
-    budget, are those of the service: docs/supervisor.md.
+    It is the scheduler of the service, run on a virtual clock: from what a service that runs knows, else from the
+    tables and the state folder. Changes nothing. What writers add makes more runs. A run is taken to end as the last
+    one of its job did, and to cost as much as the past ones: docs/operations.md.
 
     \b
     Examples:
@@ -212,19 +211,21 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     """  # noqa: D301 - click keeps the lines of a block that begins so
     settings = load_settings(file)
     discovered = discover(settings.tables)
-    tables = [table for table in discovered.tables if explain in {None, table.name, table.uri}]
-    if explain is not None and not tables:
+    if explain is not None and not any(explain in {table.name, table.uri} for table in discovered.tables):
         names = ", ".join(sorted(table.name for table in discovered.tables)) or "none"
         raise InvalidUsageError(f"There is no table {explain!r}.", remedy=redact(f"The tables of {file}: {names}."))
     now = datetime.now(UTC)
-    found, budget = _forecast(settings, tables, now, now + span)
+    planned, service = _forecast(settings, discovered.tables, now, span)
+    shown = {None, *(table.name for table in discovered.tables if explain in {table.name, table.uri})}
+    jobs = [job for job in planned.jobs if explain is None or job.table in shown]
     document: dict[str, Any] = {
         "from": now.isoformat(timespec="seconds"),
         "until": (now + span).isoformat(timespec="seconds"),
         "currency": settings.config.prices.currency,
-        "runs": [one.to_json() for one in found if one.at is not None],
-        "undone": [one.to_json() for one in found if one.at is None],
-        "budget": budget,
+        "service": service,
+        "runs": [job.to_json() for job in jobs if job.at is not None],
+        "undone": [job.to_json() for job in jobs if job.at is None],
+        "budget": planned.budget,
         "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in discovered.faults],
     }
     document["total"] = _total(document["runs"])
@@ -234,35 +235,34 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
 
 
 def _forecast(
-    settings: Settings, tables: Sequence[FoundTable], now: datetime, until: datetime
-) -> tuple[list[Forecast], BudgetStatus | None]:
-    """What runs, and the budget now."""
-    prices = settings.config.prices
-    fleet, history = FleetStatus(settings, None), None
+    settings: Settings, tables: Sequence[FoundTable], now: datetime, span: timedelta
+) -> tuple[Forecast, bool]:
+    """What is forecast, and whether a service that runs was asked for what it knows."""
+    status, _ = running_service(settings)
+    fleet, history = FleetStatus(settings, status), None
     try:
         with suppress(HistoryError):
             history = History.open_to_read(history_path(settings.config))
-
-        def past(table: str, uri: str, job: str) -> Sequence[Spent]:
-            if history is None:
-                return ()
-            runs = history.spent(table, uri, job, MAX_RUNS)
-            return spent_by(job, (PastRun(seconds, {}, used, achieved) for seconds, used, achieved in runs))
-
-        config, by_store = settings.config.budget, prices.by_store()
-        shadow = config is not None and config.shadow
-        budget = budget_now(settings, history, now)
-        shown = None if config is None else budget_status(config, budget, NOTHING, now, prices.currency)
-        documents, currency = fleet.tables(tables, _READ), prices.currency
-        limited = FleetBudget({}, 1.0) if shadow else budget
-        found = forecast(
-            tables, documents, fleet.applicable, past, limited, by_store, currency, now, until, by_age=shadow
-        )
-        return found, shown
+        known = {} if status is None else {table["name"]: table for table in status["tables"]}
+        if status is not None and settings.config.fleet is not None:
+            tables = [table for table in tables if table.name in known]  # the others are those of other members
+        documents = [known[table.name] for table in tables if _is_read(known.get(table.name))]
+        unread = [table for table in tables if not _is_read(known.get(table.name))]
+        documents += fleet.tables(unread, _READ)
+        pauses = Pauses(state_dir(settings.config)) if status is None else Pauses.of_status(status)
+        pools = {} if status is None else status["pools"]
+        owed = {name: pool.get("credit", 0.0) for name, pool in pools.items()}
+        others = None if settings.config.budget is None else budget_now(settings, None, now).others
+        return forecast(settings, tables, documents, pauses, history, now, span, others=others, owed=owed), bool(status)
     finally:
         fleet.close()
         if history is not None:
             history.close()
+
+
+def _is_read(table: Mapping[str, Any] | None) -> bool:
+    """Whether the service has read a table, or could not; a service of an earlier release tells too little."""
+    return table is not None and "scheduling" in table and (table["looked_at"] or table["look_error"]) is not None
 
 
 def _total(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -281,8 +281,9 @@ def describe(document: Mapping[str, Any], span: timedelta, now: datetime) -> str
     if not runs:
         parts = [f"Nothing would run {within}."]
     else:
+        costs = _sum_text(total, document["currency"], all_unknown=total["unknown"] == len(runs))
         head = f"{counted(total['runs'], 'run')} of {counted(len(runs), 'job')} {within}"
-        parts = [paragraph(f"{head}: {_sum_text(total, document['currency'])}."), "", _table(runs, document, now)]
+        parts = [paragraph(f"{head}: {costs}."), "", _table(runs, document, now)]
         parts += [f"and {len(runs) - _SHOWN:,} more (--json shows all)."] if len(runs) > _SHOWN else []
     if undone:
         parts += ["", f"{counted(len(undone), 'job')} would not run:"]
@@ -297,9 +298,9 @@ def describe(document: Mapping[str, Any], span: timedelta, now: datetime) -> str
     return "\n".join(parts)
 
 
-def _sum_text(total: Mapping[str, Any], currency: str) -> str:
+def _sum_text(total: Mapping[str, Any], currency: str, *, all_unknown: bool) -> str:
     unknown = counted(total["unknown"], "job")
-    if total["runs"] and not total["seconds"]:
+    if total["runs"] and all_unknown:
         return "at a cost that is not known, as the run history has no run of them"
     moved = f"{size_text(total['bytes_read'])} read, {size_text(total['bytes_written'])} written"
     money = money_text(total["money"], currency)

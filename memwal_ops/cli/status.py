@@ -130,7 +130,10 @@ def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
     if budget["used_up"] is None:
         return [*shown, f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else shown
     until = "" if budget["frees"] is None else f" until {budget['frees'][:16].replace('T', ' ')} UTC"
-    return [*shown, f"The budget of the fleet is used up ({budget['used_up']}){until}; it defers {jobs}."]
+    limit = budget["used_up"]
+    if budget["used"][limit] < budget["limits"][limit] and waiting:
+        return [*shown, f"The next run would pass the budget of the fleet ({limit}){until}; it defers {jobs}."]
+    return [*shown, f"The budget of the fleet is used up ({limit}){until}; it defers {jobs}."]
 
 
 def _event_lines(events: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -321,7 +324,7 @@ def fleet_status(
     settings: Settings, tables: Sequence[FoundTable], faults: Sequence[Fault], limits: Limits, timeout: timedelta
 ) -> dict[str, Any]:
     """Return the document: the keys of ``/api/v1/status`` with the same meaning, and the findings."""
-    service, why_not = _service(settings)
+    service, why_not = running_service(settings)
     fleet = FleetStatus(settings, service)
     try:
         documents: list[dict[str, Any]] = [{**one} for one in fleet.tables(tables, timeout)]
@@ -414,7 +417,8 @@ def _judged(documents: list[dict[str, Any]], found: list[Finding]) -> dict[str, 
     }
 
 
-def _service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
+def running_service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the status of the service of a configuration, or None and why it has none."""
     if not settings.config.http.enabled or not settings.config.http.port:
         why = "http.port is 0" if settings.config.http.enabled else "http.enabled is false"
         return None, f"no service to query ({why})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -87,6 +87,11 @@ class Charges:
             self._sum = self._kept = NOTHING  # no rounding errors are left
         return self._sum, self._kept
 
+    @property
+    def first_end(self) -> float | None:
+        """When the first of them ends; None: there is none."""
+        return self._heap[0].ends if self._heap else None
+
     def __iter__(self) -> Iterator[Charge]:
         """Those that are kept, in no order."""
         return iter(self._heap)
@@ -107,6 +112,13 @@ class Others:
     in_flight: Amounts = NOTHING
     living: int = 0
     until: float = float("inf")
+
+
+class Gate(Protocol):
+    """Refuses runs at one time, see :meth:`FleetBudget.refuses`."""
+
+    def __call__(self, own: Amounts | None, *, objective: bool) -> str | None:
+        """The limit that keeps a run from starting; None: it may start."""
 
 
 class FleetBudget:
@@ -175,10 +187,26 @@ class FleetBudget:
             own: what it is expected to use itself, if that must fit.
             objective: it restores an objective.
         """
+        return self.gate(now, in_flight)(own, objective=objective)
+
+    def gate(self, now: float, in_flight: Amounts = NOTHING) -> Gate:
+        """:meth:`refuses` of many runs at one time."""
         spent, kept = self._charged(now)
-        if own is not None:
-            own = NOTHING.plus(own, 1.0 + self._unread(now))
-        return self._reached(spent.plus(self.in_flight(now, in_flight)), kept, own, objective=objective)
+        spent, times = spent.plus(self.in_flight(now, in_flight)), 1.0 + self._unread(now)
+
+        def refuses(own: Amounts | None, *, objective: bool) -> str | None:
+            uses = None if own is None or not self.limits else NOTHING.plus(own, times)
+            return self._reached(spent, kept, uses, objective=objective)
+
+        return refuses
+
+    def next_end(self, now: float) -> float | None:
+        """When the next charge ends, and runs may fit again; None: nothing is charged."""
+        self._charged(now)
+        ends = [charges.first_end for charges in (self._own, self._theirs) if charges.first_end is not None]
+        if self.others.living and now < self.others.until < float("inf"):
+            ends.append(self.others.until)  # they are taken to use as much as this one from then on
+        return min(ends, default=None)
 
     def frees_at(self, now: float, own: Amounts | None = None, *, objective: bool = False) -> float:
         """When the next run may start, if no other does until then."""

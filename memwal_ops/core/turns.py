@@ -10,17 +10,20 @@ the credit covers its cost, which it then pays: only what was due before a job c
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from memwal_ops.core.worth import Worth
 
     Allows = Callable[["Due", bool], bool]
 
 SHARE = 8
+ASKED, SAFETY = 2, 1
+"""How urgent something is that someone asked for, or that keeps a table safe."""
 BY_AGE, BY_WORTH = True, False
 """Why it is the turn of a job."""
 
@@ -59,55 +62,78 @@ def _all(_: Due, __: bool) -> bool:  # noqa: FBT001 - see Turns.choose
 
 
 class Turns:
-    """The turns of one pool."""
+    """The turns of one pool: what is due, in both orders, and what the oldest of it is owed."""
 
     def __init__(self) -> None:
-        """Start with no credit."""
-        self._credit = 0.0
+        """Start with no credit, and nothing due."""
+        self.credit = 0.0
+        self._due: dict[tuple[str, str], Due] = {}
+        self._by_age: list[tuple[Any, ...]] = []
+        self._by_rank: list[tuple[Any, ...]] = []
+        self._urgent: list[tuple[Any, ...]] = []
 
-    def choose(self, due: Iterable[Due], allows: Allows = _all) -> Due | None:
+    def __len__(self) -> int:
+        """How much is due."""
+        return len(self._due)
+
+    def get(self, key: tuple[str, str]) -> Due:
+        """What is due of a table and a job."""
+        return self._due[key]
+
+    def put(self, due: Due) -> None:
+        """Add what became due, or replace it as its worth has changed."""
+        if self._due.get(due.key) == due:
+            return
+        self.discard(due.key)
+        self._due[due.key] = due
+        for order, place in self._places(due):
+            insort(order, place)
+
+    def discard(self, key: tuple[str, str]) -> None:
+        """Remove what is not due any more, or has started."""
+        due = self._due.pop(key, None)
+        if due is not None:
+            for order, place in self._places(due):
+                del order[bisect_left(order, place)]
+
+    def clear(self) -> None:
+        """Remove all; the credit stays."""
+        for kept in (self._due, self._by_age, self._by_rank, self._urgent):
+            kept.clear()
+
+    @property
+    def oldest(self) -> Due | None:
+        """What has waited longest."""
+        return self._due[self._by_age[0][-1]] if self._by_age else None
+
+    @property
+    def first(self) -> Due | None:
+        """What someone asked for, else what has waited longest: the order of a service without a budget."""
+        asked = self._urgent and -self._urgent[0][0] >= ASKED
+        return self._due[self._urgent[0][-1]] if asked else self.oldest
+
+    def choose(self, allows: Allows = _all) -> Due | None:
         """Whose turn it is; None: nothing is due, or allowed.
 
         Args:
-            due: what is due.
             allows: whether something may start, by age or by worth.
         """
-        due = [*due]
-        if urgent := [one for one in due if one.urgent]:
-            return min(urgent, key=lambda one: (-one.urgent, *one.age))
-        oldest = min(due, key=lambda one: one.age, default=None)
-        if oldest is not None and self._owes(oldest) and allows(oldest, BY_AGE):
+        if self._urgent:
+            return self._due[self._urgent[0][-1]]
+        oldest = self.oldest
+        if oldest is not None and self.credit >= oldest.worth.effort and allows(oldest, BY_AGE):
             return oldest
-        return min((one for one in due if allows(one, BY_WORTH)), key=lambda one: one.rank, default=None)
+        return next((due for place in self._by_rank if allows(due := self._due[place[-1]], BY_WORTH)), None)
 
-    def begin(self, one: Due, *, oldest: bool) -> None:
+    def begin(self, due: Due, *, oldest: bool) -> None:
         """Count a start; ``oldest``: of all that was due, this had waited longest."""
-        costs = one.worth.effort
-        self._credit = max(0.0, self._credit + costs / SHARE - (costs if oldest else 0.0))
+        costs = due.worth.effort
+        self.credit = max(0.0, self.credit + costs / SHARE - (costs if oldest else 0.0))
 
-    def in_order(self, due: Iterable[Due], allows: Allows = _all) -> Iterator[Due]:
-        """All that may start, in the order of their turns if nothing else becomes due; see :meth:`choose`."""
-        due = [*due]
-        rest = [one for one in due if not one.urgent]
-        by_age = sorted(rest, key=lambda one: one.age, reverse=True)
-        by_rank = sorted(rest, key=lambda one: one.rank, reverse=True)
-        for one in sorted((one for one in due if one.urgent), key=lambda one: (-one.urgent, *one.age)):
-            self.begin(one, oldest=False)
-            yield one
-        taken: set[tuple[str, str]] = set()
-        while by_age and by_rank:
-            if by_age[-1].key in taken:
-                by_age.pop()
-            elif by_rank[-1].key in taken:
-                by_rank.pop()
-            else:
-                oldest = by_age[-1]
-                mine = self._owes(oldest) and allows(oldest, BY_AGE)
-                one = oldest if mine else by_rank.pop()
-                if mine or allows(one, BY_WORTH):
-                    self.begin(one, oldest=one is oldest)
-                    taken.add(one.key)
-                    yield one
-
-    def _owes(self, oldest: Due) -> bool:
-        return self._credit >= oldest.worth.effort
+    def _places(self, due: Due) -> Iterator[tuple[list[tuple[Any, ...]], tuple[Any, ...]]]:
+        """The orders in which something is, each with its place; the key is last."""
+        yield self._by_age, due.age
+        if due.urgent:
+            yield self._urgent, (-due.urgent, *due.age)
+        else:
+            yield self._by_rank, due.rank

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import package_of
-from memwal_ops.supervisor.scheduling.due import breaker_is_open as is_open
+from memwal_ops.supervisor.scheduling.due import ignores_triggers
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
@@ -154,7 +154,7 @@ class Actions:
             for entry in entries
             if entry.state == QUEUED and entry.failures and entry.not_before is not None and entry.not_before > now
         ]
-        stopped = [entry for entry in entries if is_open(entry, longest, now)]
+        stopped = [entry for entry in entries if ignores_triggers(entry, longest, now)]
         if not waiting and not stopped:
             raise ActionConflictError("Nothing here waits in backoff, and no circuit breaker is open.")
         for entry in waiting:

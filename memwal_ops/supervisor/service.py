@@ -258,7 +258,7 @@ class Service:
 
     def status(self) -> StatusDocument:
         """Return the document of ``/api/v1/status``."""
-        tables, pools = status_of(self.scheduler, self._timers.next_run)
+        tables, pools = status_of(self.scheduler, self._timers)
         return {"service": self._service_status(), "pools": pools, "tables": tables}
 
     def _service_status(self) -> ServiceStatus:
@@ -303,6 +303,7 @@ class Service:
         self._beat = time.monotonic()
         with self.scheduler.lock:
             self._timers.check_clock()
+            self._timers.fire()
         while not self._signals.empty():
             number = self._signals.get()
             if number is signal.SIGHUP:

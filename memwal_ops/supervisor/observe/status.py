@@ -1,11 +1,8 @@
-"""Make the document of ``/api/v1/status``, from which the gauges are made too: all tables, jobs and pools.
+"""The status of all tables, jobs and pools: of a service (``/api/v1/status``), and of a fleet without one.
 
-Collect the fleet status for ``memwal-ops status``: every table of a configuration, also if no service runs.
-
-Backlogs and leases are read from the tables, runs from the history; what only a running service has (what is
-queued, what it waits for) comes from its status. Nothing is written.
-
-What the pages show of the scheduler's tables: their status, what expiries reported, what they cost.
+The gauges and the pages are made of the first. For ``memwal-ops status``, backlogs and leases are read from the tables
+and runs from the history; what only a running service has (what is queued, what it waits for) comes from its status.
+Nothing is written.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from memwal_ops.core.leases import Lease
@@ -65,30 +62,29 @@ if TYPE_CHECKING:
 _NEVER = 9999
 
 
-def status_of(
-    scheduler: Scheduler, fires: Callable[[str, str], datetime | None] = lambda *_: None
-) -> tuple[list[TableStatus], dict[str, PoolStatus]]:
-    """Return ``tables`` and ``pools`` of the status; ``fires`` returns when the timer of a table and job fires."""
+def status_of(scheduler: Scheduler, timers: Timers | None = None) -> tuple[list[TableStatus], dict[str, PoolStatus]]:
+    """Return ``tables`` and ``pools`` of the status; ``timers``: when schedules and polls are due next."""
     with scheduler.lock:
         now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
-        tables = [_table(scheduler, state, now, mono, fires) for _, state in sorted(scheduler.tables.items())]
+        limits = scheduler.mark_deferred()
+        tables = [_table(scheduler, state, now, mono, timers, limits) for _, state in sorted(scheduler.tables.items())]
         pools = {pool: _pool(scheduler, pool) for pool in (*POOLS, WATCH)}
         return tables, pools
 
 
-def tables_status(
-    scheduler: Scheduler, names: Iterable[str], fires: Callable[[str, str], datetime | None] = lambda *_: None
-) -> list[TableStatus]:
+def tables_status(scheduler: Scheduler, names: Iterable[str], timers: Timers | None = None) -> list[TableStatus]:
     """Return the status of some tables, of those that exist, in the order of ``names``."""
     with scheduler.lock:
         now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
         states = (scheduler.tables.get(name) for name in names)
-        return [_table(scheduler, state, now, mono, fires) for state in states if state is not None]
+        limits = scheduler.mark_deferred()
+        return [_table(scheduler, state, now, mono, timers, limits) for state in states if state is not None]
 
 
 def table_stamps(scheduler: Scheduler, names: Iterable[str] | None = None) -> dict[str, object]:
     """Return for each table, or for these, a value that changes whenever it is polled, or a job changes its state."""
     with scheduler.lock:
+        scheduler.mark_deferred()
         tables = scheduler.tables
         if names is not None:
             tables = {name: tables[name] for name in names if name in tables}
@@ -102,19 +98,30 @@ def table_stamps(scheduler: Scheduler, names: Iterable[str] | None = None) -> di
         }
 
 
-def _pool(scheduler: Scheduler, pool: str) -> PoolStatus:
+def _pool(scheduler: Scheduler, pool: Any) -> PoolStatus:
     workers = [worker for worker in scheduler.pools.all() if worker.pool == pool]
     if pool == WATCH:
         queued = sum(state.poll_due is not None for state in scheduler.tables.values())
     else:
         queued = sum(entry.state == QUEUED and entry.settings.job.pool == pool for entry in scheduler.entries())
     busy = sum(worker.request is not None for worker in workers)
-    return {"limit": scheduler.pools.limit(pool).workers, "workers": len(workers), "busy": busy, "queued": queued}
+    limit, credit = scheduler.pools.limit(pool).workers, 0.0 if pool == WATCH else scheduler.ranking.credit(pool)
+    return {"limit": limit, "workers": len(workers), "busy": busy, "queued": queued, "credit": credit}
 
 
 def _table(
-    scheduler: Scheduler, state: TableState, now: datetime, mono: float, fires: Callable[[str, str], datetime | None]
+    scheduler: Scheduler,
+    state: TableState,
+    now: datetime,
+    mono: float,
+    timers: Timers | None,
+    limits: Mapping[tuple[str, str], str],
 ) -> TableStatus:
+    fingerprint = None if state.reading is None else state.reading.fingerprint
+
+    def fires(entry: TableJob) -> datetime | None:
+        return None if timers is None else timers.next_run(*entry.key)
+
     return {
         "name": state.table.name,
         "uri": state.table.uri,
@@ -130,9 +137,12 @@ def _table(
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
         "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
         "paused": paused(scheduler, (state.table.name,)),
+        "scheduling": state.remembered(mono, None if timers is None else timers.next_poll(state.table.name)),
         "jobs": {
             name: {
-                **job_status(entry, now, mono, fires(*entry.key), state.figures, paused(scheduler, entry.key)),
+                **job_status(entry, now, mono, fires(entry), state.figures, paused(scheduler, entry.key)),
+                "limit": limits.get(entry.key),
+                "scheduling": entry.remembered(mono, fingerprint),
                 "breaker": breaker_status(entry, scheduler.settings.config.backoff.longest, now),
                 **_applying(applies=state.applies_to(entry)),
             }
@@ -219,6 +229,8 @@ def job_status(
         if (costs := next_run(entry.settings.job, figures or {}, entry.rates)) is None
         else costs.to_json(),
         "breaker": None,
+        "limit": None,
+        "scheduling": {},
         "paused": pause,
         "pid": None if run is None else run.worker.pid,
         "lease": _lease(entry, now),
@@ -357,6 +369,7 @@ class FleetStatus:
             "blocked": blocked,
             "answers": self._answers(table) if in_service is None else in_service["answers"],
             "paused": None if in_service is None else in_service.get("paused"),
+            "scheduling": None if in_service is None else in_service.get("scheduling"),
             "jobs": {
                 name: {
                     **self._job(TableJob(table, jobs[name], now), leases.get(name), known.get(name), now, figures),
@@ -541,7 +554,7 @@ class ScheduledTables:
 
     def status(self, names: Iterable[str]) -> list[TableStatus]:
         """See overview.Tables."""
-        return tables_status(self._scheduler, names, self._timers.next_run)
+        return tables_status(self._scheduler, names, self._timers)
 
     def deletable_later(self) -> Mapping[str, Mapping[str, Any]]:
         """What runs of expire reported, with those since the last call, if the history can be read."""

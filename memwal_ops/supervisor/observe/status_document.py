@@ -95,7 +95,9 @@ class JobStatus(TypedDict):
 
     ``applies``: whether it applies to the table, as far as polls have shown it.
     ``next_run``: see :class:`memwal_ops.core.outlook.NextRun`; None for a job whose metrics do not show it.
+    ``limit``: that of the fleet's budget which a run would pass, if it waits for that.
     ``paused``: its own pause; its table and the fleet may be paused, too.
+    ``scheduling``: what a forecast needs beside, and nothing else reads; also of a table.
     """
 
     state: str
@@ -118,6 +120,8 @@ class JobStatus(TypedDict):
     backoff_seconds: float
     next_run: dict[str, Any] | None
     breaker: BreakerStatus | None
+    limit: str | None
+    scheduling: dict[str, Any]
     paused: PauseStatus | None
     pid: int | None
     lease: LeaseStatus
@@ -146,16 +150,18 @@ class TableStatus(TypedDict):
     clock_skew_seconds: float | None
     answers: list[dict[str, Any]]
     paused: PauseStatus | None
+    scheduling: dict[str, Any] | None
     jobs: dict[str, JobStatus]
 
 
 class PoolStatus(TypedDict):
-    """A pool of workers."""
+    """A pool of workers. ``credit``: what its oldest job is owed, in what runs cost."""
 
     limit: int
     workers: int
     busy: int
     queued: int
+    credit: float
 
 
 class ConfigStatus(TypedDict):
@@ -185,8 +191,8 @@ class BudgetStatus(TypedDict):
 
     ``members``: how many of them live. ``members_unread``: how many of them are taken to use as much as this one, as
     the store of the fleet cannot be read.
-    ``used_up``: the limit that defers runs, but not those that restore objectives; None: nothing does. ``frees``: when
-    it defers no more.
+    ``used_up``: the limit that is reached, or that all that waits would pass; runs that restore objectives may start.
+    None: nothing is deferred. ``frees``: when the next run may start.
     """
 
     per_seconds: float

@@ -1,8 +1,7 @@
-"""When a table's backlog is polled: on request, less often while it is idle, and not at once after a failure.
+"""Polls of tables' backlogs: when each is due, and what it found.
 
-Decide when tables are polled because of events that announce their commits, and whether events come for all.
-
-What a poll found: the figures of a table, and whether they changed.
+They are made on request, at once where an event announces a commit, less often while a table is idle, and not at once
+after a failure.
 """
 
 from __future__ import annotations
@@ -149,6 +148,7 @@ class PollResults:
             for entry in state.entries.values():
                 if entry.state == QUEUED and not entry.at_once and not state.applies_to(entry):
                     entry.state, entry.due, entry.waiting = IDLE, None, None
+                    self._shared.touch(state.table.name)
         self._take_outcome(state, result, reading.began)
         idle = good and not state.blocked
         if good or result.get("figures"):
@@ -163,7 +163,8 @@ class PollResults:
         else:
             state.reading = None
         self._due.decide_scheduled(state, reading.began)
-        self._shared.changed |= any(entry.state == QUEUED for entry in state.entries.values())
+        if any(entry.state == QUEUED for entry in state.entries.values()):
+            self._shared.touch(state.table.name)  # their worth may have changed, and whether they wait
         state.unchanged = state.unchanged + 1 if idle else 0
 
     def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
@@ -419,7 +420,7 @@ class BacklogPolling:
         for name, last in recorded.items():
             if name in state.entries:
                 self.due.ran_elsewhere(state.entries[name], last)
-                self._shared.changed = True
+                self._shared.touch(state.table.name)
         return True
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:

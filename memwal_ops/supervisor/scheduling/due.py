@@ -1,13 +1,8 @@
-"""When is a job due: by its schedule, by the figures of a poll, or by what indexes answered.
+"""When is a job due, and what keeps a due one from starting: windows, budgets, order, backoff, circuit breakers.
 
-Find which due jobs may run, and what the others wait for.
-
-Stop a job that keeps failing, or whose triggers keep starting runs that achieve nothing: a circuit breaker.
-
-What fails waits by its backoff, see :mod:`memwal_ops.supervisor.scheduling.due`. What achieves nothing succeeds:
-here its triggers are ignored for ``backoff.longest``, then one run tries again. Its schedule goes on.
-
-When a job that failed or was interrupted runs again: backoff, restarts, and successes of other processes.
+It is due by its schedule, by the figures of a poll, by what indexes answered, or because it failed or was interrupted.
+What fails waits by its backoff. What achieves nothing succeeds: its triggers are ignored for ``backoff.longest``, then
+one run tries again; its schedule goes on.
 """
 
 from __future__ import annotations
@@ -18,13 +13,14 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.answers import bad_answers
 from memwal_ops.core.leases import BY_HAND
 from memwal_ops.core.worth import missed_objective
-from memwal_ops.supervisor.scheduling.schedules import is_open
+from memwal_ops.supervisor.scheduling.schedules import in_window
 from memwal_ops.supervisor.state.history import COMPLETED, is_triggered
+from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from memwal_ops.core.job import Objective
@@ -39,7 +35,8 @@ if TYPE_CHECKING:
 
 BREAKER_FAILURES = 10
 """From so many failures in a row on, a job waits for its circuit breaker."""
-_RUNS_SOON = frozenset({"worker", "earlier"})
+RUNS_SOON = frozenset({"worker", "earlier", OVER_BUDGET})
+"""What a job waits for that runs before others on its table, unless the budget of the fleet defers it."""
 
 
 def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided: bool = False) -> bool:
@@ -56,32 +53,25 @@ def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided
         return False
     if not always and (other.started is not None or entry.started is not None):
         return False
-    return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in _RUNS_SOON)
+    return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in RUNS_SOON)
 
 
-def may_start(
-    entries: Iterable[TableJob],
+def waits_for(
+    entry: TableJob,
     now: datetime,
+    *,
+    paused: bool,
     over_budget: Callable[[TableJob], bool],
     must_wait: Callable[[TableJob], bool],
-    is_paused: Callable[[TableJob], bool],
-) -> list[TableJob]:
-    """Return the entries that wait for nothing but a worker; set ``waiting`` of every queued entry."""
-    queued = [entry for entry in entries if entry.state == QUEUED]
-    for entry in queued:
-        entry.waiting = "paused" if is_paused(entry) else _waits_for(entry, now, over_budget, must_wait)
-    return [entry for entry in queued if entry.waiting == "worker"]
-
-
-def _waits_for(
-    entry: TableJob, now: datetime, over_budget: Callable[[TableJob], bool], must_wait: Callable[[TableJob], bool]
 ) -> str:
     """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
+    if paused:
+        return "paused"
     if entry.not_before is not None and now < entry.not_before:
         if entry.other is not None:
             return "lease"
         return "breaker" if entry.failures >= BREAKER_FAILURES else "backoff"
-    if not entry.at_once and not is_open(entry.settings.windows, now, entry.settings.zone):
+    if not entry.at_once and not in_window(entry.settings.windows, now, entry.settings.zone):
         return "window"
     if not entry.at_once and over_budget(entry):
         return "budget"
@@ -92,7 +82,7 @@ MAX_FRUITLESS = 5
 """So many runs by trigger in a row may achieve nothing."""
 
 
-def breaker_is_open(entry: TableJob, longest: timedelta, now: datetime) -> bool:
+def ignores_triggers(entry: TableJob, longest: timedelta, now: datetime) -> bool:
     """Whether the triggers of a job are ignored."""
     return (until := _closes(entry, longest)) is not None and now < until
 
@@ -316,7 +306,7 @@ class DueJobs:
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
     def _is_stopped(self, entry: TableJob) -> bool:
-        return breaker_is_open(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
+        return ignores_triggers(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
 
     def _is_done_elsewhere(self, entry: TableJob, last: LastRun) -> bool:
         """Whether a scheduled run is not necessary, given the last run of the job by its lease."""

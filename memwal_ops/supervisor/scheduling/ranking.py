@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import expected_cost, money_of
 from memwal_ops.core.figures import jobs_of
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, FleetBudget, amounts_of
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.turns import BY_WORTH, Due, Turns
+from memwal_ops.core.turns import ASKED, BY_WORTH, SAFETY, Due, Turns
 from memwal_ops.core.worth import expected_amounts, worth_of
 from memwal_ops.supervisor.membership.records import published
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.figures import Figures
-    from memwal_ops.core.fleet_budget import Others
+    from memwal_ops.core.fleet_budget import Gate, Others
     from memwal_ops.core.job import JobSpec, Pool
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import Settings
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _RETENTION = "max_bytes_held"
-_ASKED, _SAFETY = 2, 1
 
 
 def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
@@ -49,13 +49,29 @@ def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
     return budget
 
 
-def budget_status(
-    config: FleetBudgetConfig, budget: FleetBudget, expected: Amounts, now: datetime, currency: str
+def budget_document(
+    config: FleetBudgetConfig,
+    budget: FleetBudget,
+    expected: Amounts,
+    now: datetime,
+    currency: str,
+    waits: tuple[datetime, str] | None = None,
 ) -> BudgetStatus:
-    """The document ``budget`` of the service's status; ``expected``: what runs of this supervisor will use."""
+    """The document ``budget`` of the service's status.
+
+    Args:
+        config: the budget as configured.
+        budget: what is used of it.
+        expected: what runs of this supervisor will use.
+        now: the time.
+        currency: of the prices.
+        waits: of what would pass a limit that is not reached: when the first of it fits, and the limit.
+    """
     at = now.timestamp()
-    refused = budget.refuses(at, expected, NOTHING)
-    frees = budget.frees_at(at) if refused is not None else at
+    limit = budget.refuses(at, expected, NOTHING)
+    frees = datetime.fromtimestamp(budget.frees_at(at) if limit is not None else at, UTC)
+    if limit is None and waits is not None:
+        frees, limit = waits
 
     def shown(amounts: Amounts) -> dict[str, float]:
         return {name: round(getattr(amounts, name), 6) for name in budget.limits}
@@ -70,8 +86,8 @@ def budget_status(
         "own": {"used": shown(budget.own.at(at)[0]), "in_flight": shown(expected)},
         "members": 1 + budget.others.living,
         "members_unread": budget.others.living if budget.is_alone(at) else 0,
-        "used_up": refused,
-        "frees": datetime.fromtimestamp(frees, UTC).isoformat(timespec="seconds") if frees > at else None,
+        "used_up": limit,
+        "frees": frees.isoformat(timespec="seconds") if frees > now else None,
     }
 
 
@@ -102,6 +118,7 @@ class Ranking:
         self._config: FleetBudgetConfig | None = None
         self._budget = FleetBudget({}, 1.0)
         self._turns = {pool: Turns() for pool in POOLS}
+        self._ready: dict[tuple[str, str], TableJob] = {}
         self._worths: dict[tuple[str, str], tuple[object, Worth, Amounts]] = {}
         self._oldest: set[tuple[str, str]] = set()
         self._shadow: dict[tuple[str, str], dict[str, Any]] = {}
@@ -134,36 +151,97 @@ class Ranking:
             shadow=self._config.shadow,
         )
 
-    def choose(
-        self, pool: Pool, entries: Sequence[TableJob], in_flight: Iterable[TableJob], now: datetime
-    ) -> TableJob | None:
-        """Whose turn it is in a pool; sets what those wait for that the budget does not allow.
+    # -- what may start
+
+    def put(self, entry: TableJob) -> None:
+        """Add a job that waits for nothing but its turn, or look at its worth again."""
+        self._ready[entry.key] = entry
+        self._turns[entry.settings.job.pool].put(self._due(entry))
+
+    def ready(self) -> list[TableJob]:
+        """What waits for nothing but its turn, and the budget."""
+        return [*self._ready.values()]
+
+    def discard(self, entry: TableJob) -> None:
+        """Remove a job that cannot start any more."""
+        if self._ready.pop(entry.key, None) is not None:
+            self._turns[entry.settings.job.pool].discard(entry.key)
+
+    def clear(self) -> None:
+        """Remove all jobs."""
+        self._ready.clear()
+        for turns in self._turns.values():
+            turns.clear()
+
+    def choose(self, pool: Pool, in_flight: Iterable[TableJob], now: datetime) -> TableJob | None:
+        """Whose turn it is in a pool; None: nothing may start, or the budget allows nothing.
 
         Args:
             pool: the pool.
-            entries: its jobs that may start.
-            in_flight: those that run, of all pools.
+            in_flight: what runs, in all pools.
             now: the time.
         """
-        if not entries:
+        turns = self._turns[pool]
+        if not turns:
             return None
-        known = {entry.key: entry for entry in entries}
-        due = [self._due(entry) for entry in entries]
         allows = self._allows(in_flight, now)
-        turn = self._turns[pool].choose(due, allows)
+        turn = turns.choose(allows)
         if self._config is not None and self._config.shadow:
-            first = min(due, key=lambda one: (one.urgent < _ASKED, *one.age))
+            first = turns.first
+            assert first is not None  # noqa: S101 - something is due
             self._shadow[first.key] = _shadow(first, turn, allowed=bool(first.urgent) or allows(first, BY_WORTH))
-            return known[first.key]
-        for one in due:
-            if one is not turn and not one.urgent and not allows(one, BY_WORTH):
-                known[one.key].waiting = OVER_BUDGET
+            return self._ready[first.key]
         if turn is None:
             return None
         self._oldest.discard(turn.key)
-        if turn.age == min(one.age for one in due):
+        if turn is turns.oldest:
             self._oldest.add(turn.key)
-        return known[turn.key]
+        return self._ready[turn.key]
+
+    def next_change(self, now: datetime) -> datetime | None:
+        """When the budget may allow what waits for it; None: it defers nothing."""
+        if self._config is None or not self._ready:
+            return None
+        ends = self._budget.next_end(now.timestamp())
+        # Microseconds are cut: at that time it has ended.
+        return None if ends is None else datetime.fromtimestamp(ends, UTC) + timedelta(microseconds=1)
+
+    def owe(self, credits_: Mapping[str, float]) -> None:
+        """Set what the oldest job of each pool is owed."""
+        for pool, turns in self._turns.items():
+            turns.credit = credits_.get(pool, turns.credit)
+
+    def credit(self, pool: Pool) -> float:
+        """What the oldest job of a pool is owed, in what runs cost."""
+        return self._turns[pool].credit
+
+    # -- what the budget defers
+
+    def deferred(self, in_flight: Iterable[TableJob], now: datetime) -> dict[tuple[str, str], str]:
+        """What waits for the budget alone, each with the limit that it would pass."""
+        if self._config is None or self._config.shadow:
+            return {}
+        refuses = self._budget.gate(now.timestamp(), self._expected(in_flight))
+        due = (self._turns[entry.settings.job.pool].get(key) for key, entry in self._ready.items())
+        limits = {job.key: self._limit(job, refuses) for job in due}
+        return {key: limit for key, limit in limits.items() if limit is not None}
+
+    def refusal(self, entry: TableJob, in_flight: Iterable[TableJob], now: datetime) -> str | None:
+        """The limit that keeps a job from starting which waits for nothing but its turn; None: none does."""
+        if self._config is None or self._config.shadow:
+            return None
+        return self._limit(self._due(entry), self._budget.gate(now.timestamp(), self._expected(in_flight)))
+
+    def frees(self, entry: TableJob, now: datetime) -> datetime:
+        """When a job fits that the budget refuses, if no other starts until then."""
+        worth, uses = self._worth(entry)
+        at = self._budget.frees_at(now.timestamp(), uses, objective=worth.missed is not None)
+        return datetime.fromtimestamp(ceil(at), UTC)
+
+    def _limit(self, due: Due, refuses: Gate) -> str | None:
+        return None if due.urgent else refuses(self._worths[due.key][2], objective=due.worth.missed is not None)
+
+    # -- runs
 
     def begin(self, entry: TableJob) -> dict[str, Any]:
         """Count a start; return what is recorded with the run: its expected cost, and what a shadow would have done."""
@@ -172,7 +250,7 @@ class Ranking:
         self._oldest.discard(entry.key)
         shadow, missed = self._shadow.pop(entry.key, None), due.worth.missed
         objective = {} if missed is None else {"objective": missed.to_json()}
-        return {"cost": self._cost(entry), **objective, **({} if shadow is None else {"shadow": shadow})}
+        return {"cost": self.cost(entry), **objective, **({} if shadow is None else {"shadow": shadow})}
 
     def end(self, used: Mapping[str, Any] | None, plan: Mapping[str, Any], now: datetime) -> None:
         """Charge a run that ended.
@@ -190,16 +268,32 @@ class Ranking:
         """The document ``budget`` of the service's status; None: none is configured."""
         if self._config is None:
             return None
+        in_flight = [*in_flight]
+        deferred = self.deferred(in_flight, now)
+        waits = min(((self.frees(self._ready[key], now), limit) for key, limit in deferred.items()), default=None)
         currency = self._settings.config.prices.currency
-        return budget_status(self._config, self._budget, self._expected(in_flight), now, currency)
+        return budget_document(self._config, self._budget, self._expected(in_flight), now, currency, waits)
+
+    def worth(self, entry: TableJob) -> Worth:
+        """What the next run of a job is worth."""
+        return self._worth(entry)[0]
+
+    def expected_use(self, entry: TableJob) -> dict[str, Any]:
+        """What the next run is expected to use, as a run records it."""
+        past, uses = self._recorder.spent(entry), self._worth(entry)[1]
+        cost = self.cost(entry) or {**uses._asdict(), "requests": {"get": uses.requests}, "bytes_read": 0}
+        names = {"cpu_seconds": cost.get("cpu_seconds", uses.cpu), "bytes_written": cost["bytes_written"]}
+        store = past[0].used.get("store") if past else None
+        work = past[0].used.get("work") if past else None
+        return {"store": store, "requests": cost["requests"], "bytes_read": cost["bytes_read"], **names, "work": work}
 
     def _allows(self, in_flight: Iterable[TableJob], now: datetime) -> Callable[[Due, bool], bool]:
         """Whether the budget lets a job start, given whether it is its turn as it has waited longest."""
-        at, expected = now.timestamp(), self._expected(in_flight)
+        refuses = self._budget.gate(now.timestamp(), self._expected(in_flight))
 
-        def allows(one: Due, turn: bool) -> bool:  # noqa: FBT001 - see Turns.choose
-            own = None if turn else self._worths[one.key][2]
-            return self._budget.refuses(at, expected, own, objective=one.worth.missed is not None) is None
+        def allows(due: Due, turn: bool) -> bool:  # noqa: FBT001 - see Turns.choose
+            own = None if turn else self._worths[due.key][2]
+            return refuses(own, objective=due.worth.missed is not None) is None
 
         return allows
 
@@ -207,7 +301,7 @@ class Ranking:
         worth, _ = self._worth(entry)
         state = self._tables.get(entry.table.name)
         safe = state is not None and is_safety(entry.settings.job, worth, state.backlog)
-        return Due(entry.key, waits_since(entry), worth, _ASKED if entry.at_once else _SAFETY if safe else 0)
+        return Due(entry.key, waits_since(entry), worth, ASKED if entry.at_once else SAFETY if safe else 0)
 
     def _worth(self, entry: TableJob) -> tuple[Worth, Amounts]:
         """What the next run is worth and uses; computed once for each poll of the table, and run of the job."""
@@ -226,7 +320,7 @@ class Ranking:
                 objectives=settings.objectives,
                 limits=self._budget.limits,
             )
-            cost = self._cost(entry)
+            cost = self.cost(entry)
             uses = amounts_of(cost) if cost else expected_amounts(entry.settings.job, figures, past)._replace(money=0.0)
             known = self._worths[entry.key] = (stamp, worth, uses)
         return known[1], known[2]
@@ -237,7 +331,7 @@ class Ranking:
             total = total.plus(self._worth(entry)[1])
         return total
 
-    def _cost(self, entry: TableJob) -> dict[str, Any] | None:
+    def cost(self, entry: TableJob) -> dict[str, Any] | None:
         """What a run costs by its past ones: recorded with it, so that what came can be compared."""
         state = self._tables.get(entry.table.name)
         work = None if state is None else entry.settings.job.work_due(state.figures)

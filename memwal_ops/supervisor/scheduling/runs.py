@@ -1,18 +1,16 @@
-"""How a run begins: acquire the job's lease, unless another supervisor holds it or has just done what is due.
+"""The life of a run: which one is next, how it begins, what is watched while it runs, and how it ends.
 
-What came back: record how a run ended, and when the job's next one may begin.
-
-Renew the leases of running jobs, and end runs that hang, exceed their timeout or their memory limit.
-
-Only the scheduler's thread calls this. ``ended_by`` of a run has the reason why it was ended; its outcome follows
-from its worker's result or exit.
-
-What runs next: give the free workers of each pool the jobs whose turn it is.
+The free workers of each pool get the jobs whose turn it is. A run begins once its job's lease is acquired, unless
+another supervisor holds it or has just done what is due; it is ended if it hangs, exceeds its timeout or its memory
+limit, or loses the lease. ``ended_by`` has the reason; the outcome follows from its worker's result or exit.
+Only the scheduler's thread calls this.
 """
 
 from __future__ import annotations
 
+import heapq
 import signal
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import money_of
@@ -25,12 +23,13 @@ from memwal_ops.errors import LeaseLostError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.supervisor.scheduling.due import (
+    RUNS_SOON,
     count_run,
     is_done_elsewhere,
-    may_start,
     must_run_before,
     queue_retry,
     wait_after,
+    waits_for,
 )
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
 from memwal_ops.supervisor.state.outcomes import LEVELS, answers_of, error_fields, log_fields, repeated
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from memwal_ops.core.job import Pool
     from memwal_ops.core.leases import Lease
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
@@ -137,7 +135,8 @@ class RunEnds:
         """Update a job after a run: its outcome, its failures, and when the next run may begin."""
         shared = self._shared
         entry.outcome, entry.finished, entry.ended = outcome, now, shared.clock.monotonic()
-        entry.state, entry.due, entry.waiting, shared.changed = IDLE, None, None, True
+        entry.state, entry.due, entry.waiting = IDLE, None, None
+        shared.touch(entry.table.name)
         entry.asked_by, entry.at_once = None, False
         if shared.once:
             shared.codes.append(code)
@@ -254,45 +253,115 @@ class Watchdog:
             run.worker.signal(signal.SIGTERM)
 
 
-# What queued jobs wait for, which the status shows, depends on the time, too: it is evaluated this often.
-_EVALUATE_SECONDS = 1.0
+# Whether the budget of the fleet defers the job for which one waits depends on all others: it is asked again.
+_LOOK_AGAIN = timedelta(seconds=30)
+# While the budget of the fleet defers something, it is asked again after so many seconds.
+_ASK_SECONDS = 1.0
 
 
 class Dispatcher:
-    """Chooses which of the due jobs start."""
+    """Chooses which of the due jobs start.
+
+    A queued job is looked at when something of its table has changed, or when the time comes for which it waits; so a
+    start costs no more where thousands of jobs wait.
+    """
 
     def __init__(self, shared: SharedState, ranking: Ranking, starter: Starter) -> None:
         self._shared, self._ranking, self._starter = shared, ranking, starter
-        self._evaluate_at = float("-inf")
+        self._ask_at = float("-inf")
+        # When to look at a job again; of each only the time in ``_at`` counts.
+        self._wakes: list[tuple[datetime, tuple[str, str]]] = []
+        self._at: dict[tuple[str, str], datetime] = {}
 
     def dispatch(self) -> None:
         """Start as many jobs as there are free workers; does nothing where no job can have become able to start."""
         shared = self._shared
         now, mono = shared.clock.now(), shared.clock.monotonic()
-        if not shared.changed and mono < self._evaluate_at:
+        self._look(now)
+        if not shared.changed and mono < self._ask_at:
             return
-        shared.changed, self._evaluate_at = False, mono + _EVALUATE_SECONDS
-        waiting = [entry for entry in shared.entries() if entry.state in {QUEUED, LEASING}]
+        shared.changed, self._ask_at = False, mono + _ASK_SECONDS
         for pool in POOLS:
-            candidates = [entry for entry in waiting if entry.settings.job.pool == pool]
-            reserved = sum(entry.state == LEASING for entry in candidates)
-            while (entry := self._next(pool, candidates, now)) is not None and shared.pools.free(pool) > reserved:
+            while shared.pools.free(pool) > sum(entry.settings.job.pool == pool for entry in shared.leasing.values()):
+                entry = self._ranking.choose(pool, shared.begun(), now)
+                if entry is None:
+                    break
+                self._ranking.discard(entry)
                 self._starter.begin(entry)
-                reserved += entry.state == LEASING
 
-    def _next(self, pool: Pool, entries: list[TableJob], now: datetime) -> TableJob | None:
+    def next_change(self) -> datetime | None:
+        """When a job may become able to start by time alone; None: never."""
+        now = self._shared.clock.now()
+        while self._wakes and self._at.get(self._wakes[0][1]) != self._wakes[0][0]:
+            heapq.heappop(self._wakes)
+        times = [self._ranking.next_change(now), self._wakes[0][0] if self._wakes else None]
+        return min((when for when in times if when is not None), default=None)
+
+    def _look(self, now: datetime) -> None:
+        """Find what the queued jobs wait for of which that may have changed."""
         shared = self._shared
-        ready = may_start(entries, now, shared.recorder.is_over_budget, self._must_wait, shared.is_paused)
-        return self._ranking.choose(pool, ready, shared.begun(), now)
+        if shared.touched is None:
+            self._ranking.clear()
+            self._wakes.clear()
+            self._at.clear()
+            shared.touched = {*shared.tables}
+        while self._wakes and self._wakes[0][0] <= now:
+            when, (table, job) = heapq.heappop(self._wakes)
+            entry = shared.find(table, job)
+            if entry is not None and self._at.get(entry.key) == when:
+                del self._at[entry.key]
+                self._evaluate(entry, now)
+        while shared.touched:
+            tables, shared.touched = shared.touched, set()
+            for name in sorted(tables & shared.tables.keys()):
+                for entry in shared.tables[name].entries.values():
+                    self._evaluate(entry, now)
 
-    def _must_wait(self, entry: TableJob) -> bool:
+    def _evaluate(self, entry: TableJob, now: datetime) -> None:
+        shared = self._shared
+        if entry.state != QUEUED:
+            self._ranking.discard(entry)
+            return
+        before = entry.waiting
+        entry.waiting = waits_for(
+            entry,
+            now,
+            paused=shared.is_paused(entry),
+            over_budget=lambda entry: shared.recorder.budget_frees(entry) is not None,
+            must_wait=lambda entry: self._must_wait(entry, now),
+        )
+        if (before in RUNS_SOON) != (entry.waiting in RUNS_SOON):
+            shared.touch(entry.table.name)  # others on its table wait for it, or no longer
+        if entry.waiting == "worker":
+            shared.changed = True
+            self._ranking.put(entry)
+            return
+        self._ranking.discard(entry)
+        when = self._ends(entry, now)
+        if when is not None and self._at.get(entry.key) != when:
+            self._at[entry.key] = when
+            heapq.heappush(self._wakes, (when, entry.key))
+
+    def _ends(self, entry: TableJob, now: datetime) -> datetime | None:
+        """When what a job waits for may have ended; None: not by time."""
+        if entry.waiting == "window":
+            return (now + timedelta(minutes=1)).replace(second=0, microsecond=0)
+        if entry.waiting == "paused":
+            pause = self._shared.pauses.covering(*entry.key, now)
+            return None if pause is None else pause.until
+        if entry.waiting == "budget":
+            return self._shared.recorder.budget_frees(entry)
+        return now + _LOOK_AGAIN if entry.waiting == "earlier" else entry.not_before
+
+    def _must_wait(self, entry: TableJob, now: datetime) -> bool:
         """Whether another job on its table must run before."""
-        once = self._shared.once
-        if entry.started is not None and not once:
+        shared = self._shared
+        if entry.started is not None and not shared.once:
             return False
-        state = self._shared.tables[entry.table.name]
+        state = shared.tables[entry.table.name]
         return any(
-            must_run_before(other, entry, always=once, undecided=name in state.scheduled)
+            must_run_before(other, entry, always=shared.once, undecided=name in state.scheduled)
+            and (other.state != QUEUED or self._ranking.refusal(other, shared.begun(), now) is None)
             for name, other in state.entries.items()
         )
 
@@ -310,9 +379,10 @@ class Starter:
         leases = self._shared.leases
         if leases is None or not entry.settings.apply:
             # A plan only reads: it needs no lease, and may lack the permission to write one.
-            self._start(entry, None)
+            self.start(entry, None)
             return
         entry.state = LEASING
+        self._shared.leasing[entry.key] = entry
         leases.acquire(
             entry.table, entry.settings.name, lambda result, error: self._on_lease_result(entry, result, error)
         )
@@ -325,7 +395,8 @@ class Starter:
         ``result``: the lease that this supervisor acquired, if any, and the newest one before it.
         """
         shared = self._shared
-        shared.changed = True
+        shared.leasing.pop(entry.key, None)
+        shared.touch(entry.table.name)
         lease, before = (None, None) if result is None else result
         gone = entry.removed or shared.stopping
         if gone or shared.is_paused(entry):
@@ -336,7 +407,7 @@ class Starter:
         elif result is None and isinstance(error, DiskFullError) and entry.settings.job.deletes:
             # It frees the space that its lease would need. Leases save work; no proof depends on one.
             self._log.warning("lease_not_taken", table=entry.table.name, **log_fields(error_fields(error)))
-            self._start(entry, None)
+            self.start(entry, None)
         elif result is None:
             self._ends.not_started(entry, error)
         elif lease is None:
@@ -349,7 +420,7 @@ class Starter:
         shared.skews[entry.table.name] = (now - lease.written).total_seconds()
         entry.other, entry.other_since = None, None
         if entry.at_once or not is_done_elsewhere(entry, lease, shared.tables[entry.table.name].polled, now):
-            self._start(entry, lease)
+            self.start(entry, lease)
             return
         if entry.why != "schedule":
             self._polling.request(entry.table.name)
@@ -372,7 +443,8 @@ class Starter:
         entry.state = QUEUED
         entry.not_before = now + shared.leases.ttl / 10 * (1 + shared.random.random())
 
-    def _start(self, entry: TableJob, lease: Lease | None) -> None:
+    def start(self, entry: TableJob, lease: Lease | None) -> None:
+        """Start a job, with its lease, if it needs one."""
         shared, settings = self._shared, entry.settings
         now, mono, state = shared.clock.now(), shared.clock.monotonic(), shared.tables[entry.table.name]
         plan = {

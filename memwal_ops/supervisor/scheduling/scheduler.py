@@ -2,17 +2,12 @@
 
 Everything that happens elsewhere (a timer fires, a worker sends its result, a lease is granted, a pattern was
 expanded) is posted as a function and called here, one after the other. ``step`` does that, then checks what
-depends on time: leases to be renewed, jobs that hang. So no decision takes a lock, and tests drive the loop
-with their own clock.
+depends on time: leases to be renewed, jobs that hang. So no decision takes a lock, and tests and forecasts drive the
+loop with their own clock.
 
-What runs next stands in :mod:`dispatching`, how a run begins in :mod:`starting`, what came back in :mod:`finishing`,
-when a backlog is read and what makes a job due by it in :mod:`backlogs`.
-
-Call everything that happens on one thread, one event after the other, so that no decision takes a lock.
-
-Make the scheduler's tables and jobs match a new list of discovered tables.
-
-Assign short requests of users to workers, beside runs and polls: the plan of a job, a hold.
+What runs next, how a run begins and ends stands in :mod:`memwal_ops.supervisor.scheduling.runs`; when a backlog is read
+and what makes a job due by it in :mod:`memwal_ops.supervisor.scheduling.backlogs`. Short requests of users (the plan of
+a job, a hold) are errands: they are assigned to workers beside runs and polls.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ import queue
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.errors import WorkerDiedError
@@ -30,18 +26,22 @@ from memwal_ops.supervisor.scheduling.due import resume
 from memwal_ops.supervisor.scheduling.ranking import Ranking
 from memwal_ops.supervisor.scheduling.runs import Dispatcher, RunEnds, Starter, Watchdog
 from memwal_ops.supervisor.scheduling.shared_state import SharedState
-from memwal_ops.supervisor.state.outcomes import STOPPED, classify_exit, classify_result, describe_exit
-from memwal_ops.supervisor.state.tables import LEASING, QUEUED, TableJob, TableState
+from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, STOPPED, classify_exit, classify_result, describe_exit
+from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from datetime import datetime, timedelta
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from datetime import datetime
 
     from memwal_ops.supervisor.config.effective import JobSettings, Settings
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.state.history import History
+    from memwal_ops.supervisor.state.tables import RunState
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
+    _Make = Callable[[int], Any]
+    _Then = Callable[[Mapping[str, Any]], None]
+    _Wanted = Callable[[], bool]
 
 _ASK_SECONDS = 10.0
 _Reply = TypeVar("_Reply")
@@ -161,15 +161,6 @@ def _mark_removed(state: TableState) -> None:
         entry.removed = True
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from memwal_ops.supervisor.workers.pools import WorkerProcess
-
-    _Make = Callable[[int], Any]
-    _Then = Callable[[Mapping[str, Any]], None]
-    _Wanted = Callable[[], bool]
-
 MAX_WAITING = 20
 
 
@@ -249,7 +240,8 @@ class Scheduler(SharedState):
         self._polling = BacklogPolling(self)
         self.announced = self._polling.announced
         self._ends = RunEnds(self, self.ranking, self._polling)
-        self._dispatcher = Dispatcher(self, self.ranking, Starter(self, self.ranking, self._polling, self._ends))
+        self._starter = Starter(self, self.ranking, self._polling, self._ends)
+        self._dispatcher = Dispatcher(self, self.ranking, self._starter)
         self.errands = Errands(self.next_number, self.assign, self.clock.monotonic)
         self._watchdog = Watchdog(self.pools, self.leases, self.clock, self.skews)
 
@@ -267,7 +259,7 @@ class Scheduler(SharedState):
         """Return what ``question`` returns on the scheduler's thread, see :meth:`EventLoop.ask`; it shows at once."""
 
         def asked() -> _Answer:
-            self.changed = True
+            self.touch()
             return question()
 
         return self._loop.ask(asked, **limits)
@@ -293,7 +285,7 @@ class Scheduler(SharedState):
         """Apply a new configuration; :meth:`set_tables` applies its tables."""
         self.settings = settings
         self.ranking.configure(settings, self.clock.now())
-        self.changed = True
+        self.touch()
         self.pools.configure(dict(settings.config.pools))
         self.pools.log_level = settings.config.log_level.upper()
         if self.leases is not None:
@@ -306,7 +298,7 @@ class Scheduler(SharedState):
         removed = reconcile(self.tables, found, lambda table, settings: self._new_entry(table, settings, now))
         self.metrics.forget_tables(removed)
         self.announced.retain(self.tables)
-        self.changed = True
+        self.touch()
         for name, state in self.tables.items():
             self.metrics.init_table(name, state.entries)
 
@@ -340,6 +332,7 @@ class Scheduler(SharedState):
     def clock_set_back(self, by: timedelta) -> None:
         """Correct all recorded times after the wall clock was set back by ``by``: they lie that far in the future."""
         now = self.clock.now()
+        self.touch()
         for state in self.tables.values():
             state.clock_set_back(by, now)
             for entry in state.entries.values():
@@ -363,7 +356,7 @@ class Scheduler(SharedState):
     @property
     def in_flight(self) -> int:
         """How many runs are in flight, and lease requests."""
-        return len(self.runs) + sum(entry.state == LEASING for entry in self.entries())
+        return len(self.runs) + len(self.leasing)
 
     @property
     def has_work(self) -> bool:
@@ -372,8 +365,33 @@ class Scheduler(SharedState):
         What waits for an upstream job does not count by itself: that one may wait for the end of a budget or a window.
         """
         polls = any(state.polling or state.poll_due is not None for state in self.tables.values())
-        queued = any(entry.state == QUEUED and entry.waiting == "worker" for entry in self.entries())
-        return bool(self.in_flight or polls or queued)
+        if self.in_flight or polls or self.touched is None or self.touched:
+            return True
+        deferred = self.ranking.deferred(self.begun(), self.clock.now())
+        return any(entry.key not in deferred for entry in self.ranking.ready())
+
+    def mark_deferred(self) -> dict[tuple[str, str], str]:
+        """Let what waits for the budget of the fleet show it; return the limit of each."""
+        deferred = self.ranking.deferred(self.begun(), self.clock.now())
+        for entry in self.ranking.ready():
+            entry.waiting = OVER_BUDGET if entry.key in deferred else "worker"
+        return deferred
+
+    def next_change(self) -> datetime | None:
+        """Return when a queued job may become able to start by time alone; None: never."""
+        return self._dispatcher.next_change()
+
+    def resume_run(self, entry: TableJob, seconds: float) -> RunState:
+        """Let a job run that began so many seconds ago: a forecast goes on with it."""
+        self._starter.start(entry, None)
+        assert entry.run is not None  # noqa: S101 - it was started
+        entry.run.began -= seconds
+        entry.run.started -= timedelta(seconds=seconds)
+        return entry.run
+
+    def may_skip_poll(self, table: str) -> bool:
+        """Return whether a poll by the timer of an idle table is left out."""
+        return self._polling.may_skip(table)
 
     def write_polls(self) -> None:
         """Write what polls used since the last time."""

@@ -1,21 +1,18 @@
-"""Schedules of jobs: intervals and cron lines, as triggers of APScheduler, which only this module uses.
+"""Schedules of jobs (intervals and cron lines), and maintenance windows (``Mon-Fri 20:00-24:00``).
 
 The next due time counts from the last start (before the first run: from when the job was first seen), and not from
-the start of this process: a service that is restarted every minute still runs what is due every hour.
-
-Parse and evaluate maintenance windows: ``22:00-06:00``, ``Mon-Fri 20:00-24:00``, ``Sat,Sun 00:00-24:00``.
+the start of this process: a service that is restarted every minute still runs what is due every hour. Only this module
+uses APScheduler, which computes the times of cron lines.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from apscheduler.triggers.cron import CronTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 
 from memwal_ops.text import duration_text
 
@@ -40,13 +37,9 @@ class Schedule:
     jitter: timedelta
     zone: ZoneInfo
 
-    def trigger(self, start: datetime) -> Any:
-        """Return APScheduler's trigger; an interval counts from ``start``."""
-        jitter = int(self.jitter.total_seconds()) or None
-        if self.every is not None:
-            return interval_trigger(self.every, self.zone, start, jitter)
-        assert self.cron is not None  # noqa: S101 - one of the two is given
-        return cron_trigger(self.cron, self.zone, jitter)
+    def after(self, when: datetime) -> datetime:
+        """Return the time that follows one of its times."""
+        return self.due_after(when, when)
 
     def due_after(self, last: datetime | None, first_seen: datetime) -> datetime:
         """Return when it is due next, given its last start; ``first_seen`` if an interval never ran."""
@@ -83,36 +76,7 @@ class Schedule:
 _TICK = timedelta(microseconds=1)
 
 
-def background_scheduler(misfire_grace: timedelta) -> Any:
-    """Return a scheduler in this process: several missed runs fire once, and not at all after ``misfire_grace``.
-
-    Its job store is in memory: the history has the last run of each job.
-    """
-    # Imported here: a command that only reads a configuration does not need it.
-    from apscheduler.executors.pool import ThreadPoolExecutor  # noqa: PLC0415
-    from apscheduler.jobstores.memory import MemoryJobStore  # noqa: PLC0415
-    from apscheduler.schedulers.background import BackgroundScheduler  # noqa: PLC0415
-
-    return BackgroundScheduler(
-        jobstores={"default": MemoryJobStore()},
-        executors={"default": ThreadPoolExecutor(2)},
-        job_defaults={
-            "coalesce": True,
-            "max_instances": 1,
-            "misfire_grace_time": int(misfire_grace.total_seconds()),
-        },
-        timezone=UTC,
-    )
-
-
-def interval_trigger(
-    every: timedelta, zone: tzinfo = UTC, start: datetime | None = None, jitter: float | None = None
-) -> Any:
-    """Return the trigger of an interval, counted from ``start`` or now; each fires up to ``jitter`` seconds late."""
-    return IntervalTrigger(seconds=every.total_seconds(), start_date=start, timezone=zone, jitter=jitter)
-
-
-def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
+def cron_trigger(text: str, zone: ZoneInfo) -> Any:
     """Return the trigger of a cron line of five fields, with cron's weekdays: 0 and 7 are Sunday.
 
     APScheduler counts them from Monday.
@@ -130,7 +94,6 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
     try:
         return _Cron(
             is_wildcard=hour.startswith("*"),
-            late=jitter,
             minute=minute,
             hour=hour,
             day=day,
@@ -145,18 +108,16 @@ def cron_trigger(text: str, zone: ZoneInfo, jitter: int | None = None) -> Any:
 class _Cron(CronTrigger):  # type: ignore[misc]  # APScheduler has no types
     """A cron line that fires as cron does where clocks go back: at fixed hours once, at any hour (``*``) again."""
 
-    def __init__(self, *, is_wildcard: bool, late: int | None, **fields: Any) -> None:
+    def __init__(self, *, is_wildcard: bool, **fields: Any) -> None:
         super().__init__(**fields)
-        self._is_wildcard, self._late = is_wildcard, late
+        self._is_wildcard = is_wildcard
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
-        """The next time, up to ``late`` seconds after it."""
-        fires = super().get_next_fire_time(previous, now)
+        """The next time, in UTC: an addition forgets which of two equal hours it is."""
+        fires: datetime | None = super().get_next_fire_time(previous, now)
         while fires is not None and fires.fold and not self._is_wildcard:
             fires = super().get_next_fire_time(None, fires.astimezone(UTC) + _TICK)
-        # By UTC: an addition forgets which of two equal hours it is.
-        late = timedelta(seconds=random.uniform(0, self._late or 0))  # noqa: S311 - jitter
-        return None if fires is None else (fires.astimezone(UTC) + late).astimezone(self.timezone)
+        return None if fires is None else fires.astimezone(UTC)
 
 
 def _weekdays(text: str) -> Iterator[str]:
@@ -235,7 +196,7 @@ def parse_window(text: str) -> Window:
     return Window(text.strip(), _days(match["days"], text), start, end)
 
 
-def is_open(windows: Iterable[Window], when: datetime, zone: ZoneInfo) -> bool:
+def in_window(windows: Iterable[Window], when: datetime, zone: ZoneInfo) -> bool:
     """Whether any window contains the time; without windows it is always open."""
     windows = tuple(windows)
     local = when.astimezone(zone)

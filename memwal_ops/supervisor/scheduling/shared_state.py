@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.supervisor.state.outcomes import RunRecorder
 from memwal_ops.supervisor.state.pauses import Pauses
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, Clock, TableJob, TableState
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, Clock, TableJob, TableState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,8 @@ class SharedState:
         pauses: what is paused.
         once: run what is due once: no retries, no repeated polls.
         changed: a job may have become able to start since the last dispatch.
+        touched: the tables of whose queued jobs that may be true, or whose turn may have changed; None: all.
+        leasing: the jobs that wait for their lease.
         runs: the jobs that run, by the number of their request.
         skews: this clock minus the store's, by table.
         codes: with ``once``, the exit codes of the runs.
@@ -52,6 +54,8 @@ class SharedState:
     once: bool = False
     stopping: bool = False
     changed: bool = True
+    touched: set[str] | None = None
+    leasing: dict[tuple[str, str], TableJob] = field(default_factory=dict)
     tables: dict[str, TableState] = field(default_factory=dict)
     runs: dict[int, TableJob] = field(default_factory=dict)
     skews: dict[str, float] = field(default_factory=dict)
@@ -78,12 +82,19 @@ class SharedState:
         entry = self.find(table, job)
         if entry is not None and not self.stopping and entry.state == IDLE:
             entry.state, entry.due, entry.why, entry.waiting = QUEUED, self.clock.now(), why, "worker"
-            self.changed = True
+            self.touch(table)
+
+    def touch(self, table: str | None = None) -> None:
+        """Look at the queued jobs of a table, or of all, again."""
+        self.changed = True
+        if table is None:
+            self.touched = None
+        elif self.touched is not None:
+            self.touched.add(table)
 
     def begun(self) -> list[TableJob]:
         """Return the jobs that run, and those that wait for their lease."""
-        leasing = (entry for entry in self.entries() if entry.state == LEASING)
-        return [*self.runs.values(), *leasing]
+        return [*self.runs.values(), *self.leasing.values()]
 
     def is_paused(self, entry: TableJob) -> bool:
         """Whether a job, its table or everything is paused."""

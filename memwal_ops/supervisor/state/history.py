@@ -382,14 +382,14 @@ class History(HistoryFile):
             **_fruitless(rows),
         )
 
-    def seconds_since(self, table: str, job: str, since: datetime) -> float:
-        """Return the total seconds of a job's ended runs since a time."""
-        (row,) = self._read(
-            'SELECT total(finished - max(started, ?)) AS ran FROM runs WHERE "table"=? AND job=? AND finished > ? '
-            "AND supervisor != ?",
-            (since.timestamp(), table, job, since.timestamp(), BY_HAND),
+    def ended_since(self, table: str, job: str, since: datetime) -> list[tuple[float, float]]:
+        """Return when each of a job's runs began and ended that ended since a time, the oldest first."""
+        rows = self._read(
+            'SELECT started, finished FROM runs WHERE "table"=? AND job=? AND finished > ? AND supervisor != ? '
+            "ORDER BY started",
+            (table, job, since.timestamp(), BY_HAND),
         )
-        return float(row["ran"])
+        return [(float(row["started"]), float(row["finished"])) for row in rows]
 
     def runs(
         self,

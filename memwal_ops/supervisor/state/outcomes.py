@@ -1,14 +1,13 @@
-"""Classify how runs ended: outcomes and error fields of the run history.
+"""How runs ended, and what they used: outcomes and error fields, recorded in the run history and read back.
 
-Record the scheduler's runs in the history, and read them back. A failure is logged, and stops no table.
-
-The disk may be full, or another process may lock the file: the maintenance of tables continues, and a job with
-unreadable runs counts as one that never ran.
+The disk may be full, or another process may lock the file: a failure is logged, the maintenance of tables continues,
+and a job with unreadable runs counts as one that never ran.
 """
 
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.cost import MAX_RUNS, money_of, spent_by
@@ -21,24 +20,16 @@ from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.state.history import BY_HAND, LastRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.core.cost import Prices, Spent
+    from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.core.outlook import Rate
+    from memwal_ops.errors import MemwalOpsError
     from memwal_ops.supervisor.state.history import History
     from memwal_ops.supervisor.state.tables import Clock, TableJob
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from memwal_ops.core.cost import Prices
-    from memwal_ops.core.fleet_budget import Amounts
-
     Charged = tuple[float, Amounts, bool]
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.supervisor.state.tables import TableJob
 
 LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""
@@ -208,7 +199,7 @@ def describe_exit(status: int | None) -> str:
         return f"killed by signal {-status}"
 
 
-_BUDGET_SECONDS = 30.0
+_TICK = timedelta(milliseconds=1)
 # Of these, the newest one that asked: others failed.
 _WITH_REPORT = 10
 
@@ -225,8 +216,7 @@ class RunRecorder:
         self._history = history
         self._supervisor = supervisor
         self._clock = clock
-        self._past: dict[tuple[str, str, str], tuple[Spent, ...]] = {}
-        self._spent: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._spent: dict[tuple[str, str, str], tuple[Spent, ...]] = {}
         self._polls: dict[tuple[str, str, str], list[float]] = {}
         self._log = get_logger(__name__)
 
@@ -249,8 +239,8 @@ class RunRecorder:
     def finish(
         self, entry: TableJob, number: int | None, now: datetime, outcome: str, details: Mapping[str, Any]
     ) -> None:
-        """Record the end of a run of ``entry``; the time that it has spent of its budget is read again."""
-        self._spent.pop(entry.key, None)
+        """Record the end of a run of ``entry``."""
+        del entry
         if number is None:
             return
         try:
@@ -291,16 +281,16 @@ class RunRecorder:
     def spent(self, entry: TableJob) -> tuple[Spent, ...]:
         """What the last runs of a job spent, the newest first; read from the history once."""
         key = (*entry.key, entry.table.uri)
-        if key not in self._past:
-            self._past[key] = ()
+        if key not in self._spent:
+            self._spent[key] = ()
             try:
                 runs = self._history.spent(entry.table.name, entry.table.uri, entry.settings.name, MAX_RUNS)
-                self._past[key] = spent_by(
+                self._spent[key] = spent_by(
                     entry.settings.name, (PastRun(seconds, {}, used, achieved) for seconds, used, achieved in runs)
                 )
             except HistoryError as error:
                 self._log.error("history_not_read", error=str(error))
-        return self._past[key]
+        return self._spent[key]
 
     def add_spent(
         self, entry: TableJob, seconds: float, used: Mapping[str, Any] | None, achieved: Mapping[str, float] | None
@@ -308,7 +298,7 @@ class RunRecorder:
         """Add a run that succeeded."""
         key = (*entry.key, entry.table.uri)
         newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
-        self._past[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
+        self._spent[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
 
     def add_poll(self, table: str, used: Mapping[str, Any]) -> None:
         """Count what a poll of a table used, until :meth:`write_polls`."""
@@ -335,18 +325,23 @@ class RunRecorder:
             self._log.error("history_not_read", error=str(error))
             return []
 
-    def is_over_budget(self, entry: TableJob) -> bool:
-        """Whether the runs of a job have used up its time budget; read from the history twice a minute."""
-        budget = entry.settings.budget
+    def budget_frees(self, entry: TableJob) -> datetime | None:
+        """When the runs of a job are within its time budget again; None: they are."""
+        budget, now = entry.settings.budget, self._clock.now()
         if budget is None:
-            return False
-        mono = self._clock.monotonic()
-        checked, over = self._spent.get(entry.key, (-_BUDGET_SECONDS, False))
-        if mono - checked >= _BUDGET_SECONDS or entry.finished is None:
-            since = self._clock.now() - budget.per
-            try:
-                over = self._history.seconds_since(*entry.key, since) >= budget.time.total_seconds()
-            except HistoryError as error:
-                self._log.error("history_not_read", error=str(error))
-            self._spent[entry.key] = (mono, over)
-        return over
+            return None
+        try:
+            ended = self._history.ended_since(*entry.key, now - budget.per)
+        except HistoryError as error:
+            self._log.error("history_not_read", error=str(error))
+            return None
+        per, since = budget.per.total_seconds(), (now - budget.per).timestamp()
+        parts = [(max(begins, since), ends) for begins, ends in ended]
+        over = sum(ends - begins for begins, ends in parts) - budget.time.total_seconds()
+        if over < 0:
+            return None
+        for begins, ends in parts:
+            if ends - begins > over:
+                return datetime.fromtimestamp(begins + over + per, UTC) + _TICK
+            over -= ends - begins
+        return now + budget.per

@@ -6,13 +6,13 @@ import json
 import os
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.supervisor.state.directory import private_opener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from memwal_ops.supervisor.observe.status_document import PauseStatus
 
@@ -52,6 +52,17 @@ class Pauses:
         """
         self._path = None if folder is None else os.path.join(folder, FILE)
         self._known: dict[Scope, Pause] = {} if self._path is None else _read(self._path)
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any]) -> Self:
+        """Those of a service, by its status; they are only in memory."""
+        shown: dict[Scope, Any] = {FLEET: status["service"].get("paused")}
+        for table in status["tables"]:
+            shown |= {(table["name"],): table.get("paused")}
+            shown |= {(table["name"], name): job.get("paused") for name, job in table["jobs"].items()}
+        pauses = cls()
+        pauses._known = {scope: _pause(pause) for scope, pause in shown.items() if pause is not None}
+        return pauses
 
     def of(self, scope: Scope, now: datetime) -> Pause | None:
         """Return the pause of exactly this scope, if it is in force."""
@@ -100,7 +111,7 @@ class Pauses:
 def _read(path: str) -> dict[Scope, Pause]:
     try:
         with open(path, encoding="utf-8") as file:
-            return {tuple(map(str, one["scope"])): _pause(one) for one in json.load(file)}
+            return {tuple(map(str, entry["scope"])): _pause(entry) for entry in json.load(file)}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -110,6 +121,6 @@ def _read(path: str) -> dict[Scope, Pause]:
         ) from error
 
 
-def _pause(one: dict[str, str]) -> Pause:
-    until = None if one["until"] is None else datetime.fromisoformat(one["until"])
-    return Pause(until, str(one["reason"]), str(one["by"]), datetime.fromisoformat(one["since"]))
+def _pause(document: Mapping[str, str]) -> Pause:
+    until = None if document["until"] is None else datetime.fromisoformat(document["until"])
+    return Pause(until, str(document["reason"]), str(document["by"]), datetime.fromisoformat(document["since"]))

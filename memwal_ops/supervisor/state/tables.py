@@ -78,6 +78,10 @@ class RunState:
     log: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
 
 
+_KEPT = ("at_once", "fruitless", "skips", "unproductive_backlog")
+_KEPT_TIMES = ("due", "not_before", "attempted", "fruitless_at")
+
+
 @dataclass(slots=True)
 class TableJob:
     """One job on one table.
@@ -176,6 +180,36 @@ class TableJob:
             when = getattr(self, name)
             setattr(self, name, None if when is None else min(when, now))
 
+    def remembered(self, mono: float, fingerprint: str | None) -> dict[str, Any]:
+        """What the scheduler knows of it beside its status, by which a forecast goes on; only what is set.
+
+        Args:
+            mono: the time.
+            fingerprint: that of its table.
+        """
+        kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT if getattr(self, name)}
+        kept |= {name: when.isoformat() for name in _KEPT_TIMES if (when := getattr(self, name)) is not None}
+        kept |= {"ended_seconds": mono - self.ended} if self.ended > float("-inf") else {}
+        before = None if self.run is None else self.run.before
+        kept |= {"before": before[0]} if before is not None and before[1] == self.settings else {}
+        unchanged = fingerprint is not None and self.unchanged_since == (fingerprint, self.settings)
+        return kept | ({"unchanged": fingerprint} if unchanged else {})
+
+    def recall(self, status: Mapping[str, Any], mono: float) -> None:
+        """Take over what a status document of it has, with what it remembered."""
+        for name, key in (("started", "last_started"), ("finished", "last_finished"), ("succeeded", "last_success")):
+            setattr(self, name, None if status[key] is None else datetime.fromisoformat(status[key]))
+        self.outcome, self.failures = status["last_outcome"], status["consecutive_failures"]
+        self.state = QUEUED if status["state"] in {QUEUED, LEASING} else IDLE
+        self.waiting, self.why = status["waiting_for"] or "worker", status["why"] or ""
+        known = status["scheduling"]
+        for name in _KEPT:
+            setattr(self, name, known.get(name, getattr(type(self)(self.table, self.settings, self.first_seen), name)))
+        for name in _KEPT_TIMES:
+            setattr(self, name, datetime.fromisoformat(known[name]) if name in known else None)
+        self.ended = mono - known["ended_seconds"] if "ended_seconds" in known else float("-inf")
+        self.unchanged_since = (known["unchanged"], self.settings) if "unchanged" in known else None
+
     def matches(self, uri: str, name: str, job: str) -> bool:
         """Whether this is the entry of that job on that table."""
         return (self.table.uri, self.table.name, self.settings.name) == (uri, name, job)
@@ -239,6 +273,34 @@ class TableState:
     def backlog(self) -> Figures:
         """The figures with their meaning."""
         return Figures(self.figures, self.table.settings.format)
+
+    def remembered(self, mono: float, next_poll: datetime | None) -> dict[str, Any]:
+        """What the scheduler knows of it beside its status, by which a forecast goes on.
+
+        Args:
+            mono: the time.
+            next_poll: when its timer polls it next.
+        """
+        reading = self.reading
+        return {
+            "next_poll": None if next_poll is None else next_poll.isoformat(),
+            "unchanged": self.unchanged,
+            "poll_seconds": None if self.polled is None else mono - self.poll_began,
+            "not_before_seconds": max(0.0, self.poll_not_before - mono),
+            "failed_polls": self.failed_polls,
+            "blocked": self.blocked,
+            "scheduled": {name: mono - due for name, due in self.scheduled.items()},
+            "reading_seconds": None if reading is None else mono - reading.began,
+            "fingerprint": "" if reading is None else reading.fingerprint,
+        }
+
+    def recall(self, known: Mapping[str, Any], mono: float) -> None:
+        """Take over what it remembered."""
+        self.unchanged, self.failed_polls, self.blocked = known["unchanged"], known["failed_polls"], known["blocked"]
+        if known["poll_seconds"] is not None:
+            self.poll_began = self.result_at = mono - known["poll_seconds"]
+        self.poll_not_before = mono + known["not_before_seconds"]
+        self.scheduled = {name: mono - seconds for name, seconds in known["scheduled"].items()}
 
     def applies_to(self, entry: TableJob) -> bool:
         """Whether a job applies, as far as polls have shown; one that its own entry names fails if it does not."""

@@ -59,7 +59,7 @@ def test_a_run_by_hand_counts_in_the_ledger_and_in_no_schedule(history: History)
     before = history.last("a", "/a", "merge", NOW)
     history.add(uri="/a", job="merge", started=began, finished=NOW, outcome="failed", used=USED)
     assert history.last("a", "/a", "merge", NOW) == before
-    assert history.seconds_since("a", "merge", began - timedelta(hours=1)) == 0
+    assert history.ended_since("a", "merge", began - timedelta(hours=1)) == []
     (run,) = history.runs(limit=1)
     assert (run["table"], run["supervisor"], run["used"]) == ("a", BY_HAND, USED)
     assert sum(1 for _ in history.ledger(NOW - timedelta(days=30))) == 4

@@ -51,7 +51,7 @@ def test_what_saves_most_runs_first(tmp_path: Path) -> None:
 
 
 def test_once_ends_where_only_time_would_help(tmp_path: Path) -> None:
-    """What comes after a job that waits for the budget waits with it."""
+    """What comes after a job that waits for the budget is not begun in its place."""
     stage = Stage(tmp_path, LIMITED, once=True)
     spend(stage, "a", 200.0)
     stage.see("a", uncovered_rows=1e6, indexes_urgent=1.0)
@@ -60,7 +60,7 @@ def test_once_ends_where_only_time_would_help(tmp_path: Path) -> None:
     stage.turn()
     assert stage.in_flight == []
     assert stage.job("a")["waiting_for"] == "over_budget"
-    assert stage.job("a", "compact")["waiting_for"] == "earlier"
+    assert stage.job("a", "compact")["waiting_for"] == "over_budget"
     assert not stage.scheduler.has_work
 
 
@@ -124,6 +124,7 @@ def test_someone_who_asks_is_not_delayed(tmp_path: Path) -> None:
     stage.due("a")
     stage.turn()
     stage.scheduler.tables["a"].entries["merge"].at_once = True
+    stage.scheduler.touch("a")
     stage.turn(1)
     assert stage.in_flight == [("a", "merge")]
 
@@ -209,10 +210,14 @@ def test_polls_are_counted_by_table(tmp_path: Path) -> None:
 
 
 def test_the_status_shows_what_the_budget_defers() -> None:
-    budget = {"shadow": False, "used_up": "cpu", "frees": "2026-11-21T13:00:00+00:00"}
+    amounts = {"limits": {"cpu": 10.0}, "used": {"cpu": 10.0}}
+    budget = {"shadow": False, "used_up": "cpu", "frees": "2026-11-21T13:00:00+00:00", **amounts}
     tables = [{"jobs": {"merge": {"waiting_for": "over_budget"}, "gc": {"waiting_for": None}}}]
     assert budget_lines(budget, tables) == [
         "The budget of the fleet is used up (cpu) until 2026-11-21 13:00 UTC; it defers 1 due job."
+    ]
+    assert budget_lines({**budget, "used": {"cpu": 9.0}}, tables) == [
+        "The next run would pass the budget of the fleet (cpu) until 2026-11-21 13:00 UTC; it defers 1 due job."
     ]
     assert budget_lines({**budget, "used_up": None}, tables) == [
         "What 1 due job would use does not fit the budget of the fleet now."
@@ -269,3 +274,23 @@ def test_what_is_published_is_what_is_charged(tmp_path: Path) -> None:
     ((left, cpu, *_),) = found["charges"]
     assert (left, cpu) == (3600.0, 30.0)
     assert published_budget(Stage(tmp_path, PLAIN).scheduler) is None
+
+
+def test_what_does_not_fit_names_the_limit_that_it_would_pass(tmp_path: Path) -> None:
+    """A small budget deferred nearly all, and the status said neither which limit nor until when."""
+    stage = Stage(tmp_path, LIMITED.replace("cpu: 100s", "requests: 40"))
+    spend(stage, "a", 1.0)
+    assert stage.in_flight == []
+    stage.see("b", due_fragments=90.0, urgent_fragments=9.0)
+    stage.due("b", "compact")
+    stage.turn()
+    status = stage.job("b", "compact")
+    assert (status["waiting_for"], status["limit"]) == ("over_budget", "requests")
+    shown = budget_status(stage.scheduler)
+    assert shown is not None
+    assert (shown["used"]["requests"], shown["limits"]["requests"]) == (10, 40), "it is not reached"
+    assert shown["used_up"] == "requests"
+    assert shown["frees"] == (START + timedelta(hours=1)).isoformat(timespec="seconds")
+    assert "would pass the budget of the fleet (requests)" in budget_lines(shown, [{"jobs": {"compact": status}}])[-1]
+    stage.turn(3601)
+    assert stage.in_flight == [("b", "compact")], "any run fits where nothing was used"

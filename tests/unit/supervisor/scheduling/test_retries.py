@@ -10,8 +10,8 @@ import pytest
 
 from memwal_ops.core.leases import BY_HAND, LastRun
 from memwal_ops.supervisor.scheduling.timers import Timers
-from memwal_ops.supervisor.workers.protocol import PollRequest
-from tests.support.fakes import US, Stage
+from memwal_ops.supervisor.workers.protocol import PollRequest, Result
+from tests.support.fakes import US, Stage, vars_of
 from tests.unit.supervisor.conftest import PLAIN
 
 LONG = "defaults: {jobs: {compact: {schedule: 6h}, merge: {schedule: 6h}, gc: {apply: true}}}\ntables: [{uri: /a}]\n"
@@ -95,6 +95,8 @@ def test_another_table_of_the_name_begins_anew(tmp_path: Path) -> None:
     stage.scheduler.set_settings(right)
     stage.scheduler.set_tables(stage.tables(right))
     timers.sync()
+    worker, poll = next((worker, given) for worker, given in stage.pools.given if isinstance(given, PollRequest))
+    stage.scheduler.on_message(worker, vars_of(Result(poll.id, "failed", exit_code=2)))  # type: ignore[arg-type]  # of the stage
     stage.see("a")
     states = {job: stage.job("a", job) for job in ("merge", "compact", "gc")}
     assert {state["consecutive_failures"] for state in states.values()} == {0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,9 @@ import structlog
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.supervisor.scheduling.due import queue_retry
+from memwal_ops.supervisor.scheduling.runs import Dispatcher
 from memwal_ops.supervisor.state.outcomes import log_fields, repeated
+from memwal_ops.supervisor.state.tables import TableJob
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import START, THEM, Stage, vars_of
 from tests.unit.supervisor.conftest import PLAIN, TABLES
@@ -127,7 +129,7 @@ def test_what_the_history_cannot_take_stops_nothing(stage: Stage, monkeypatch: p
     def refuse(*_: object, **__: object) -> None:
         raise HistoryError("The history is locked.")
 
-    for name in ("record_first_seen", "last", "begin", "finish", "seconds_since", "prune"):
+    for name in ("record_first_seen", "last", "begin", "finish", "ended_since", "prune"):
         monkeypatch.setattr(stage.history, name, refuse)
     again = stage.load(PLAIN.replace("10m,", "10m, budget: {time: 1m},").replace("/c}]", "/c}, {uri: /d}]"))
     stage.scheduler.set_settings(again)
@@ -444,21 +446,26 @@ def test_figures_from_before_a_run_ended_do_not_start_the_next(tmp_path: Path, o
         assert stage.in_flight == [("a", "merge")]
 
 
-def test_a_poll_that_makes_nothing_due_looks_at_no_other_table(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 10,000 tables, each of the thousands of polls would go through all jobs of all of them."""
-    stage.see("a", generations=1)
-    seen: list[int] = []
-    entries = stage.scheduler.entries
-    monkeypatch.setattr(stage.scheduler, "entries", lambda: seen.append(1) or entries())
-    stage.see("a", generations=1)
-    assert not seen
+def test_neither_a_poll_nor_a_start_looks_at_other_tables(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 tables, each of the thousands of polls and starts would go through all jobs of all of them."""
+    for name in "abc":
+        stage.see(name, generations=1)
+        stage.due(name, "gc")
+    stage.turn(1)
+    seen: set[str] = set()
+    evaluate = Dispatcher._evaluate
+    monkeypatch.setattr(stage.scheduler, "entries", lambda: pytest.fail("it goes through all jobs"))
+
+    def noted(dispatcher: Dispatcher, entry: TableJob, now: datetime) -> None:
+        seen.add(entry.table.name)
+        evaluate(dispatcher, entry, now)
+
+    monkeypatch.setattr(Dispatcher, "_evaluate", noted)
     stage.see("a", generations=8)
-    assert seen
-    assert stage.in_flight == [("a", "merge")]
-    stage.see("b", generations=1)
-    seen.clear()
+    assert stage.in_flight[-1] == ("a", "merge")
     stage.turn(1.5)
-    assert seen, "a window may have begun"
+    stage.answer("a")
+    assert seen == {"a"}
 
 
 PLAIN_JOBS = ("catchup", "compact", "expire", "gc", "verify")

@@ -94,10 +94,12 @@ def test_what_is_paused_while_its_lease_is_requested_does_not_begin(
     stage.scheduler._dispatch()
     assert stage.job("a", "gc")["state"] == "leasing"
     stage.scheduler.pauses.set(("a",), Pause(None, "a move", "anna", START))
+    stage.scheduler.touch()
     stage.turn()
     assert (stage.in_flight, stage.job("a", "gc")["waiting_for"]) == ([], "paused")
     assert stage.leases.released == ([] if refusal else [("a", "gc", None)])
     stage.scheduler.pauses.remove([("a",)])
+    stage.scheduler.touch()
     stage.turn(1)
     assert stage.in_flight == [("a", "gc")]
 

@@ -179,7 +179,7 @@ def test_a_bug_of_ours_ends_nothing(stage: Stage) -> None:
 
 def test_a_full_disk_of_ours_stops_no_table(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.history.close()
-    monkeypatch.setattr(stage.history, "seconds_since", lambda *_: 0.0)
+    monkeypatch.setattr(stage.history, "ended_since", lambda *_: [])
 
     class Closed:
         def execute(self, *_: object) -> None:

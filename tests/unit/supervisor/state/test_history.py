@@ -115,9 +115,14 @@ def test_what_is_known_of_a_job(history: History) -> None:
 def test_the_time_of_a_budget(history: History) -> None:
     for n in range(4):
         add(history, at=NOW + n * timedelta(hours=1))
-    assert history.seconds_since("a", "merge", NOW - MINUTE) == 240
-    assert history.seconds_since("a", "merge", NOW + timedelta(hours=1, seconds=30)) == 150
-    assert history.seconds_since("b", "merge", NOW) == 0
+
+    def seconds_since(table: str, since: datetime) -> float:
+        ended = history.ended_since(table, "merge", since)
+        return sum(ends - max(begins, since.timestamp()) for begins, ends in ended)
+
+    assert seconds_since("a", NOW - MINUTE) == 240
+    assert seconds_since("a", NOW + timedelta(hours=1, seconds=30)) == 150
+    assert seconds_since("b", NOW) == 0
 
 
 def test_what_cannot_be_opened_is_reported(tmp_path: Path) -> None:
