@@ -35,7 +35,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.engines.spark.load import SparkTable, bulk_load, running
 from memwal_ops.formats.lance.files.branch import REFS_FOLDER
 from memwal_ops.formats.lance.files.datasets import is_one_of, lance_errors, lance_options, open_dataset
-from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, version_of_main
+from memwal_ops.formats.lance.files.versions import VERSION_HINT, VERSIONS_FOLDER, version_of_main
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.table import read_table
@@ -259,7 +259,7 @@ def exported(store: Store, versions: int) -> Iterator[Exported]:
     for meta in main:
         number = version_of_main(meta.path)
         if number is None:
-            yield Exported(meta)
+            yield Exported(meta, _hint if meta.path == VERSION_HINT else None)
             continue
         if number == newest:
             snapshot = _snapshot_of(store, meta.path)

@@ -486,7 +486,7 @@ def _lost_version(
         return None
     try:
         hinted = decode_version_hint(store.get(VERSION_HINT))
-    except ObjectNotFoundError:
+    except (ObjectNotFoundError, NotExportedError):
         return None
     if hinted is None or hinted <= newest or store.head(version_path(hinted, naming)) is not None:
         return None

@@ -31,6 +31,8 @@ KEYS = {
         "settings",
         "snapshot_lost",
         "answers",
+        "indexed_again",
+        "indexes_behind",
         "error",
         "expected_seconds",
     ),
