@@ -103,8 +103,8 @@ def files(folder: Path | None, as_json: bool) -> int:
 def _brought() -> Mapping[str, bytes]:
     """Return the content of each file by its name below the package, sorted."""
     root = Path(memwal_ops.__file__).parent
-    found = (Path(folder, name) for top in _BROUGHT for folder, _, names in os.walk(root / top) for name in names)
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(found) if path.suffix != ".pyc"}
+    paths = (Path(folder, name) for top in _BROUGHT for folder, _, names in os.walk(root / top) for name in names)
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(paths) if path.suffix != ".pyc"}
 
 
 def _copy(brought: Mapping[str, bytes], folder: Path) -> None:

@@ -158,17 +158,17 @@ def init(
         raise InvalidUsageError(
             f"{output} exists; it was not changed.", remedy="Give another --output, or --force to replace it."
         )
-    found = _found(uris, database, namespace, storage_options)
-    text = _text(found, storage_options, output)
+    names = _found(uris, database, namespace, storage_options)
+    text = _text(names, storage_options, output)
     if output is not None:
         with written_file(output) as file:
             file.write(text.encode())
     if as_json:
-        echo_json({"decision": "written", "file": output, "tables": len(found.names or uris), "configuration": text})
+        echo_json({"decision": "written", "file": output, "tables": len(names.names or uris), "configuration": text})
     elif output is None:
         echo(text.rstrip("\n"))
     else:
-        echo(f"{output} is written, for {counted(len(found.names or uris) or 1, 'table')}. Read it, then:")
+        echo(f"{output} is written, for {counted(len(names.names or uris) or 1, 'table')}. Read it, then:")
         echo(f"  memwal-ops config check {shlex.quote(output)}")
     return 0
 
@@ -184,7 +184,7 @@ def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, o
         catalog = Catalog.from_uri(namespace, dict(options))
         names = [*catalog.tables()]
         if not names:
-            below = next((one.uri() for one in catalog.nested()), None)
+            below = next((location.uri() for location in catalog.nested()), None)
             remedy = None if below is None else f"Give one of its namespaces: --namespace {shlex.quote(below)}"
             raise TableNotFoundError(f"No table found in {catalog.uri()}: its list is empty.", remedy=remedy)
         secrets = (variable_name(key) for key, value in catalog.properties.items() if is_secret_property(key, value))

@@ -223,14 +223,14 @@ def _word(text: str, *, command: bool = True) -> str:
 
 def local_places(settings: Settings) -> list[str]:
     """Return the folders of all tables on local files; of a pattern the folder above its first wildcard."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for table in settings.tables:
         uri = split_query(table.uri or table.pattern or "")[0].removeprefix("file://")
         if not uri.startswith(("/", "~")):
             continue
         path, wild = os.path.expanduser(uri), _WILD.search(os.path.expanduser(uri))
-        found[path.rstrip("/") if wild is None else os.path.dirname(path[: wild.start()]) or "/"] = None
-    return [*found]
+        folders[path.rstrip("/") if wild is None else os.path.dirname(path[: wild.start()]) or "/"] = None
+    return [*folders]
 
 
 def _owner(place: str) -> str:
@@ -298,7 +298,11 @@ def _faults_in_pod(settings: Settings, *, served: bool) -> Iterator[tuple[str, s
             f"state_dir is {config.state_dir}; the volume of the pod is {_IN_POD}.",
             "Leave state_dir out, or write ${MEMWAL_OPS_STATE:-...}.",
         )
-    plain = [str(one.place[-1]) for one in settings.warnings if one.place and is_secret_key(str(one.place[-1]))]
+    plain = [
+        str(warning.place[-1])
+        for warning in settings.warnings
+        if warning.place and is_secret_key(str(warning.place[-1]))
+    ]
     if plain:
         yield (
             f"{settings.path} has secrets in plain text, and a ConfigMap is not secret: {', '.join(plain)}.",
@@ -339,7 +343,7 @@ def _manifests(settings: Settings, image: str, *, cronjob: bool) -> str:
     rest = _replaced(rest, r"terminationGracePeriodSeconds: \d+", f"terminationGracePeriodSeconds: {grace}")
     rest = _replaced(rest, r"image: \S+", f"image: {image}")
     head = _replaced(head, r"registry\.example\.com/memwal-ops:[\d.]+", image)
-    rest = _replaced(rest, r"^( +)envFrom:\n", lambda found: _environment(found[1]) + found[0])
+    rest = _replaced(rest, r"^( +)envFrom:\n", lambda match: _environment(match[1]) + match[0])
     needed = _memory(settings)
     if needed is not None:
         rest = _replaced(rest, r"limits: \{memory: \S+\}", f"limits: {{memory: {needed >> 20}Mi}}")

@@ -14,7 +14,7 @@ from memwal_ops.cli.printing import echo
 from memwal_ops.core.demo import DemoRun
 from memwal_ops.core.registry import formats
 
-_SPECS = {name: one.demo for name, one in formats().items() if one.demo is not None}
+_SPECS = {name: format_.demo for name, format_ in formats().items() if format_.demo is not None}
 
 
 _HELP = """Make a table with a writer of its format, maintain it, and prove that nothing was lost.
@@ -44,7 +44,7 @@ Examples:
 )
 @click.option(
     "--layout",
-    type=click.Choice(sorted({layout for one in _SPECS.values() for layout in one.layouts})),
+    type=click.Choice(sorted({layout for spec in _SPECS.values() for layout in spec.layouts})),
     help="The layout of the table, where its format has several.",
 )
 @click.option(
@@ -65,8 +65,8 @@ def demo(format_name: str, layout: str | None, folder: Path | None, no_merge: bo
 def _command() -> str:
     """Return how to call this command: by its path if the shell would not find it by its name."""
     called = Path(sys.argv[0])
-    found = shutil.which("memwal-ops")
-    if called.name != "memwal-ops" or (found is not None and Path(found).samefile(called)):
+    program = shutil.which("memwal-ops")
+    if called.name != "memwal-ops" or (program is not None and Path(program).samefile(called)):
         return "memwal-ops"
     with contextlib.suppress(ValueError):
         return str(called.absolute().relative_to(Path.cwd()))

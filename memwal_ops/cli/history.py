@@ -72,30 +72,30 @@ def describe(runs: list[dict[str, Any]]) -> str:
         return "No run."
     rows = [
         (
-            _ago(one["started"]),
-            one["table"],
-            one["job"],
-            one["outcome"],
-            one["decision"] or "",
-            "" if one["seconds"] is None else f"{one['seconds']:.1f}",
-            ", ".join(map(str, (one["versions"] or [])[-3:])),
+            _ago(run["started"]),
+            run["table"],
+            run["job"],
+            run["outcome"],
+            run["decision"] or "",
+            "" if run["seconds"] is None else f"{run['seconds']:.1f}",
+            ", ".join(map(str, (run["versions"] or [])[-3:])),
         )
-        for one in runs
+        for run in runs
     ]
     headings = ("started (UTC)", "table", "job", "outcome", "decision", "seconds", "versions")
     parts = [grid(headings, rows, words=("started (UTC)", "table", "job", "outcome", "decision", "versions"))]
-    parts += _errors([one for one in runs if one["error"] is not None])
+    parts += _errors([run for run in runs if run["error"] is not None])
     return "\n".join(parts)
 
 
 def _errors(failed: list[dict[str, Any]]) -> list[str]:
     """Return each error of a table once, with its jobs and its runbook page."""
     jobs: dict[tuple[str, str], dict[str, None]] = {}
-    for one in failed:
-        error = one["error"]
-        page = runbook(one["exit_code"] or 0, error["reason"])
+    for run in failed:
+        error = run["error"]
+        page = runbook(run["exit_code"] or 0, error["reason"])
         text = f"{error['message']} {error['remedy'] or ''} ({error['reason']}{f'; {page_path(page)}' if page else ''})"
-        jobs.setdefault((one["table"], text), {})[one["job"]] = None
+        jobs.setdefault((run["table"], text), {})[run["job"]] = None
     shown = [*jobs.items()][:_SHOWN_ERRORS]
     parts = [paragraph(f"{table} {', '.join(names)}: {text}", hanging="  ") for (table, text), names in shown]
     if len(jobs) > len(shown):

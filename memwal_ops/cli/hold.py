@@ -65,10 +65,10 @@ def hold(
         raise InvalidUsageError("--list and --release are two different commands; give one of them.")
     table = open_table(uri, storage_options)
     if show:
-        found = holds(table)
-        now, clock = _now(table.store, found)
-        document = {"holds": [_entry(one, now) for one in found]} | ({"clock": "local"} if clock else {})
-        echo_result(document, f"{describe(found, now)}{clock}", as_json=as_json)
+        known = holds(table)
+        now, clock = _now(table.store, known)
+        document = {"holds": [_entry(hold, now) for hold in known]} | ({"clock": "local"} if clock else {})
+        echo_result(document, f"{describe(known, now)}{clock}", as_json=as_json)
         return 0
     if release is not None:
         done = release_hold(table, release)
@@ -106,8 +106,15 @@ def describe(found: Sequence[Hold], now: datetime) -> str:
     if not found:
         return "There is no hold."
     rows = [
-        (str(one.number), str(one.versions[0]), _state(one, now), f"{one.until:%Y-%m-%d %H:%M:%S}", one.by, one.note)
-        for one in found
+        (
+            str(hold.number),
+            str(hold.versions[0]),
+            _state(hold, now),
+            f"{hold.until:%Y-%m-%d %H:%M:%S}",
+            hold.by,
+            hold.note,
+        )
+        for hold in found
     ]
     return grid(
         ("hold", "version", "state", "until (UTC)", "by", "note"), rows, words=("state", "until (UTC)", "by", "note")

@@ -46,10 +46,10 @@ def show(uri: str, job: str | None, storage_options: dict[str, str], as_json: bo
     Exit codes: 0; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     store = locate(uri, storage_options)[2]
-    found = [one for one in list_leases(store) if job is None or one.job == job]
-    now = store_clock(store) if found else datetime.now(UTC)
-    document = {"leases": [{**one.to_json(), "state": state(one, now)} for one in found]}
-    echo_result(document, describe(found, now), as_json=as_json)
+    leases = [lease for lease in list_leases(store) if job is None or lease.job == job]
+    now = store_clock(store) if leases else datetime.now(UTC)
+    document = {"leases": [{**lease.to_json(), "state": state(lease, now)} for lease in leases]}
+    echo_result(document, describe(leases, now), as_json=as_json)
     return 0
 
 
@@ -73,12 +73,12 @@ def break_(uri: str, job: str | None, storage_options: dict[str, str], as_json: 
     Exit codes: 0; 2 there is no such lease; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     store = locate(uri, storage_options)[2]
-    names = [job] if job is not None else [one.job for one in list_leases(store) if one.ended is None]
+    names = [job] if job is not None else [lease.job for lease in list_leases(store) if lease.ended is None]
     if not names:
         raise InvalidUsageError("No lease of this table is held.", remedy="memwal-ops lease list URI shows all.")
     broken = [break_lease(store, name, user_at_host()) for name in names]
-    document = {"leases": [{**one.to_json(), "state": "broken"} for one in broken]}
-    lines = (f"broken: the lease of {one.job}, which {printable(one.holder.name)} held." for one in broken)
+    document = {"leases": [{**lease.to_json(), "state": "broken"} for lease in broken]}
+    lines = (f"broken: the lease of {lease.job}, which {printable(lease.holder.name)} held." for lease in broken)
     echo_result(document, "\n".join(lines), as_json=as_json)
     return 0
 
@@ -96,14 +96,14 @@ def describe(found: list[Lease], now: datetime) -> str:
         return "No lease of this table was ever taken."
     rows = [
         (
-            one.job,
-            state(one, now),
-            one.holder.name,
-            str(one.token),
-            f"{one.acquired:%Y-%m-%d %H:%M:%S}",
-            f"{one.expires:%Y-%m-%d %H:%M:%S}" if one.ended is None else "",
+            lease.job,
+            state(lease, now),
+            lease.holder.name,
+            str(lease.token),
+            f"{lease.acquired:%Y-%m-%d %H:%M:%S}",
+            f"{lease.expires:%Y-%m-%d %H:%M:%S}" if lease.ended is None else "",
         )
-        for one in found
+        for lease in found
     ]
     headings = ("job", "state", "holder", "token", "acquired (UTC)", "expires (UTC)")
     return grid(headings, rows, words=("job", "state", "holder", "acquired (UTC)", "expires (UTC)"))

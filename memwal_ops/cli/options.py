@@ -74,8 +74,8 @@ def branch_option(command: Callable[..., Any]) -> Callable[..., Any]:
     def on_branch(*, uri: str | None, branch: str | None, storage_options: dict[str, str], **given: Any) -> Any:
         if uri is None and branch is not None:
             raise InvalidUsageError("--branch NAME is that of a table.", remedy="Give its URI, too.")
-        found = None if uri is None else on(uri, branch, storage_options)
-        return command(uri=found, storage_options=storage_options, **given)
+        opened = None if uri is None else on(uri, branch, storage_options)
+        return command(uri=opened, storage_options=storage_options, **given)
 
     return _with(on_branch, branch_parameter())
 

@@ -73,7 +73,7 @@ def _left(done: Sequence[Mapping[str, Any]]) -> str:
     later = [report["later"] for report in reports if isinstance(report, dict) and report.get("later")]
     if not later:
         return ""
-    size, by = size_text(sum(one["bytes"] for one in later)), max(one["by"] for one in later)
+    size, by = size_text(sum(step["bytes"] for step in later)), max(step["by"] for step in later)
     return f" Up to {size} are left that were too young to be deleted; all are old enough by {by[:10]}."
 
 

@@ -64,10 +64,11 @@ def notify(file: str, names: tuple[str, ...], *, test: bool, as_json: bool) -> i
     sent = datetime.now(UTC).isoformat(timespec="seconds")
     message = Message(user_at_host(), (config.link or "").rstrip("/"), sent, (Change("new", _EXAMPLE),), test=True)
     results = [_result(target, message, test=test) for target in chosen]
-    failed = sum(one["error"] is not None for one in results)
+    failed = sum(result["error"] is not None for result in results)
     document = {"decision": "sent" if test else "listed", "targets": results}
     lines = [
-        f"{one['name']}: {one['type']}: {one['error'] or ('delivered' if test else 'not tried')}" for one in results
+        f"{result['name']}: {result['type']}: {result['error'] or ('delivered' if test else 'not tried')}"
+        for result in results
     ]
     if test and not failed:
         lines.append(f"{counted(len(results), 'message')} delivered.")
@@ -293,10 +294,10 @@ def _token(file: str | None, http: Any) -> str:
             "No token is configured, so that nothing can act on the service.",
             remedy="Write one into a file that only the service reads, and name it in http.token_file (docs/http.md).",
         )
-    found = [secret for role, _, secret in read_tokens(path) if role == "operate"]
-    if not found:
+    secrets = [secret for role, _, secret in read_tokens(path) if role == "operate"]
+    if not secrets:
         raise InvalidUsageError(f"{path} has no token with the role operate.", remedy="Give another --token-file.")
-    return found[0]
+    return secrets[0]
 
 
 def _require_job(table: str | None, job: str | None) -> None:

@@ -69,19 +69,19 @@ def objects_created(body: str) -> list[Created]:
 
 
 def _created(body: Any, depth: int) -> Iterator[Created]:
-    found: Any = json.loads(body) if isinstance(body, str) else body
-    if depth and found.get("Type") == "Notification":  # SNS, without raw message delivery
-        yield from _created(found["Message"], depth - 1)
-    elif "Records" in found:
-        for record in found["Records"]:
+    document: Any = json.loads(body) if isinstance(body, str) else body
+    if depth and document.get("Type") == "Notification":  # SNS, without raw message delivery
+        yield from _created(document["Message"], depth - 1)
+    elif "Records" in document:
+        for record in document["Records"]:
             yield from _of_record(record)
-    elif found.get("source") == "aws.s3":
-        if found["detail-type"] == _EVENT_BRIDGE_CREATED:
-            detail = found["detail"]
+    elif document.get("source") == "aws.s3":
+        if document["detail-type"] == _EVENT_BRIDGE_CREATED:
+            detail = document["detail"]
             # Not encoded, other than in a notification; both are tried, as not all that send such events agree.
             key = _text(detail["object"]["key"])
             yield Created(_text(detail["bucket"]["name"]), tuple(dict.fromkeys((key, unquote_plus(key)))))
-    elif found.get("Event") != "s3:TestEvent":
+    elif document.get("Event") != "s3:TestEvent":
         raise ValueError("it is no event of S3")
 
 
@@ -124,8 +124,8 @@ class Routes:
         """Return the tables that an object belongs to, and its path below them; no tables: it belongs to none."""
         parts = key.split("/")
         for end in range(len(parts) - 1, -1, -1):
-            if found := self._tables.get((bucket, "/".join(parts[:end]))):
-                return found, "/".join(parts[end:])
+            if table := self._tables.get((bucket, "/".join(parts[:end]))):
+                return table, "/".join(parts[end:])
         return [], ""
 
     def new_table(self, bucket: str, key: str) -> str | None:
@@ -336,12 +336,12 @@ class Listener:
             return "unreadable", []
         names: list[str] = []
         outcomes = {"ignored"}
-        for one in created:
-            routes = [self.routes.tables_of(one.bucket, key) for key in one.keys]
-            tables, path = max(routes, key=lambda found: len(found[0]))
+        for named in created:
+            routes = [self.routes.tables_of(named.bucket, key) for key in named.keys]
+            tables, path = max(routes, key=lambda match: len(match[0]))
             if not tables:
-                folder = next(filter(None, (self.routes.new_table(one.bucket, key) for key in one.keys)), None)
-                outcomes.add("new" if folder is not None and self._ask(f"s3://{one.bucket}/{folder}") else "unknown")
+                folder = next(filter(None, (self.routes.new_table(named.bucket, key) for key in named.keys)), None)
+                outcomes.add("new" if folder is not None and self._ask(f"s3://{named.bucket}/{folder}") else "unknown")
             for table in tables:
                 if announces_commit(table, path):
                     elsewhere = self._elsewhere(table.uri)

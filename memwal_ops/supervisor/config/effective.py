@@ -220,11 +220,11 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, TargetConfig):
-        return {f"{name}.{key}": one for key, one in _of_target(value).items()}
+        return {f"{name}.{key}": leaf for key, leaf in _of_target(value).items()}
     if name == "notify.targets":
-        return {key: leaf for one in value for key, leaf in _leaves(f"{name}.{one.name}", one).items()}
+        return {key: leaf for item in value for key, leaf in _leaves(f"{name}.{item.name}", item).items()}
     if isinstance(value, dict):
-        return {f"{name}.{key}": one for key, one in value.items()}
+        return {f"{name}.{key}": leaf for key, leaf in value.items()}
     fields = getattr(type(value), "model_fields", None)
     if fields is None:
         return {name: _plain(value)}

@@ -354,12 +354,12 @@ class PricesConfig(Model):
 
     def by_store(self) -> dict[str, Prices]:
         """The prices by the store that a run's ``used`` names; with date and source as far as they are listed."""
-        found = {}
+        prices = {}
         for store, listed in LIST_PRICES.items():
             given = getattr(self, store).model_dump()
             same = all(getattr(listed, name) == value for name, value in given.items())
-            found[store] = listed if same else Prices(**given, source="the configuration file")
-        return found
+            prices[store] = listed if same else Prices(**given, source="the configuration file")
+        return prices
 
 
 class HistoryConfig(Model):
@@ -534,7 +534,7 @@ class Config(Model):
         within = EraseConfig.model_fields["within"].default
         for table in self.tables:
             layers = [layer.jobs["erase"].options for layer in (table, self.defaults) if "erase" in layer.jobs]
-            if any("ttl" in one for one in layers) and not any("within" in one for one in layers):
+            if any("ttl" in layer for layer in layers) and not any("within" in layer for layer in layers):
                 layers[0]["within"] = duration_text(within)
         return self
 

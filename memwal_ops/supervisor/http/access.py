@@ -115,11 +115,11 @@ class TokenFile:
             InvalidConfigError: it cannot be used; then nobody may act.
         """
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError as error:
             self._stamp = None
             raise _refused(self.path, f"cannot be read: {error.strerror}") from error
-        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
         if stamp != self._stamp:
             self._stamp = None
             secrets = read_tokens(self.path, managed=self._managed)
@@ -131,11 +131,11 @@ class TokenFile:
     def find(self, secret: str) -> Token | None:
         """Return the token with this text; compared in constant time with every one."""
         given = digest(secret)
-        found = None
+        match = None
         for token in self.tokens():
             if hmac.compare_digest(token.digest, given):
-                found = token
-        return found
+                match = token
+        return match
 
 
 def token_file_of(config: HttpConfig, environ: Mapping[str, str]) -> TokenFile | None:
@@ -161,15 +161,15 @@ def read_tokens(path: str, *, managed: bool = False) -> list[tuple[Role, str, st
     """
     try:
         with open(path, encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise _refused(path, "is not a file")
             # A volume of Kubernetes gives a secret of root to the group of the pod.
-            others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
-            if not managed and found.st_mode & others:
-                mode = f"{stat.S_IMODE(found.st_mode):04o}"
+            others = 0o037 if status.st_uid == 0 != os.geteuid() else 0o077
+            if not managed and status.st_mode & others:
+                mode = f"{stat.S_IMODE(status.st_mode):04o}"
                 raise _refused(path, f"can be used by others (mode {mode})", f"Run chmod 600 {path}.")
-            if not managed and found.st_uid not in {0, os.geteuid()}:
+            if not managed and status.st_uid not in {0, os.geteuid()}:
                 raise _refused(path, "belongs to another user", f"Run chown on {path}: to the service's user, or root.")
             text = file.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -239,7 +239,7 @@ class Sessions:
         name = secrets.token_urlsafe(32)
         session = Session(token.digest, secrets.token_urlsafe(32), self._clock() + SESSION_SECONDS)
         with self._lock:
-            self._known = {key: one for key, one in self._known.items() if one.ends > self._clock()}
+            self._known = {key: known for key, known in self._known.items() if known.ends > self._clock()}
             while len(self._known) >= _MAX_SESSIONS:
                 del self._known[next(iter(self._known))]
             self._known[digest(name)] = session
@@ -348,7 +348,9 @@ class Access:
         """
         host = request.headers.get("Host")
         foreign = [
-            one for one in request.headers.get_all("Origin", []) if not self._names.is_own_origin(str(one), host)
+            origin
+            for origin in request.headers.get_all("Origin", [])
+            if not self._names.is_own_origin(str(origin), host)
         ]
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
         if foreign or site not in {"same-origin", "none"}:
@@ -363,17 +365,17 @@ class Access:
         """
         if self._tokens is None:
             raise HttpError(403, _ENABLE)
-        given = [str(one) for one in request.headers.get_all("Authorization", [])]
+        given = [str(header) for header in request.headers.get_all("Authorization", [])]
         if given:
             scheme, _, secret = given[0].partition(" ")
             token = self._token(request, secret.strip() if len(given) == 1 and scheme.lower() == "bearer" else "")
         else:
-            session, found = self._session(request)
-            if session is None or found is None:
+            session, match = self._session(request)
+            if session is None or match is None:
                 raise HttpError(401, "Give a token: Authorization: Bearer TOKEN.", _CHALLENGE)
             if not is_csrf_of(session, csrf()):
                 raise HttpError(403, "The form is not of this session: load the page again.")
-            token = found
+            token = match
         if token.role != "operate":
             raise HttpError(403, f"The token {token.name} has the role {token.role}, which may not act.")
         return Caller(token.name, token.role, session=not given)
@@ -413,7 +415,9 @@ class Access:
         session = None if self._tokens is None else self._sessions.of(request)
         if session is None:
             return None, None
-        token = self._find(lambda tokens: next((one for one in tokens.tokens() if one.digest == session.token), None))
+        token = self._find(
+            lambda tokens: next((token for token in tokens.tokens() if token.digest == session.token), None)
+        )
         return session, token
 
     def _find(self, search: Callable[[TokenFile], Token | None]) -> Token | None:

@@ -70,7 +70,7 @@ class Audit:
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _redacted(one) for name, one in value.items()}
+        return {name: _redacted(item) for name, item in value.items()}
     return redact(value) if isinstance(value, str) else value
 
 
@@ -195,8 +195,8 @@ def _route(
     answers: Mapping[int, tuple[str, str]],
     act: _Act,
 ) -> Route:
-    found = _NOT_FOUND if "{" in template else {}
+    answer = _NOT_FOUND if "{" in template else {}
     return Route(
         "POST", template, summary, act=act, fields=fields,
-        answers={**answers, **found, **({} if template == f"{_API}/pause" else _CONFLICT)},
+        answers={**answers, **answer, **({} if template == f"{_API}/pause" else _CONFLICT)},
     )  # fmt: skip

@@ -62,20 +62,20 @@ def published(
     limits: Mapping[str, float], per: float, charges: Iterable[Charge], in_flight: Amounts, now: float, *, shadow: bool
 ) -> dict[str, Any]:
     """What a member writes of its budget: ``MAX_CHARGES`` charges at most, none of which ends too early."""
-    left = [(one.ends - now, one) for one in charges if one.ends > now]
+    left = [(charge.ends - now, charge) for charge in charges if charge.ends > now]
     step = max((seconds for seconds, _ in left), default=0.0) / MAX_CHARGES
     sums: dict[int, tuple[Amounts, Amounts]] = {}
-    for seconds, one in left:
+    for seconds, charge in left:
         part = min(MAX_CHARGES, math.ceil(seconds / step))
         used, kept = sums.get(part, (NOTHING, NOTHING))
-        sums[part] = used.plus(one.used), kept.plus(one.kept)
+        sums[part] = used.plus(charge.used), kept.plus(charge.kept)
     written = [[part * step, *used, *(kept if any(kept) else ())] for part, (used, kept) in sorted(sums.items())]
     return {
         "limits": dict(limits),
         "per": per,
         "shadow": shadow,
         "in_flight": _short(in_flight),
-        "charges": [_short(one) for one in written],
+        "charges": [_short(charge) for charge in written],
     }
 
 
@@ -88,7 +88,7 @@ def as_ended(found: Published) -> dict[str, Any]:
 def aged(found: Published, age: float) -> dict[str, Any]:
     """The same, as it is some seconds later."""
     charges = [[_number(left) - age, *amounts] for left, *amounts in found["charges"]]
-    return {**found, "charges": [one for one in charges if one[0] > 0]}
+    return {**found, "charges": [charge for charge in charges if charge[0] > 0]}
 
 
 def use_of(
@@ -109,7 +109,7 @@ def use_of(
     try:
         charges = [[min(_number(left), CHARGED * per), *amounts] for left, *amounts in found["charges"]]
         later = aged({"charges": charges}, max(0.0, (store_now - written).total_seconds()))
-        ends = tuple(_charge(one, now) for one in later["charges"][: 2 * MAX_CHARGES])
+        ends = tuple(_charge(charge, now) for charge in later["charges"][: 2 * MAX_CHARGES])
         return Use(instance, written, ends, _amounts(found["in_flight"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -141,7 +141,7 @@ def _charge(numbers: Sequence[object], now: float) -> Charge:
 
 
 def _amounts(numbers: Iterable[object]) -> Amounts:
-    return Amounts(*(_number(one) for one in numbers))
+    return Amounts(*(_number(number) for number in numbers))
 
 
 def _number(found: object) -> float:
@@ -152,7 +152,7 @@ def _number(found: object) -> float:
 
 
 def _short(numbers: Iterable[float]) -> list[float]:
-    return [float(f"{one:.6g}") for one in numbers]
+    return [float(f"{number:.6g}") for number in numbers]
 
 
 FOLDER = "members"
@@ -237,12 +237,12 @@ class MemberRecords:
     def read(self, name: str, number: int) -> Document | None:
         """Return a record of a member; None if it is gone, or is not readable by this release."""
         try:
-            found: Any = self._of(name).read(number)
+            document: Any = self._of(name).read(number)
             names = ("process", "instance", "holder", "version", "started", "entries")
-            text = {key: printable(str(found[key])) for key in names}
-            uses = found.get("budget")
+            text = {key: printable(str(document[key])) for key in names}
+            uses = document.get("budget")
             budget = uses if isinstance(uses, dict) else None
-            return Document(**text, tables=int(found["tables"]), known=int(found["known"]), budget=budget)
+            return Document(**text, tables=int(document["tables"]), known=int(document["known"]), budget=budget)
         except (ObjectNotFoundError, UnsupportedFeatureError):
             return None
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
@@ -269,10 +269,10 @@ class MemberRecords:
         number = listed.newest.pop(self._name, 0)
         if number > self._number and not (written and number == self._number + 1):
             # A response may be lost: then the record under the number is this process's own.
-            found = self.read(self._name, number)
-            if found is None or found.process != document.process:
-                copied = found is not None and found.instance == document.instance
-                raise name_taken(self._name, found, copied=copied)
+            record = self.read(self._name, number)
+            if record is None or record.process != document.process:
+                copied = record is not None and record.instance == document.instance
+                raise name_taken(self._name, record, copied=copied)
         self._number = max(self._number, number)
         if number % _KEPT == 0:
             self._prune(number)
@@ -295,8 +295,8 @@ class MemberRecords:
         """Return what is kept of a member that ended, with its instance; None if this release cannot read it."""
         path = self._of(name).path(number, _USED)
         try:
-            found: Any = decode_record(self._store.get(path), path)
-            return str(found["instance"]), dict(found["budget"])
+            document: Any = decode_record(self._store.get(path), path)
+            return str(document["instance"]), dict(document["budget"])
         except (ObjectNotFoundError, UnsupportedFeatureError, KeyError, TypeError, ValueError, RecursionError):
             return None
 

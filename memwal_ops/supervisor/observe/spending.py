@@ -139,9 +139,9 @@ def ledger_document(
         shadow.add(run, prices)
     parts = [{by: key, **sums.to_json()} for key, sums in groups.items()]
     if by == "day":
-        parts.sort(key=lambda one: str(one["day"]))
+        parts.sort(key=lambda entry: str(entry["day"]))
     else:
-        parts.sort(key=lambda one: (-one["money"], -one["cpu_seconds"], one[by]))
+        parts.sort(key=lambda entry: (-entry["money"], -entry["cpu_seconds"], entry[by]))
     return {
         "since": since.isoformat(timespec="seconds"),
         "currency": currency,
@@ -151,7 +151,7 @@ def ledger_document(
         "polls": {"polls": polled.polls, "requests": sum(polled.requests.values()), "money": round(polled.money, 6)},
         "shadow": shadow.to_json(),
         "estimates": {"runs": len(errors), "error": round(median(errors), 3) if errors else None},
-        "prices": {store: one.to_json() for store, one in prices.items()},
+        "prices": {store: price.to_json() for store, price in prices.items()},
     }
 
 
@@ -249,9 +249,9 @@ class Spending:
                 self._began = configured
             prices, more = configured.by_store(), True
             while more:
-                found = self._history.used_by(self._after, self._running, _CHUNK)
-                more = sum(number > self._after for number, *_ in found) == _CHUNK
-                for run in found:
+                runs = self._history.used_by(self._after, self._running, _CHUNK)
+                more = sum(number > self._after for number, *_ in runs) == _CHUNK
+                for run in runs:
                     self._add(*run, prices)
             self._sum_up(now)
 
@@ -290,12 +290,12 @@ class Spending:
         known, now = self._spent.get((table, span)), time.monotonic()
         if known is not None and now - known[0] < _VALID_SECONDS:
             return known[1]
-        found = self._read_of(table, span)
+        spending = self._read_of(table, span)
         with self._lock:
             if len(self._spent) >= _MAX_KNOWN:
                 self._spent.clear()
-            self._spent[table, span] = (now, found)
-        return found
+            self._spent[table, span] = (now, spending)
+        return spending
 
     def _read_of(self, table: str, span: timedelta) -> Spent:
         prices, now = self._prices().by_store(), datetime.now(UTC)
@@ -304,4 +304,4 @@ class Spending:
         recent = [run for run in runs if run["finished"] >= week.timestamp()]
         spent = [(run["finished"], money_of(run["used"], prices)) for run in reversed(runs) if run["used"]]
         document = ledger_document(recent, prices, self.currency, "job", week)
-        return document, [one for one in spent if one[0] >= since.timestamp()]
+        return document, [run for run in spent if run[0] >= since.timestamp()]

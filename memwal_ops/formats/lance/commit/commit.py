@@ -165,7 +165,7 @@ def opened_with(
         StorageError: the manifest cannot be written or opened.
     """
     transaction = note.transaction(table.version)
-    kept = [one for one in table.manifest.index_entries if one.name == FRAGMENT_REUSE]
+    kept = [entry for entry in table.manifest.index_entries if entry.name == FRAGMENT_REUSE]
     section = table_pb2.IndexSection(indices=[*kept, *entries])
     transaction.create_index.new_indices.extend(section.indices)
     manifest = deepcopy(table.manifest.manifest)
@@ -386,7 +386,7 @@ def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, n
     if old is None:
         raise InvariantViolatedError(f"Version {table.version} of {table.location.uri} has no MemWAL index.")
     new = next_entry(old, details, table.version)
-    kept = [one for one in table.manifest.index_entries if one.name != old.name]
+    kept = [entry for entry in table.manifest.index_entries if entry.name != old.name]
     transaction = note.transaction(table.version)
     transaction.create_index.new_indices.append(new)
     transaction.create_index.removed_indices.append(old)

@@ -66,7 +66,9 @@ def still_fits(build: IndexBuild, built_on: Table, newest: Table, name: str) -> 
     if built_on.version == newest.version:
         return True
     # Of the reuse index: where it changed, rows were moved, and readers translate their addresses.
-    if any(_segment_ids(newest, one) != _segment_ids(built_on, one) for one in (name, FRAGMENT_REUSE)):
+    if any(
+        _segment_ids(newest, index_name) != _segment_ids(built_on, index_name) for index_name in (name, FRAGMENT_REUSE)
+    ):
         return False
     files = {fragment.id: [*fragment.files] for fragment in newest.manifest.manifest.fragments}
     return all(
@@ -116,13 +118,13 @@ def discard(table: Table, build: IndexBuild) -> None:
 def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset], object]) -> IndexBuild | None:
     prefix = f"{TRANSACTIONS_FOLDER}/{table.version}-"
     before = set(_names(table, prefix))
-    found: list[table_pb2.CreateIndex] = []
+    operations: list[table_pb2.CreateIndex] = []
     lock_outcomes: list[BaseException | None] = []
 
     def lock(_: int) -> NoReturn:
         failure = None
         try:
-            found.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
+            operations.extend(_operations(table, name, sorted(set(_names(table, prefix)) - before)))
         except BaseException as error:  # noqa: BLE001 - pylance would turn Ctrl-C into text, and the run would continue
             failure = error
         lock_outcomes.append(failure)
@@ -141,20 +143,20 @@ def _unpublished(table: Table, name: str, action: Callable[[lance.LanceDataset],
             raise
         if lock_outcomes and lock_outcomes[-1] is not None:
             raise lock_outcomes[-1] from error
-        if lock_outcomes and not found:
+        if lock_outcomes and not operations:
             raise _no_transaction_file(table, name) from error
-        if not found and is_commit_conflict(error):
+        if not operations and is_commit_conflict(error):
             # pylance found before the lock that the index was changed; its files are left to its own clean-up.
             raise commit_lost(table, table.version + 1, files_unreferenced=False) from error
-        if not found:
+        if not operations:
             raise
     else:
-        if not found:
+        if not operations:
             return None
-    if len(found) > 1:
+    if len(operations) > 1:
         # It cannot be determined which of them is this run's, so none is published, and none deleted.
         raise commit_lost(table, table.version + 1, files_unreferenced=False)
-    operation = found[0]
+    operation = operations[0]
     return IndexBuild(
         tuple(operation.new_indices), frozenset(UUID(bytes=entry.uuid.uuid) for entry in operation.removed_indices)
     )

@@ -260,9 +260,9 @@ def restored_index(
     """
     removed = None if table.index_removed_after is None else table.history.index_of(table.index_removed_after)
     details = deepcopy(table.index.details) if removed is None else _settings(removed)
-    specs = _add_specs(table, details, {one.region_spec_id for one in regions})
-    found = {one.region_id: lost_progress(table, one) for one in without_progress}
-    lost = {region_id: one for region_id, one in found.items() if one is not None}
+    specs = _add_specs(table, details, {region.region_spec_id for region in regions})
+    recorded = {region.region_id: lost_progress(table, region) for region in without_progress}
+    lost = {region_id: merged for region_id, merged in recorded.items() if merged is not None}
     if removed is None and not specs and not lost:
         return None
     names = [*details.maintained_indexes]
@@ -290,7 +290,10 @@ def raised(
     if not progress:
         return details
     details = with_progress(details, progress)
-    merged = {UUID(bytes=one.region_id.uuid): one.generation for one in details.merged_generations}
+    merged = {
+        UUID(bytes=merged_generation.region_id.uuid): merged_generation.generation
+        for merged_generation in details.merged_generations
+    }
     raised_table = replace(table, memwal=replace(table.index, merged_generations=merged))
     return with_catchup(details, covered_generations(raised_table))
 
@@ -298,11 +301,11 @@ def raised(
 def _add_specs(table: Table, details: memwal_pb2.MemWalIndexDetails, needed: AbstractSet[int]) -> tuple[int, ...]:
     """Add the needed specs that the details lack; returns the ids of those that were found."""
     added = []
-    for spec_id in sorted(needed - {MANUAL, *(one.spec_id for one in details.region_specs)}):
-        found = table.history.index_with(spec_id)
-        for one in () if found is None else found.region_specs:
-            if one.spec_id == spec_id:
-                details.region_specs.append(one)
+    for spec_id in sorted(needed - {MANUAL, *(spec.spec_id for spec in details.region_specs)}):
+        index = table.history.index_with(spec_id)
+        for spec in () if index is None else index.region_specs:
+            if spec.spec_id == spec_id:
+                details.region_specs.append(spec)
                 added.append(spec_id)
     return tuple(added)
 

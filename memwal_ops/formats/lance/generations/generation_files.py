@@ -152,7 +152,7 @@ class RegionContents:
     @property
     def objects(self) -> int:
         """The number of listed objects."""
-        directories = sum(one.objects for one in self.directories.values())
+        directories = sum(directory.objects for directory in self.directories.values())
         return len(self.manifests) + self.hinted + len(self.wal.ids) + directories + len(self.strays)
 
 
@@ -163,27 +163,27 @@ def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> Regio
         MixedLayoutsError: its log has entries of another layout.
     """
     root = region_folder(region_id)
-    found = RegionContents(region_id)
+    contents = RegionContents(region_id)
     suffixes = {layout.wal_suffix}
     for meta in store.list(root):
         first, _, rest = meta.path[len(root) + 1 :].partition("/")
         if first == "wal" and (entry := parse_wal_entry_name(rest)) is not None:
-            found.wal.add(entry.entry_id, meta)
+            contents.wal.add(entry.entry_id, meta)
             suffixes.add(entry.suffix)
         elif first == "manifest" and (version := parse_region_manifest_name(rest)) is not None:
-            found.manifests[version] = FileState(meta.size, meta.last_modified)
+            contents.manifests[version] = FileState(meta.size, meta.last_modified)
         elif first == "manifest" and rest == HINT:
-            found.hinted = True
+            contents.hinted = True
         elif rest and first not in {"manifest", "wal"}:
-            directory = found.directories.setdefault(first, DirectoryContents())
+            directory = contents.directories.setdefault(first, DirectoryContents())
             directory.objects += 1
             directory.bytes += meta.size
             directory.youngest = max(directory.youngest, meta.last_modified)
         else:
-            found.strays[meta.path] = FileState(meta.size, meta.last_modified)
+            contents.strays[meta.path] = FileState(meta.size, meta.last_modified)
     refuse_mixed(root, suffixes)
-    found.wal.sort()
-    return found
+    contents.wal.sort()
+    return contents
 
 
 def objects_in(store: Store, directory: str) -> Iterator[tuple[str, int]]:
@@ -237,12 +237,12 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
         if region.manifest.unmerged(region.merged)
     }
     known = {fault.region_id: fault for fault in backlog.blocked}
-    found = [
-        Blocked(region_id, *one.fault)
-        for region_id, one in files.items()
-        if one.fault is not None and _is_first(one.fault[0], known.get(region_id))
+    states = [
+        Blocked(region_id, *state.fault)
+        for region_id, state in files.items()
+        if state.fault is not None and _is_first(state.fault[0], known.get(region_id))
     ]
-    faults = {fault.region_id: fault for fault in still_blocked(table, found)}
+    faults = {fault.region_id: fault for fault in still_blocked(table, states)}
     regions = {
         region_id: region if (fault := faults.get(region_id)) is None else region.before(fault.generation or 0)
         for region_id, region in backlog.regions.items()
@@ -260,7 +260,9 @@ def oldest_unmerged(table: Table, checked: CheckedBacklog) -> datetime | None:
     backlog = checked.backlog
     times = [_written_before(table, backlog.regions[region_id], files) for region_id, files in checked.files.items()]
     times += [
-        _oldest_directory(table, one.region_id) for one in backlog.blocked if one.region_id not in backlog.regions
+        _oldest_directory(table, blocked.region_id)
+        for blocked in backlog.blocked
+        if blocked.region_id not in backlog.regions
     ]
     return min(filter(None, times), default=None)
 
@@ -299,30 +301,30 @@ def look_at_generations(
             for each, and the end of each index file. Whoever opens a generation reads its deletion files in any case.
     """
     region_id = region.manifest.region_id
-    refs = [generation_ref(region_id, one) for one in region.manifest.unmerged(region.merged)][:limit]
+    refs = [generation_ref(region_id, flushed) for flushed in region.manifest.unmerged(region.merged)][:limit]
     files = _listed(table, refs)
     existing = [ref for ref in refs if files[ref.path]]
     named = _all_named(table, existing, files)
     errors = _errors(table, existing, named, files, footers=footers)
-    found = {ref.generation: error for ref, error in zip(existing, errors, strict=True)}
+    errors_of = {ref.generation: error for ref, error in zip(existing, errors, strict=True)}
     fault: tuple[int, MemwalOpsError] | None = None
     for ref in refs:
         if fault is not None:
             break
-        suspect = ref.generation not in found or found[ref.generation] is not None
+        suspect = ref.generation not in errors_of or errors_of[ref.generation] is not None
         if suspect and (error := _confirmed(table, ref, footers=footers)) is not None:
             fault = ref.generation, error
-    written = {ref.generation: min(one.last_modified for one in files[ref.path].values()) for ref in existing}
-    damaged = {generation: error for generation, error in found.items() if error is not None}
+    written = {ref.generation: min(file.last_modified for file in files[ref.path].values()) for ref in existing}
+    damaged = {generation: error for generation, error in errors_of.items() if error is not None}
     roots = {
-        ref.generation: one.foreign_root
-        for ref, one in zip(existing, named, strict=True)
-        if isinstance(one, _Named) and one.foreign_root is not None
+        ref.generation: opened.foreign_root
+        for ref, opened in zip(existing, named, strict=True)
+        if isinstance(opened, _Named) and opened.foreign_root is not None
     }
     indexes = {
-        ref.generation: _damaged_indexes(table, ref, one, files[ref.path])
-        for ref, one in zip(existing, named, strict=True)
-        if footers and isinstance(one, _Named)
+        ref.generation: _damaged_indexes(table, ref, opened, files[ref.path])
+        for ref, opened in zip(existing, named, strict=True)
+        if footers and isinstance(opened, _Named)
     }
     return GenerationFiles(written, damaged, fault, roots, indexes)
 
@@ -371,12 +373,12 @@ def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsE
 
 def _listed(table: Table, refs: Sequence[GenerationRef]) -> Mapping[str, dict[str, ObjectMeta]]:
     """Per directory of a generation its files."""
-    found: dict[str, dict[str, ObjectMeta]] = {ref.path: {} for ref in refs}
+    listed: dict[str, dict[str, ObjectMeta]] = {ref.path: {} for ref in refs}
     for meta in _files(table, refs):
         directory = meta.path.split("/")[2]
-        if directory in found and meta.path.count("/") > 2:  # noqa: PLR2004 - a file in the directory, and no link
-            found[directory][meta.path] = meta
-    return found
+        if directory in listed and meta.path.count("/") > 2:  # noqa: PLR2004 - a file in the directory, and no link
+            listed[directory][meta.path] = meta
+    return listed
 
 
 def _files(table: Table, refs: Sequence[GenerationRef]) -> Iterator[ObjectMeta]:
@@ -418,7 +420,7 @@ def _errors(
     """For each generation with files, why it cannot be read."""
     sizes = {path: meta.size for listed in files.values() for path, meta in listed.items()}
     try:
-        read = (file for one in named if isinstance(one, _Named) for file in one.files)
+        read = (file for opened in named if isinstance(opened, _Named) for file in opened.files)
         sizes |= sizes_of(table.store, read, sizes)
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             return list(pool.map(lambda ref, files: _damage(table, ref, files, sizes, footers=footers), refs, named))

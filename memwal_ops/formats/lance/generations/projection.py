@@ -314,7 +314,7 @@ def _match_all(
         if source is not None and not matches(source, target):
             source = None
         if source is None:
-            _refuse_changed_type(target, [one for one in sources if one.field_id != target.field_id])
+            _refuse_changed_type(target, [source for source in sources if source.field_id != target.field_id])
             if not target.nullable:
                 path = f"{within}{target.name}"
                 raise _without_values(path, f"The generation has no values for the required column {path!r}.")

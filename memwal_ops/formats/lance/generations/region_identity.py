@@ -118,7 +118,9 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
             "The region's rows may belong to the table as it was before.",
             remedy=f"{_remedy_for_lost(region_id)} {_remedy_for_old(region_id)}",
         )
-    listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
+    listed = next(
+        (flushed for flushed in manifest.flushed_generations if flushed.generation == record.generation), None
+    )
     if listed is not None and mark_of(listed.path) != record.mark:
         raise RegionReplacedError(
             f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
@@ -141,10 +143,10 @@ def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRe
     region_id = manifest.region_id
     if table.index.merged_generations.get(region_id, 0):
         return None
-    found = table.history.progress_before(region_id)
-    if found is None or found[1] >= manifest.current_generation:
+    progress = table.history.progress_before(region_id)
+    if progress is None or progress[1] >= manifest.current_generation:
         return None
-    version, merged = found
+    version, merged = progress
     record = table.records.get(region_id)
     if record is not None and record.mark == UNMERGED and record.generation > version:
         return None  # an operator decided since
@@ -153,7 +155,9 @@ def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRe
             return merged, _check_by_times(table, manifest, merged, until=version)
         except RegionReplacedError:
             return None
-    listed = next((one for one in manifest.flushed_generations if one.generation == record.generation), None)
+    listed = next(
+        (flushed for flushed in manifest.flushed_generations if flushed.generation == record.generation), None
+    )
     is_same = record.generation <= merged and (listed is None or mark_of(listed.path) == record.mark)
     return (merged, record) if is_same else None
 
@@ -162,10 +166,10 @@ def _check_by_times(
     table: Table, manifest: RegionManifest, merged: int, *, until: int | None = None
 ) -> RegionRecord | None:
     """Check a region by times: other programs merged it, and stored no record. ``until``: the version to begin at."""
-    found = _newest_existing(table.store, manifest, merged)
-    if found is None:
+    existing = _newest_existing(table.store, manifest, merged)
+    if existing is None:
         return None  # no existing generation counts as merged
-    flushed, at = found
+    flushed, at = existing
     merge = table.history.merged_at(manifest.region_id, flushed.generation, until=until)
     earlier = None if merge is None else is_earlier(at, merge[0])
     if merge is None or not earlier or not merge[1]:
@@ -225,7 +229,7 @@ def _older_than_the_index(manifest: RegionManifest) -> RegionReplacedError:
 
 def _newest_existing(store: Store, manifest: RegionManifest, most: int) -> tuple[FlushedGeneration, Moment] | None:
     """The newest of the listed generations up to ``most`` that exists, and when it was flushed."""
-    listed = [one for one in manifest.flushed_generations if one.generation <= most]
+    listed = [flushed for flushed in manifest.flushed_generations if flushed.generation <= most]
     return _first_existing(store, manifest.region_id, listed[::-1])
 
 
@@ -235,7 +239,7 @@ def _first_existing(
     for flushed in generations:
         folder = f"{region_folder(region_id)}/{flushed.path}"
         metas = [meta for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
-        for meta in sorted(metas, key=lambda one: one.last_modified):
+        for meta in sorted(metas, key=lambda meta: meta.last_modified):
             read = _read_generation(store, meta)
             if read is not None:
                 return flushed, read
@@ -290,8 +294,8 @@ class RegionValues:
     def encoded(self) -> tuple[tuple[str, bytes], ...]:
         """The values as a region manifest stores them; NULL is left out."""
         stored = (
-            (one.field_id, encode_field(value, field_type(one.result_type)))
-            for one, value in zip(self.spec.fields, self.values, strict=True)
+            (field.field_id, encode_field(value, field_type(field.result_type)))
+            for field, value in zip(self.spec.fields, self.values, strict=True)
         )
         return tuple((name, value) for name, value in stored if value is not None)
 
@@ -316,11 +320,15 @@ def table_spec(table: Table, spec_id: int) -> RegionSpec:
         InvalidUsageError: there is no such spec.
         TableCorruptError: the stored spec is invalid.
     """
-    names = {one.id: one.name for one in table.manifest.manifest.fields if one.parent_id == _TOP}
+    names = {
+        schema_field.id: schema_field.name
+        for schema_field in table.manifest.manifest.fields
+        if schema_field.parent_id == _TOP
+    }
     for stored in table.index.region_specs:
         if stored.spec_id == spec_id:
             return decode_spec(stored, names)
-    known = ", ".join(str(one.spec_id) for one in table.index.region_specs)
+    known = ", ".join(str(spec.spec_id) for spec in table.index.region_specs)
     raise InvalidUsageError(f"{table.location.uri} has no region spec {spec_id}; it has: {known or 'none'}.")
 
 
@@ -337,7 +345,7 @@ def region_values_of(table: Table, manifest: RegionManifest) -> RegionValues | N
     return RegionValues(
         spec,
         tuple(
-            decode_field(stored[one.field_id], field_type(one.result_type)) if one.field_id in stored else None
-            for one in spec.fields
+            decode_field(stored[field.field_id], field_type(field.result_type)) if field.field_id in stored else None
+            for field in spec.fields
         ),
     )

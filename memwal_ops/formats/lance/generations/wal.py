@@ -106,7 +106,7 @@ def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
     """
     flushed, layout = manifest.replay_after_wal_id or 0, table.layout_of(manifest.region_id)
     entries = range(flushed + 1, flushed + unflushed_entries(table, manifest) + 1)
-    return sum(layout.entry_rows(table.store, wal_entry_path(manifest.region_id, one, layout)) for one in entries)
+    return sum(layout.entry_rows(table.store, wal_entry_path(manifest.region_id, entry, layout)) for entry in entries)
 
 
 def log_fault(table: Table, manifest: RegionManifest, unflushed: int) -> WalCorruptError | None:
@@ -121,7 +121,7 @@ def log_fault(table: Table, manifest: RegionManifest, unflushed: int) -> WalCorr
         if isinstance(error, InvalidFormatError | ObjectNotFoundError):
             return WalCorruptError(str(error))
     layout, end = table.layout_of(region_id), first + unflushed
-    gap, later = (wal_entry_path(region_id, one, layout) for one in (end, end + 1))
+    gap, later = (wal_entry_path(region_id, number, layout) for number in (end, end + 1))
     if table.store.head(later) is not None and table.store.head(gap) is None:
         return WalCorruptError(f"WAL entry {gap} is missing, and later entries exist.")
     return None
@@ -189,16 +189,16 @@ def read_unflushed(table: Table, backlog: Backlog) -> Unflushed:
     """
     manifests = [region.manifest for region in backlog.regions.values()]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        found = [*pool.map(lambda manifest: _of_region(table, manifest), manifests)]
+        logs = [*pool.map(lambda manifest: _of_region(table, manifest), manifests)]
     return Unflushed(
-        sum(one.entries for one in found),
-        min(_times(one.oldest for one in found), default=None),
-        max(_times(one.newest for one in found), default=None),
+        sum(log.entries for log in logs),
+        min(_times(log.oldest for log in logs), default=None),
+        max(_times(log.newest for log in logs), default=None),
     )
 
 
 def _times(times: Iterable[datetime | None]) -> list[datetime]:
-    return [one for one in times if one is not None]
+    return [moment for moment in times if moment is not None]
 
 
 def _of_region(table: Table, manifest: RegionManifest) -> Unflushed:
@@ -275,7 +275,7 @@ class UnmergedFlushes:
         first = {version: _first_unmerged(regions, retention.progress(version)) for version in protected}
         newest = first[table.version] = _first_unmerged(regions, table.index.merged_generations)
         self._read(table, {ref for refs in first.values() for ref in refs}, frozenset(newest))
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         versions = retention.versions
         for version, refs in sorted(first.items(), reverse=True):
             flushed = min((time for ref in refs if (time := self._flushed[ref]) is not None), default=None)
@@ -285,10 +285,10 @@ class UnmergedFlushes:
             of = "an unmerged generation" if is_newest else f"a generation that version {version} has not merged"
             for older, following in reversed(list(pairwise(versions[: bisect_right(versions, version)]))):
                 if nanoseconds(retention.written(following)) > flushed:
-                    found.setdefault(older, f"has the schema of {of}")
+                    reasons.setdefault(older, f"has the schema of {of}")
                 elif not is_newest:
                     break  # there may be many such versions, and many tags
-        return found
+        return reasons
 
     def _read(self, table: Table, refs: Collection[GenerationRef], newest: Collection[GenerationRef]) -> None:
         def read(ref: GenerationRef) -> int | None:

@@ -255,19 +255,19 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     needed = Needed()
     needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
     newest = NewestFiles(table, min(expired, default=None))
-    found = find_garbage(table.store, needed, now, newest=newest)
+    garbage = find_garbage(table.store, needed, now, newest=newest)
     newest.require()
     if expired:
         _refuse_lost_rows(table)
     report = _report("nothing_to_expire", table, retention, options, expired, kept)
-    if expired or found.objects:
+    if expired or garbage.objects:
         report.decision = "planned"
-        report.objects = found.objects + len(expired)
-        report.bytes = found.bytes + sum(map(retention.manifest_bytes, expired))
-        report.for_branches = found.for_branches
+        report.objects = garbage.objects + len(expired)
+        report.bytes = garbage.bytes + sum(map(retention.manifest_bytes, expired))
+        report.for_branches = garbage.for_branches
         report.frees = _frees(table, expired)
-    _note_later(report, retention, found)
-    _note_missing(report, table, found)
+    _note_later(report, retention, garbage)
+    _note_missing(report, table, garbage)
     report.seconds = time.monotonic() - started
     return report
 
@@ -308,7 +308,7 @@ def apply(
         context.checkpoint()
         run.retire(batch)
         context.advance("expiring", "versions", len(batch), total=len(planned))
-    found = run.delete_files()
+    garbage = run.delete_files()
     if planned or run.objects or run.copies:
         _, kept = run.choose()
         run.delete_copies()
@@ -318,10 +318,10 @@ def apply(
     report = _report(decision, table, run.retention, options, deleted, kept, applied=True)
     report.objects, report.bytes, report.failed = run.objects, run.bytes, run.failed
     report.put_back = tuple(sorted(run.put_back))
-    report.for_branches = found.for_branches
+    report.for_branches = garbage.for_branches
     report.frees = frees if deleted else (0, 0)
-    _note_later(report, run.retention, found)
-    _note_missing(report, table, found)
+    _note_later(report, run.retention, garbage)
+    _note_missing(report, table, garbage)
     context.figures["bytes_collected"] += report.bytes
     context.figures["versions_expired"] += len(report.versions)
     report.seconds = time.monotonic() - started
@@ -397,14 +397,14 @@ class _Run:
         needed.read(self.table, young=_young(self.table, self._kept))
         self.choose()
         newest = NewestFiles(self.table)
-        found = find_garbage(
+        garbage = find_garbage(
             self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch), newest
         )
         if not self._complete:
             newest.require()  # a run that deletes nothing reports it by the same listing
-        if found.complete:
+        if garbage.complete:
             self._needed = needed
-        return found
+        return garbage
 
     @property
     def copies(self) -> bool:
@@ -490,11 +490,11 @@ def _note_missing(report: ExpireReport, table: Table, found: Garbage) -> None:
 
 def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
     """The manifests of versions that only their age keeps."""
-    return frozenset(version_path(one.version, table.naming) for one in kept if one.old_enough is not None)
+    return frozenset(version_path(version.version, table.naming) for version in kept if version.old_enough is not None)
 
 
 def _note_later(report: ExpireReport, retention: LiveVersions, found: Garbage) -> None:
-    young = {one.version: one.old_enough for one in report.kept if one.old_enough is not None}
+    young = {version.version: version.old_enough for version in report.kept if version.old_enough is not None}
     size = found.later + sum(map(retention.manifest_bytes, young))
     times = [*young.values(), *([] if found.until is None else [found.until])]
     report.later = Later(size, max(times)) if times else None
@@ -587,11 +587,13 @@ def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[Kept
             f"{table.location.uri} has no version {options.version}: the newest is {table.version}.",
             remedy="Give one that expire lists: memwal-ops expire URI --json.",
         )
-    for one in kept:
-        if one.version == options.version:
-            until = "" if one.old_enough is None else f"; it is old enough at {one.old_enough:%Y-%m-%d %H:%M} UTC"
+    for version in kept:
+        if version.version == options.version:
+            until = (
+                "" if version.old_enough is None else f"; it is old enough at {version.old_enough:%Y-%m-%d %H:%M} UTC"
+            )
             raise InvalidUsageError(
-                f"Version {one.version} of {table.location.uri} does not expire: {one.because}{until}.",
+                f"Version {version.version} of {table.location.uri} does not expire: {version.because}{until}.",
                 remedy="Delete the tag or branch, release the hold, merge, or wait until it is old enough.",
             )
 

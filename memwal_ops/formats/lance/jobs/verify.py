@@ -94,9 +94,9 @@ class SparkReader(Reader):
         """See :meth:`Reader.each`; the results of all groups are there before the first is returned."""
         if not fragments:
             return
-        share = -(-sum(pinned.physical(one) for one in fragments) // self._runner.cores)
+        share = -(-sum(pinned.physical(fragment) for fragment in fragments) // self._runner.cores)
         groups = pinned.chunks([*fragments], min(max_rows, share))
-        sizes = [sum(pinned.physical(one) for one in group) for group in groups]
+        sizes = [sum(pinned.physical(fragment) for fragment in group) for group in groups]
         tasks = in_parts(groups, part_numbers(sizes, self._runner.cores, _MOST_ROWS))
         location, version = self._table.location.refreshed(), self._table.version
 
@@ -106,13 +106,13 @@ class SparkReader(Reader):
             results = []
             for group in part:
                 results.append(work(opened, group))
-                count(sum(opened.fragments[one].physical_rows for one in group), 0)
+                count(sum(opened.fragments[fragment].physical_rows for fragment in group), 0)
             return results
 
         results, figures = self._runner.run(self._table, _ASK, tasks, compare)
         self._add(_ASK.name, figures)
-        for one in results:
-            yield from one
+        for result in results:
+            yield from result
 
     def repeated_keys(self, table: Table, columns: Sequence[str]) -> Repeated:
         """See :meth:`Reader.repeated_keys`; memory of the driver: none that grows with the table."""
@@ -178,8 +178,8 @@ class LanceVerifyReport(VerifyReport):
         if self.engine is None or (self.engine.name == "local" and self.engine.reason == "requested"):
             return "\n".join(lines)
         took = "".join(
-            f" {name}: {counted(int(one['tasks']), 'task')} in {one['seconds']:.1f} s."
-            for name, one in self.stages.items()
+            f" {name}: {counted(int(stage['tasks']), 'task')} in {stage['seconds']:.1f} s."
+            for name, stage in self.stages.items()
         )
         engine = f"Engine: {self.engine.name} ({self.engine.reason.removesuffix('.')}).{took}"
         return "\n".join([*lines, "", paragraph(engine, hanging="  ")])
@@ -276,7 +276,9 @@ class _Verification:
         opened: dict[UUID, list[Generation]] = {}
         states = sorted(backlog_.regions.items())
         with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-            for (region_id, _), region in zip(states, pool.map(lambda one: self._region(one[1]), states), strict=True):
+            for (region_id, _), region in zip(
+                states, pool.map(lambda item: self._region(item[1]), states), strict=True
+            ):
                 self.context.advance("checking regions", "regions", total=len(states))
                 self.checked["regions"] += 1
                 self.checked["log entries"] += region.entries
@@ -286,14 +288,14 @@ class _Verification:
         regions = backlog_.regions
         self._add("progress", lambda: check_progress(table, regions))
         self._add("catch-up entries", lambda: check_catchup(table))
-        damaged = [one.place for one in self.findings.kept if one.check == "base_file"]
+        damaged = [finding.place for finding in self.findings.kept if finding.check == "base_file"]
         if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
             self.ask()
-        found = frozenset(one.about for one in self.findings.kept if one.check in ANSWERS)
+        indexes = frozenset(finding.about for finding in self.findings.kept if finding.check in ANSWERS)
         if not damaged:  # with files missing, rows cannot be read
-            self._add("rows of indexes", lambda: check_rows_of_indexes(table, found))
+            self._add("rows of indexes", lambda: check_rows_of_indexes(table, indexes))
             if self.export is None:
-                self._add("distances of indexes", lambda: check_distances(table, found))
+                self._add("distances of indexes", lambda: check_distances(table, indexes))
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:
@@ -320,8 +322,8 @@ class _Verification:
     def _answers(self) -> list[Finding]:
         assert self.asked is not None  # noqa: S101 - the caller checked
         self.seed = self.asked.seed_at(self.table.version)
-        self.answers, found = check_answers(self.table, self.asked, self.context, self.seed, self.reader)
-        return found
+        self.answers, findings = check_answers(self.table, self.asked, self.context, self.seed, self.reader)
+        return findings
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:
         """Run a check; if it cannot be finished, that is a finding as well.
@@ -350,7 +352,7 @@ class _Verification:
         manifests = self.table.region(state.manifest.region_id)
         for _ in range(_CHECKS):
             region = self._checked(state)
-            if all(one.severity is not Severity.ERROR for one in region.findings):
+            if all(finding.severity is not Severity.ERROR for finding in region.findings):
                 break
             try:
                 newest = manifests.latest()
@@ -371,13 +373,13 @@ class _Verification:
         deep = self.options.deep
         try:
             region.findings += check_manifests(self.table, state, deep=deep)
-            for one in check_generations(self.table, state, contents, self.history, deep=deep):
-                if isinstance(one, Finding):
-                    region.findings.append(one)
+            for generation in check_generations(self.table, state, contents, self.history, deep=deep):
+                if isinstance(generation, Finding):
+                    region.findings.append(generation)
                     continue
                 region.generations += 1
                 if deep:  # a handle needs some KiB, and there may be many thousand
-                    region.opened.append(one)
+                    region.opened.append(generation)
             region.findings += check_log(self.table, state, contents)
             region.findings += check_unrecognized(contents)
         except NotExportedError:
@@ -408,5 +410,5 @@ def reader_of(
 
 def _size(table: Table, options: LanceVerifyOptions) -> int:
     """Bytes of the data files, and of these at most what the indexes are asked for, if that is all."""
-    size = sum(file.file_size_bytes for one in table.manifest.manifest.fragments for file in one.files)
+    size = sum(file.file_size_bytes for fragment in table.manifest.manifest.fragments for file in fragment.files)
     return size if options.deep else min(size, options.max_bytes)

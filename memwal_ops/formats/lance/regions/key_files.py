@@ -71,7 +71,9 @@ class GenerationKeys:
             return cls((), ())
         keys = pa.concat_tables([rows.select(key) for rows in fragments]).combine_chunks()
         columns = (keys.column(name).combine_chunks() for name in key)
-        plain = (one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in columns)
+        plain = (
+            column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column for column in columns
+        )
         return cls(tuple(plain), tuple(rows.num_rows for rows in fragments))
 
     def superseded(self) -> list[BitMap]:
@@ -118,12 +120,12 @@ class GenerationKeys:
         """
         if not self.sizes:
             return {}
-        found = dict(self._index(file_version))
+        files = dict(self._index(file_version))
         if is_hashed_alike(column.type for column in self.columns):
             bloom = BloomFilter.for_keys(len(self.columns[0]))
             bloom.add(self.columns)
-            found[BLOOM_FILTER] = bloom.encode()
-        return found
+            files[BLOOM_FILTER] = bloom.encode()
+        return files
 
     def _index(self, file_version: str) -> Mapping[str, bytes]:
         """The BTREE of the key, superseded rows included; empty if Lance cannot index the key's type."""

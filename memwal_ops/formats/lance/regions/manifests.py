@@ -86,12 +86,13 @@ class RegionListing:
         Raises:
             InvalidUsageError: there are several.
         """
-        found = [region_id for region_id in self.region_ids if str(region_id).startswith(text)]
-        if len(found) > 1:
+        regions = [region_id for region_id in self.region_ids if str(region_id).startswith(text)]
+        if len(regions) > 1:
             raise InvalidUsageError(
-                f"{len(found)} regions begin with {text}: {', '.join(map(str, found))}.", remedy="Give a longer prefix."
+                f"{len(regions)} regions begin with {text}: {', '.join(map(str, regions))}.",
+                remedy="Give a longer prefix.",
             )
-        return found[0] if found else None
+        return regions[0] if regions else None
 
     def named(self, name: str) -> UUID:
         """The region with that id, or with an id that starts with it (8 characters or more).
@@ -102,20 +103,20 @@ class RegionListing:
         text = name.lower()
         try:
             # UUID() accepts the digits of other scripts, too; it refuses an empty text.
-            found = self.by_prefix(text) if is_id_prefix(text) else UUID(text if text.isascii() else "")
+            region_id = self.by_prefix(text) if is_id_prefix(text) else UUID(text if text.isascii() else "")
         except ValueError:
             form = "a UUID, or its first 8 characters or more"
             raise InvalidUsageError(
                 f"{name!r:.80} is not a region id ({form}).", remedy="memwal-ops inspect URI lists the regions."
             ) from None
-        if found is None or found not in self.region_ids:
+        if region_id is None or region_id not in self.region_ids:
             raise InvalidUsageError(
                 f"No region of the table begins with {name}."
                 if is_id_prefix(text)
                 else f"The table has no region {name}.",
                 remedy="memwal-ops inspect URI lists the regions.",
             )
-        return found
+        return region_id
 
 
 def is_id_prefix(text: str) -> bool:
@@ -281,7 +282,7 @@ class RegionManifestStore:
 
     def _lists(self, version: int, generation: int) -> bool:
         try:
-            return any(one.generation == generation for one in self.read(version).flushed_generations)
+            return any(flushed.generation == generation for flushed in self.read(version).flushed_generations)
         except RegionManifestCorruptError:
             return False
 
@@ -389,8 +390,8 @@ def _version_of(meta: ObjectMeta) -> int:
 
 
 def _versions(listed: Iterable[ObjectMeta]) -> tuple[int, ...]:
-    found = map(_version, listed)
-    return tuple(sorted(version for version in found if version is not None))
+    versions = map(_version, listed)
+    return tuple(sorted(version for version in versions if version is not None))
 
 
 def _version(meta: ObjectMeta) -> int | None:
@@ -493,17 +494,17 @@ class ListedLog(StoreWrapper):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
         """See the class."""
         # The log as a whole is listed to make a page: never from an older one.
-        found = None if after is not None or prefix.strip("/") == MEM_WAL_FOLDER else self._known(prefix)
-        return super().list(prefix, after=after) if found is None else iter(found)
+        known = None if after is not None or prefix.strip("/") == MEM_WAL_FOLDER else self._known(prefix)
+        return super().list(prefix, after=after) if known is None else iter(known)
 
     def list_level(self, prefix: str = "") -> Listing:
         """See the class."""
-        found = self._known(prefix)
-        if found is None:
+        known = self._known(prefix)
+        if known is None:
             return super().list_level(prefix)
         start = len(prefix) + 1
-        directories = {prefix + "/" + meta.path[start:].partition("/")[0] for meta in found if "/" in meta.path[start:]}
-        return Listing(tuple(sorted(directories)), tuple(meta for meta in found if "/" not in meta.path[start:]))
+        directories = {prefix + "/" + meta.path[start:].partition("/")[0] for meta in known if "/" in meta.path[start:]}
+        return Listing(tuple(sorted(directories)), tuple(meta for meta in known if "/" not in meta.path[start:]))
 
     def get(self, path: str) -> bytes:
         """See the class."""
@@ -533,12 +534,12 @@ class ListedLog(StoreWrapper):
         if not folder.startswith(f"{MEM_WAL_FOLDER}/"):
             return None
         with self._lock:
-            found = [meta for path, meta in self._files.items() if path.startswith(folder)]
-            if not found:
+            metas = [meta for path, meta in self._files.items() if path.startswith(folder)]
+            if not metas:
                 return None
             if folder not in self._asked:
                 self._asked.add(folder)
-                return found
+                return metas
             region = "/".join(folder.split("/")[:2]) + "/"
             for path in [path for path in self._files if path.startswith(region)]:
                 del self._files[path]

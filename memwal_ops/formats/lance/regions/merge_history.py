@@ -118,29 +118,31 @@ class MergeHistory:
             low, high = 0, len(listed)
             while low < high:
                 middle = (low + high) // 2
-                found = self._version(listed[middle])
-                if found is not None and (found.merged or {}).get(region_id, 0) >= generation:
+                version = self._version(listed[middle])
+                if version is not None and (version.merged or {}).get(region_id, 0) >= generation:
                     high = middle
                 else:
                     low = middle + 1
-            found = self._version(listed[low]) if low < len(listed) else None
+            version = self._version(listed[low]) if low < len(listed) else None
             before = self._version(listed[low - 1]) if low else None
-            return None if found is None else (found.moment, before is not None)
+            return None if version is None else (version.moment, before is not None)
 
     def without_index_since(self, created: datetime, *, after: int) -> Mapping[int, Moment]:
         """The versions above ``after`` without a MemWAL index that may be younger than ``created``, and their times."""
-        found: dict[int, Moment] = {}
+        moments: dict[int, Moment] = {}
         with self._lock, ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             numbered = self._numbered()
             newest_first = [version for version in sorted(numbered, reverse=True) if version > after]
             for at in range(0, len(newest_first), _CONCURRENT_READS):
                 chunk = newest_first[at : at + _CONCURRENT_READS]
                 read = zip(chunk, pool.map(lambda version: self._indexed(numbered[version]), chunk), strict=True)
-                younger = [(version, *one) for version, one in read if one and _may_be_younger(one[0], created)]
+                younger = [
+                    (version, *moment) for version, moment in read if moment and _may_be_younger(moment[0], created)
+                ]
                 if not younger:
                     break
-                found |= {version: moment for version, moment, has_index in younger if not has_index}
-        return found
+                moments |= {version: moment for version, moment, has_index in younger if not has_index}
+        return moments
 
     def indexed_before(self, version: int) -> tuple[int, Mapping[UUID, int]] | None:
         """The last version with a MemWAL index from which a version descends, and its progress.
@@ -150,10 +152,10 @@ class MergeHistory:
         """
         with self._lock:
             numbered = self._numbered()
-            while (meta := numbered.get(version)) is not None and (found := self._version(meta)) is not None:
-                if found.merged is not None:
-                    return version, found.merged
-                version = found.parent or 0
+            while (meta := numbered.get(version)) is not None and (read := self._version(meta)) is not None:
+                if read.merged is not None:
+                    return version, read.merged
+                version = read.parent or 0
             return None
 
     def progress_before(self, region_id: UUID, *, since: Moment | None = None) -> tuple[int, int] | None:
@@ -164,8 +166,8 @@ class MergeHistory:
         Args:
             since: no version before that time has any; None: that is not known.
         """
-        found = self._last(lambda version: bool((version.merged or {}).get(region_id, 0)), since)
-        return None if found is None else (found[0], (found[1].merged or {})[region_id])
+        progress = self._last(lambda version: bool((version.merged or {}).get(region_id, 0)), since)
+        return None if progress is None else (progress[0], (progress[1].merged or {})[region_id])
 
     def index_with(self, spec_id: int) -> MemWalIndex | None:
         """The MemWAL index of the last version that has a region spec and from which the newest descends.
@@ -173,20 +175,22 @@ class MergeHistory:
         None: there is no such version, or that is not known.
         """
         with self._lock:
-            found = self._last(lambda version: spec_id in version.specs)
-            return None if found is None else self.index_of(found[0])
+            indexed = self._last(lambda version: spec_id in version.specs)
+            return None if indexed is None else self.index_of(indexed[0])
 
     def last_maintained(self) -> tuple[str, ...]:
         """The last names of indexes that writers were to maintain, in a version from which the newest descends."""
-        found = self._last(lambda version: bool(version.maintained))
-        return () if found is None else found[1].maintained
+        maintained = self._last(lambda version: bool(version.maintained))
+        return () if maintained is None else maintained[1].maintained
 
     def last_with_index(self) -> int | None:
         """The last version that has a MemWAL index, whether or not the newest one descends from it."""
         with self._lock:
             numbered = sorted(self._numbered().items(), reverse=True)
             read = ((number, self._version(meta)) for number, meta in numbered)
-            return next((number for number, found in read if found is not None and found.merged is not None), None)
+            return next(
+                (number for number, version in read if version is not None and version.merged is not None), None
+            )
 
     def index_of(self, version: int) -> MemWalIndex | None:
         """The MemWAL index of a version; None: it has none, or cannot be read."""
@@ -201,8 +205,8 @@ class MergeHistory:
         with self._lock:
             numbered = self._numbered()
             number = max(numbered, default=0)
-            while (found := self.indexed_before(number)) is not None:
-                number = found[0]
+            while (indexed := self.indexed_before(number)) is not None:
+                number = indexed[0]
                 version = self._version(numbered[number])
                 if version is not None and has(version):
                     return number, version
@@ -225,10 +229,10 @@ class MergeHistory:
         """When a version was written, and whether it has a MemWAL index; None if it cannot be read."""
         known = _KNOWN.setdefault(unlisted(self._store), {})
         if meta not in known:
-            found = self._version(meta)
-            if found is None:
+            version = self._version(meta)
+            if version is None:
                 return None
-            known[meta] = found.moment, found.merged is not None
+            known[meta] = version.moment, version.merged is not None
         return known[meta]
 
     def _version(self, meta: ObjectMeta) -> _Version | None:
@@ -246,7 +250,7 @@ class MergeHistory:
         moment, parent = Moment.of(meta, version.manifest), parent_version(version)
         if index is None:
             return _Version(moment, None, parent)
-        specs = frozenset(one.spec_id for one in index.region_specs)
+        specs = frozenset(spec.spec_id for spec in index.region_specs)
         return _Version(moment, index.merged_generations, parent, specs, index.maintained_indexes)
 
     def manifest(self, meta: ObjectMeta) -> VersionManifest:

@@ -54,16 +54,16 @@ def evaluated(expression: str, columns: Sequence[pa.Array], kind: pa.DataType) -
         UnsupportedFeatureError: DataFusion is not installed.
     """
     try:
-        found = _run(expression, columns)
+        values = _run(expression, columns)
     except UnsupportedFeatureError:
         raise
     except Exception as error:
         raise InvalidUsageError(f"The region expression {expression!r} fails: {_message(error)}.") from error
-    if len(found) != len(columns[0]):
+    if len(values) != len(columns[0]):
         raise InvalidUsageError(
-            f"The region expression {expression!r} gives {len(found)} values for {len(columns[0])} rows."
+            f"The region expression {expression!r} gives {len(values)} values for {len(columns[0])} rows."
         )
-    return _as_type(expression, found, kind)
+    return _as_type(expression, values, kind)
 
 
 def check_expression(expression: str, sources: Sequence[pa.DataType], kind: pa.DataType) -> None:
@@ -80,29 +80,31 @@ def check_expression(expression: str, sources: Sequence[pa.DataType], kind: pa.D
     if not sources:
         raise InvalidUsageError(f"The region expression {expression!r} has no source column.")
     _check_calls(expression, sources)
-    samples = [_samples(one) for one in sources]
+    samples = [_samples(source) for source in sources]
     rows = max(map(len, samples))
     # The samples of several columns are shifted against each other, to combine different values.
-    columns = [pa.concat_arrays([one] * (rows // len(one) + 2))[at : at + rows] for at, one in enumerate(samples)]
+    columns = [
+        pa.concat_arrays([sample] * (rows // len(sample) + 2))[at : at + rows] for at, sample in enumerate(samples)
+    ]
     whole = evaluated(expression, columns, kind)
     if not whole.equals(evaluated(expression, columns, kind)):
         raise _broken(expression, "deterministic", "the same rows give other values the second time")
-    alone = [evaluated(expression, [one[at : at + 1] for one in columns], kind) for at in range(rows)]
+    alone = [evaluated(expression, [column[at : at + 1] for column in columns], kind) for at in range(rows)]
     if not whole.equals(pa.concat_arrays(alone)):
         raise _broken(expression, "stateless", "the value of a row depends on other rows")
     _check_promotion(expression, columns, kind, whole)
     for at in range(len(columns)):
-        nothing = [pa.nulls(rows, one.type) if other == at else one for other, one in enumerate(columns)]
-        removed = [pa.nulls(rows) if other == at else one for other, one in enumerate(columns)]
+        nothing = [pa.nulls(rows, values.type) if other == at else values for other, values in enumerate(columns)]
+        removed = [pa.nulls(rows) if other == at else values for other, values in enumerate(columns)]
         try:
             expected = evaluated(expression, nothing, kind)
         except InvalidUsageError as error:
             raise _broken(expression, "NULL-safe", f"where col{at} is NULL, {error}") from error
         try:
-            found = evaluated(expression, removed, kind)
+            values = evaluated(expression, removed, kind)
         except InvalidUsageError as error:
             raise _broken(expression, _REMOVAL, f"without col{at} {error}") from error
-        if not found.equals(expected):
+        if not values.equals(expected):
             raise _broken(expression, _REMOVAL, f"without col{at} it gives other values than where that is NULL")
 
 
@@ -123,26 +125,26 @@ def _check_promotion(expression: str, columns: Sequence[pa.Array], kind: pa.Data
     for at, column in enumerate(columns):
         for other in _equivalent(column.type):
             rows = pc.indices_nonzero(_that_fit(column, other))
-            some = [one.take(rows) for one in columns]
+            some = [column.take(rows) for column in columns]
             some[at] = some[at].cast(other)
             try:
-                found = evaluated(expression, some, kind)
+                values = evaluated(expression, some, kind)
             except InvalidUsageError as error:
                 # A narrower type may be too small for the result; columns are never changed to narrower types.
                 if other.bit_width < column.type.bit_width:
                     continue
                 raise _broken(expression, _PROMOTION, f"where col{at} is {other}, {error}") from error
-            if not found.equals(whole.take(rows)):
+            if not values.equals(whole.take(rows)):
                 raise _broken(expression, _PROMOTION, f"where col{at} is {other}, it gives other values")
 
 
 def _equivalent(kind: pa.DataType) -> list[pa.DataType]:
     """Types to which a numeric type may be changed. uint64 and signed types have no common wider type."""
     if kind in _FLOATS:
-        return [one for one in _FLOATS if one != kind]
+        return [other for other in _FLOATS if other != kind]
     if kind in _UNSIGNED:
-        return [one for one in _UNSIGNED if one != kind]
-    return [one for one in _INTEGERS if one not in {kind, pa.uint64()}] if kind in _INTEGERS else []
+        return [other for other in _UNSIGNED if other != kind]
+    return [other for other in _INTEGERS if other not in {kind, pa.uint64()}] if kind in _INTEGERS else []
 
 
 def _that_fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -161,7 +163,7 @@ def _samples(kind: pa.DataType) -> pa.Array:
     """Values of a type, NULL among them."""
     wanted: list[Any]
     if pa.types.is_integer(kind):
-        wanted = [one for one in _NUMBERS if _that_fit(pa.array([one], pa.int64()), kind)[0].as_py()]
+        wanted = [number for number in _NUMBERS if _that_fit(pa.array([number], pa.int64()), kind)[0].as_py()]
     elif pa.types.is_floating(kind):
         wanted = [0.0, 1.0, -1.0, 0.5, -2.25, 1024.0, 65504.0]
     elif pa.types.is_boolean(kind):
@@ -172,7 +174,7 @@ def _samples(kind: pa.DataType) -> pa.Array:
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         wanted = [*_TEXTS]
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        wanted = [one.encode() for one in _TEXTS]
+        wanted = [text.encode() for text in _TEXTS]
     else:
         raise InvalidUsageError(f"A region expression cannot have a column of the type {kind}.")
     return pa.array([*wanted, None], kind)
@@ -194,12 +196,12 @@ def _as_type(expression: str, found: pa.Array, kind: pa.DataType) -> pa.Array:
 def _family(kind: pa.DataType) -> str:
     types = pa.types
     families: dict[str, Callable[[pa.DataType], bool]] = {
-        "number": lambda one: types.is_integer(one) or types.is_decimal(one),
+        "number": lambda kind: types.is_integer(kind) or types.is_decimal(kind),
         "float": types.is_floating,
         "date": types.is_date,
         "moment": types.is_timestamp,
-        "text": lambda one: types.is_string(one) or types.is_large_string(one) or types.is_string_view(one),
-        "bytes": lambda one: types.is_binary(one) or types.is_large_binary(one) or types.is_binary_view(one),
+        "text": lambda kind: types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind),
+        "bytes": lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind),
     }
     return next((name for name, belongs in families.items() if belongs(kind)), str(kind))
 
@@ -230,8 +232,8 @@ def _session(**settings: str) -> Any:
 def _unsteady() -> frozenset[str]:
     """Names of the functions that DataFusion does not declare deterministic."""
     session = _session(**{"datafusion.catalog.information_schema": "true"})
-    found = session.sql("SELECT routine_name FROM information_schema.routines WHERE NOT is_deterministic")
-    return frozenset(found.to_arrow_table().column(0).to_pylist())
+    routines = session.sql("SELECT routine_name FROM information_schema.routines WHERE NOT is_deterministic")
+    return frozenset(routines.to_arrow_table().column(0).to_pylist())
 
 
 def _broken(expression: str, rule: str, detail: str) -> InvalidUsageError:
@@ -282,27 +284,27 @@ class RegionField:
         """
         if text.lstrip().startswith("{"):
             return cls._of_json(text)
-        found = _CALL.fullmatch(text.strip())
-        if found is None or found["transform"] not in TRANSFORMS:
+        match = _CALL.fullmatch(text.strip())
+        if match is None or match["transform"] not in TRANSFORMS:
             raise InvalidUsageError(
                 f"{text!r:.200} is not a region field.",
                 remedy=f"Write TRANSFORM(COLUMN, ...), for example bucket(id, 16). {transforms_text()}",
             )
-        arguments = [one.strip() for one in found["arguments"].split(",")]
-        transform, parameters = found["transform"], {}
+        arguments = [argument.strip() for argument in match["arguments"].split(",")]
+        transform, parameters = match["transform"], {}
         if transform in _NUMBERED:
             parameters = {_NUMBERED[transform]: arguments.pop()}
-        named = found["name"] or "_".join([*arguments, transform])
+        named = match["name"] or "_".join([*arguments, transform])
         return cls(named, tuple(arguments), transform, parameters=parameters)
 
     @classmethod
     def _of_json(cls, text: str) -> RegionField:
         try:
-            found = json.loads(text)
-            if not found.keys() <= _KEYS:
-                raise ValueError(f"unknown: {', '.join(sorted(found.keys() - _KEYS))}")
-            parameters = {str(key): str(value) for key, value in found.pop("parameters", {}).items()}
-            made = cls(**{**found, "sources": tuple(found["sources"])}, parameters=parameters)
+            document = json.loads(text)
+            if not document.keys() <= _KEYS:
+                raise ValueError(f"unknown: {', '.join(sorted(document.keys() - _KEYS))}")
+            parameters = {str(key): str(value) for key, value in document.pop("parameters", {}).items()}
+            made = cls(**{**document, "sources": tuple(document["sources"])}, parameters=parameters)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidUsageError(f"{text!r:.200} is not a region field: {error}.") from error
         return made
@@ -344,7 +346,7 @@ def encode_specs(
             column, or a transform or an expression is invalid.
         UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
     """
-    given = [one.spec_id for one in specs if one.spec_id is not None]
+    given = [spec.spec_id for spec in specs if spec.spec_id is not None]
     for number in given:
         if not 0 < number <= _LARGEST_ID or given.count(number) > 1:
             raise InvalidUsageError(
@@ -357,28 +359,31 @@ def encode_specs(
                 remedy="Omit the id: the next free one is used.",
             )
     free = (number for number in count(max(used, default=0) + 1) if number not in given)
-    types = {one.field_id: one.result_type for spec in earlier for one in spec.fields}
+    types = {spec_field.field_id: spec_field.result_type for spec in earlier for spec_field in spec.fields}
     encoded = []
     for spec in specs:
         made = memwal_pb2.RegionSpec(spec_id=next(free) if spec.spec_id is None else spec.spec_id)
         if not spec.fields:
             raise InvalidUsageError(f"The region spec {made.spec_id} has no fields.")
-        if len({one.field_id for one in spec.fields}) < len(spec.fields):
+        if len({spec_field.field_id for spec_field in spec.fields}) < len(spec.fields):
             raise InvalidUsageError(f"The region spec {made.spec_id} has two fields of one name.")
-        for one in spec.fields:
-            kind = _checked(one, schema, key)
-            if types.setdefault(one.field_id, kind) != kind:
+        for spec_field in spec.fields:
+            kind = _checked(spec_field, schema, key)
+            if types.setdefault(spec_field.field_id, kind) != kind:
                 raise InvalidUsageError(
-                    f"The region field {one.field_id} has the type {kind} in one spec and another type in another spec."
+                    f"The region field {spec_field.field_id} has the type {kind} in one spec and another type in "
+                    "another spec."
                 )
             stored = made.fields.add(
-                field_id=one.field_id, source_ids=[ids[name] for name in one.sources if name], result_type=kind
+                field_id=spec_field.field_id,
+                source_ids=[ids[name] for name in spec_field.sources if name],
+                result_type=kind,
             )
-            if one.transform is not None:
-                stored.transform = one.transform
-            if one.expression is not None:
-                stored.expression = one.expression
-            stored.parameters.update(one.parameters)
+            if spec_field.transform is not None:
+                stored.transform = spec_field.transform
+            if spec_field.expression is not None:
+                stored.expression = spec_field.expression
+            stored.parameters.update(spec_field.parameters)
         encoded.append(made)
     return encoded
 
@@ -396,15 +401,24 @@ def decode_spec(stored: memwal_pb2.RegionSpec, names: Mapping[int, str]) -> Regi
     if not stored.spec_id or not stored.fields:
         raise TableCorruptError(f"The table's region spec {stored.spec_id} has no id, or no fields.")
     fields = []
-    for one in stored.fields:
-        transform = one.transform if one.HasField("transform") else None
-        expression = one.expression if one.HasField("expression") else None
-        if not one.field_id or (transform is None) == (expression is None):
+    for stored_field in stored.fields:
+        transform = stored_field.transform if stored_field.HasField("transform") else None
+        expression = stored_field.expression if stored_field.HasField("expression") else None
+        if not stored_field.field_id or (transform is None) == (expression is None):
             raise TableCorruptError(
                 f"A field of the region spec {stored.spec_id} has no name, or not one of transform and expression."
             )
-        sources = tuple(names.get(number) for number in one.source_ids)
-        fields.append(RegionField(one.field_id, sources, transform, expression, one.result_type, dict(one.parameters)))
+        sources = tuple(names.get(number) for number in stored_field.source_ids)
+        fields.append(
+            RegionField(
+                stored_field.field_id,
+                sources,
+                transform,
+                expression,
+                stored_field.result_type,
+                dict(stored_field.parameters),
+            )
+        )
     return RegionSpec(tuple(fields), stored.spec_id)
 
 
@@ -418,12 +432,12 @@ def region_values(spec: RegionSpec, rows: pa.Table) -> pa.Table:
         InvalidUsageError: an expression fails, or a value does not fit its type.
     """
     columns = {}
-    for one in spec.fields:
+    for spec_field in spec.fields:
         sources = [
             pa.nulls(rows.num_rows) if name is None or name not in rows.column_names else _plain(rows.column(name))
-            for name in one.sources
+            for name in spec_field.sources
         ]
-        columns[one.field_id] = _value(one, sources)
+        columns[spec_field.field_id] = _value(spec_field, sources)
     return pa.table(columns)
 
 
@@ -437,8 +451,8 @@ def by_region(values: pa.Table) -> list[tuple[tuple[Any, ...], pa.Array]]:
         return []
     codes = pa.array(np.zeros(values.num_rows, np.int64))
     for column in values.columns:
-        found = column.combine_chunks().dictionary_encode(null_encoding="encode")
-        wide = codes.to_numpy() * len(found.dictionary) + found.indices.to_numpy(zero_copy_only=False)
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        wide = codes.to_numpy() * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
         codes = pa.array(wide).dictionary_encode().indices.cast(pa.int64())
     plain = codes.to_numpy()
     # NumPy's stable sort of 16-bit integers is a radix sort, ten times as fast.
@@ -487,20 +501,20 @@ def _value(one: RegionField, sources: list[pa.Array]) -> pa.Array:
     if one.expression is not None:
         return evaluated(one.expression, sources, kind)
     check_transform(one.transform or "", one.parameters, [column.type for column in sources])
-    found = transformed(one.transform or "", one.parameters, sources)
+    value = transformed(one.transform or "", one.parameters, sources)
     try:
-        found = found.cast(kind)
+        value = value.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidUsageError(
             f"The region field {one.field_id} has a value that is not a valid {kind}: {error}."
         ) from error
     if pa.types.is_floating(kind):
         # -0.0 equals 0.0, and NaN has many bit patterns: each is one region value.
-        zero, no_number = (found.type.to_pandas_dtype()(one) for one in (0, NAN))
-        plain = pc.fill_null(found, zero).to_numpy() + zero
+        zero, no_number = (value.type.to_pandas_dtype()(number) for number in (0, NAN))
+        plain = pc.fill_null(value, zero).to_numpy() + zero
         plain = np.where(np.isnan(plain), no_number, plain)
-        return pa.array(plain, kind, mask=pc.is_null(found).to_numpy(False))  # noqa: FBT003
-    return found
+        return pa.array(plain, kind, mask=pc.is_null(value).to_numpy(False))  # noqa: FBT003
+    return value
 
 
 def _plain(column: pa.ChunkedArray) -> pa.Array:

@@ -85,24 +85,24 @@ def _of_words(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _mix(state: NDArray[np.uint32], block: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    found = block * np.uint32(0xCC9E2D51)
-    found = (found << np.uint32(15)) | (found >> np.uint32(17))
-    found *= np.uint32(0x1B873593)
-    found ^= state
-    found = (found << np.uint32(13)) | (found >> np.uint32(19))
-    found *= np.uint32(5)
-    found += np.uint32(0xE6546B64)
-    return found
+    mixed = block * np.uint32(0xCC9E2D51)
+    mixed = (mixed << np.uint32(15)) | (mixed >> np.uint32(17))
+    mixed *= np.uint32(0x1B873593)
+    mixed ^= state
+    mixed = (mixed << np.uint32(13)) | (mixed >> np.uint32(19))
+    mixed *= np.uint32(5)
+    mixed += np.uint32(0xE6546B64)
+    return mixed
 
 
 def _finish(state: NDArray[np.uint32], size: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    found = state ^ size
-    found ^= found >> np.uint32(16)
-    found *= np.uint32(0x85EBCA6B)
-    found ^= found >> np.uint32(13)
-    found *= np.uint32(0xC2B2AE35)
-    found ^= found >> np.uint32(16)
-    return found
+    mixed = state ^ size
+    mixed ^= mixed >> np.uint32(16)
+    mixed *= np.uint32(0x85EBCA6B)
+    mixed ^= mixed >> np.uint32(13)
+    mixed *= np.uint32(0xC2B2AE35)
+    mixed ^= mixed >> np.uint32(16)
+    return mixed
 
 
 def _is_word(kind: pa.DataType) -> bool:
@@ -133,8 +133,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _values(column: pa.Array) -> list[bytes | None]:
     """The bytes of each value."""
     if _is_bytes(column.type):
-        found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-        return found
+        values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+        return values
     if pa.types.is_decimal(column.type):
         return [None if value is None else _of_decimal(value) for value in column.to_pylist()]
     data, nulls = _words(column).tobytes(), _nulls(column)
@@ -142,8 +142,8 @@ def _values(column: pa.Array) -> list[bytes | None]:
 
 
 def _nulls(column: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    return found
+    nulls: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def _words(column: pa.Array) -> NDArray[np.int64]:
@@ -263,8 +263,8 @@ def _number(name: str, text: str) -> int:
 
 def _buckets(hashes: pa.Array, count: int) -> pa.Array:
     values = pc.fill_null(hashes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    found = (np.abs(values) % count).astype(np.int32)
-    return pa.array(found, mask=hashes.is_null().to_numpy(zero_copy_only=False) if hashes.null_count else None)
+    buckets = (np.abs(values) % count).astype(np.int32)
+    return pa.array(buckets, mask=hashes.is_null().to_numpy(zero_copy_only=False) if hashes.null_count else None)
 
 
 def _truncated(column: pa.Array, width: int) -> pa.Array:
@@ -273,15 +273,15 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
         return pc.utf8_slice_codeunits(column, 0, width)
     if pa.types.is_decimal(kind):
         cut = [
-            None if one is None else _WIDE.subtract(one, _WIDE.remainder(one, Decimal(width)))
-            for one in column.to_pylist()
+            None if number is None else _WIDE.subtract(number, _WIDE.remainder(number, Decimal(width)))
+            for number in column.to_pylist()
         ]
         return pa.array(cut, kind)
     nulls = column.is_null().to_numpy(zero_copy_only=False)
     values = pc.fill_null(column, pa.scalar(0, kind)).to_numpy(zero_copy_only=False)
     if pa.types.is_floating(kind):
-        found = values - np.fmod(values, values.dtype.type(width))
+        truncated = values - np.fmod(values, values.dtype.type(width))
     else:
         wide = values.astype(np.uint64 if pa.types.is_unsigned_integer(kind) else np.int64)
-        found = (wide - np.fmod(wide, wide.dtype.type(width))).astype(values.dtype)
-    return pa.array(found, kind, mask=nulls)
+        truncated = (wide - np.fmod(wide, wide.dtype.type(width))).astype(values.dtype)
+    return pa.array(truncated, kind, mask=nulls)

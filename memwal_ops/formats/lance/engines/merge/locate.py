@@ -212,8 +212,8 @@ class _Bitmap:
         numbers = (keys.fill_null(0) if keys.null_count else keys).to_numpy().astype(np.int64, copy=False)
         places = self._places(numbers)
         bits = (self._bytes[places >> _BYTE] >> (places & _BIT).astype(np.uint8)) & np.uint8(1)
-        found: NDArray[np.bool_] = bits.view(np.bool_)
-        return found & keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else found
+        held: NDArray[np.bool_] = bits.view(np.bool_)
+        return held & keys.is_valid().to_numpy(zero_copy_only=False) if keys.null_count else held
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
         if not self.exact:
@@ -249,8 +249,8 @@ def _chosen(rows: pa.Table, keys: pa.Table, key: list[str], *, among: bool) -> p
         column, others = (table.column(key[0]) for table in (rows, keys))
         if pa.types.is_float16(column.type):  # which Arrow cannot look up
             column, others = column.cast(pa.float32()), others.cast(pa.float32())
-        found = pc.is_in(column, value_set=others)
-        return rows.filter(found if among else pc.invert(found))
+        chosen = pc.is_in(column, value_set=others)
+        return rows.filter(chosen if among else pc.invert(chosen))
     numbered = rows.select(key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     left = numbered.join(keys.select(key), keys=key, join_type="left semi" if among else "left anti").column(_ROW)
     return rows.take(left.combine_chunks().sort())
@@ -368,7 +368,9 @@ def is_indexed(table: Table, key: str) -> bool:
     Timeline of the loss otherwise: an index lacks rows that it claims to cover (:mod:`.index_faults` has how); a
     look-up does not find the base row of a key, which then stands twice, or is not deleted.
     """
-    field = next((one.id for one in table.manifest.manifest.fields if one.parent_id < 0 and one.name == key), None)
+    field = next(
+        (field.id for field in table.manifest.manifest.fields if field.parent_id < 0 and field.name == key), None
+    )
     of_key = [entry for entry in table.manifest.index_entries if [*entry.fields] == [field]]
     trees = [entry for entry in of_key if entry.index_details.type_url.lower().endswith("btreeindexdetails")]
     if not trees or not can_find_addresses(table, key):

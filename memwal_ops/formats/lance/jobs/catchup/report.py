@@ -151,12 +151,12 @@ class CatchupReport:
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""
-        found = document(self, "keeps_codebooks", "cost")
+        values = document(self, "keeps_codebooks", "cost")
         if self.cost is None:
-            return found
+            return values
         cost = self.cost
         sizes = {"debt": cost.debt, "bytes_read": cost.bytes_read, "bytes_written": cost.bytes_written}
-        return found | sizes | {"expected_seconds": cost.to_json()["seconds"]}
+        return values | sizes | {"expected_seconds": cost.to_json()["seconds"]}
 
     def needs(self) -> Iterator[Need]:
         """What a run would update, and what it would refuse."""

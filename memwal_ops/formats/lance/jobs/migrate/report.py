@@ -88,8 +88,8 @@ class RegionMigration:
     def with_paths(self, region_id: UUID, flushed: Sequence[FlushedGeneration]) -> RegionMigration:
         """The same after the migration, with the paths of its generations."""
         adopted = tuple(
-            replace(one, path=found.path, rows=found.physical_rows or 0)
-            for one, found in zip(self.adopted, flushed, strict=True)
+            replace(adopted, path=found.path, rows=found.physical_rows or 0)
+            for adopted, found in zip(self.adopted, flushed, strict=True)
         )
         return replace(self, region_id=region_id, adopted=adopted)
 
@@ -100,7 +100,7 @@ class RegionMigration:
             "region_id": None if self.region_id is None else str(self.region_id),
             "merged_generation": self.merged,
             "current_generation": self.current,
-            "adopted": [one.to_json() for one in self.adopted],
+            "adopted": [adopted.to_json() for adopted in self.adopted],
         }
 
 
@@ -151,7 +151,7 @@ class MigrateReport:
     @property
     def blocked(self) -> tuple[BlockedMemWal, ...]:
         """The faults of the blocked regions."""
-        return tuple(one.blocked for one in self.regions if one.blocked is not None)
+        return tuple(region.blocked for region in self.regions if region.blocked is not None)
 
     @property
     def exit_code(self) -> int:
@@ -168,12 +168,17 @@ class MigrateReport:
         if self.restored is not None:
             word = "would be" if self.decision is MigrateDecision.PLANNED else "were"
             parts.append(paragraph(f"The rows of version {self.restored} {word} restored first."))
-        shown = [one for one in self.regions if one.blocked is None]
+        shown = [region for region in self.regions if region.blocked is None]
         if shown:
             parts.append(_grid(shown))
-        unflushed = [one for region in shown for one in region.adopted if one.path is None and one.mem_wal.state < 2]  # noqa: PLR2004 - FLUSHED
+        unflushed = [
+            mem_wal
+            for region in shown
+            for mem_wal in region.adopted
+            if mem_wal.path is None and mem_wal.mem_wal.state < 2  # noqa: PLR2004 - FLUSHED
+        ]
         if unflushed and self.decision is MigrateDecision.PLANNED:
-            owners = ", ".join(sorted({repr(one.mem_wal.owner_id) for one in unflushed}))
+            owners = ", ".join(sorted({repr(mem_wal.mem_wal.owner_id) for mem_wal in unflushed}))
             what = (
                 f"{counted(len(unflushed), 'MemWAL is', 'MemWALs are')} not flushed: --apply takes them from {owners}"
             )
@@ -192,7 +197,7 @@ class MigrateReport:
         return "\n\n".join(parts)
 
     def _headline(self) -> str:
-        adopted = sum(len(one.adopted) for one in self.regions)
+        adopted = sum(len(region.adopted) for region in self.regions)
         what = f"{counted(len(self.regions), 'region')}, {counted(adopted, 'generation')} adopted"
         key = ", ".join(self.primary_key)
         texts = {
@@ -211,13 +216,13 @@ class MigrateReport:
 def _grid(regions: Sequence[RegionMigration]) -> str:
     rows = [
         (
-            one.region,
-            "new" if one.region_id is None else str(one.region_id),
-            "none" if not one.merged else f"to {one.merged}",
-            ", ".join(f"{each.mem_wal.id.generation} as {each.number}" for each in one.adopted) or "none",
-            f"{sum(each.rows for each in one.adopted):,}",
+            region.region,
+            "new" if region.region_id is None else str(region.region_id),
+            "none" if not region.merged else f"to {region.merged}",
+            ", ".join(f"{each.mem_wal.id.generation} as {each.number}" for each in region.adopted) or "none",
+            f"{sum(each.rows for each in region.adopted):,}",
         )
-        for one in regions
+        for region in regions
     ]
     return grid(("region", "id", "merged", "adopted", "rows"), rows, words=("region", "id", "adopted"))
 
@@ -299,7 +304,7 @@ class LayoutReport:
         parts = [paragraph(self._headline())]
         if self.regions:
             parts.append(_layout_grid(self.regions))
-        if planned and any(not one.sealed for one in self.regions):
+        if planned and any(not region.sealed for region in self.regions):
             parts.append(
                 paragraph(
                     "Stop the writers of these regions before: --apply fences them, flushes their logs, merges their "
@@ -333,13 +338,13 @@ def _blocked_text(fault: Blocked) -> str:
 def _layout_grid(regions: tuple[LayoutRegion, ...]) -> str:
     rows = [
         (
-            str(one.region_id),
-            "none" if not one.merged else f"to {one.merged}",
-            str(len(one.unmerged)),
-            f"{one.rows:,}",
-            str(one.unflushed),
-            "sealed" if one.sealed else "open",
+            str(region.region_id),
+            "none" if not region.merged else f"to {region.merged}",
+            str(len(region.unmerged)),
+            f"{region.rows:,}",
+            str(region.unflushed),
+            "sealed" if region.sealed else "open",
         )
-        for one in regions
+        for region in regions
     ]
     return grid(("region", "merged", "unmerged", "rows", "log", "state"), rows, words=("region", "state"))
