@@ -42,7 +42,7 @@ _AFTER_GRACE = 30
 _SUPERVISOR_BYTES = 512 << 20
 # Places that systemd hides.
 _HOMES = tuple(f"/{name}/" for name in ("home", "root", "run/user"))
-_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108 - as above
+_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108 - names only
 _WILD = re.compile(r"[*?\[]")
 
 _output = click.option("-o", "--output", metavar="FILE", help="Write it to FILE instead of stdout.")

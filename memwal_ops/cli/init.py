@@ -104,7 +104,7 @@ def _place(
         InvalidUsageError: a table of another format is there.
         NotALanceTableError: what is there is of no known format.
     """
-    from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
+    from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - the clients of stores: not for --help
 
     try:
         found, location, store = locate(uri, storage)

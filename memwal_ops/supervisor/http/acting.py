@@ -20,7 +20,12 @@ from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from memwal_ops.supervisor.actions import Actions
+    from memwal_ops.supervisor.http.access import Caller
+
+    _Act = Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]]
 
 
 FILE = "audit.jsonl"
@@ -73,14 +78,6 @@ def _redacted(value: Any) -> Any:
         return {name: _redacted(item) for name, item in value.items()}
     return redact(value) if isinstance(value, str) else value
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from memwal_ops.supervisor.actions import Actions
-    from memwal_ops.supervisor.http.access import Caller
-
-    _Act = Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]]
 
 _API, _TABLE, _JOB = "/api/v1", "/api/v1/tables/{name}", "/api/v1/tables/{name}/jobs/{job}"
 _MAX_TEXT, _MAX_DIGITS = 500, 20

@@ -25,15 +25,12 @@ from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from memwal_ops.storage.api import Store
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     Published = Mapping[str, Any]
+
 
 MAX_CHARGES = 32
 # More than anything that a run uses: a record that says so is not believed.

@@ -22,9 +22,12 @@ from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from memwal_ops.core.cost import Prices
+
+    Spent = tuple[dict[str, Any], Sequence[tuple[float, float]]]
+    EndedRun = tuple[int, str, float | None, Mapping[str, Any] | None]
 
 
 By = Literal["table", "job", "day"]
@@ -169,14 +172,6 @@ def _errors(run: Mapping[str, Any], prices: Mapping[str, Prices]) -> list[float]
 def _day(started: float) -> str:
     return f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d}"
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from memwal_ops.core.cost import Prices
-
-    Spent = tuple[dict[str, Any], Sequence[tuple[float, float]]]
-    EndedRun = tuple[int, str, float | None, Mapping[str, Any] | None]
 
 WEEK = timedelta(days=7)
 _BUCKET_SECONDS = 6 * 3600

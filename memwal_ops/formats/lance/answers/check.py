@@ -62,11 +62,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
+    from memwal_ops.core.verification import VerifyOptions, VerifyReport
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Reader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+
+    Verify = Callable[[Table, VerifyOptions, RunContext | None], VerifyReport]
 
 
 _MAX_ROWS = 8 << 20
@@ -211,17 +214,6 @@ def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) ->
         inside = addresses[fragments_of(addresses) == fragment]
         positions += (pinned.starts[fragment] + np.searchsorted(live.to_numpy(), inside)).tolist()
     return pinned.take(sorted(positions), index)[index.column]
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.core.verification import VerifyOptions, VerifyReport
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
-    from memwal_ops.formats.lance.table import Table
-
-    Verify = Callable[[Table, VerifyOptions, RunContext | None], VerifyReport]
 
 
 def or_plan(verify: Verify) -> Callable[..., VerifyReport | AnswersPlan]:
