@@ -1,6 +1,6 @@
 """Leases of a job on a table, so that two supervisors do not do the same work twice.
 
-A lease is a sequence of numbered records (:mod:`memwal_ops.core.leases`), so that it works on every store;
+A lease is a sequence of numbered records (:class:`NumberedRecords`), so that it works on every store;
 only the newest one counts, and it is never deleted. Taking, renewing, releasing and breaking each add a number.
 
 * The **token** of a lease is the number under which it was taken: it only rises, and no two holders ever
@@ -14,11 +14,6 @@ only the newest one counts, and it is never deleted. Taking, renewing, releasing
 
 Correctness does not depend on leases. Two concurrent holders cost duplicate work, and nothing else: what is published
 is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.lance.commit.commit`).
-
-JSON records in a folder, named by ascending numbers and written by put-if-absent: leases and holds.
-
-Put-if-absent decides who writes a number, on every store. A number is never written twice as long as the highest one
-is never deleted: a writer that fills a gap below it sees that its number is not the highest.
 """
 
 from __future__ import annotations
@@ -48,6 +43,9 @@ _RECORD = "json"
 @dataclass(frozen=True, slots=True)
 class NumberedRecords:
     """Numbered records of one folder.
+
+    Put-if-absent decides who writes a number, on every store. A number is never written twice as long as the highest
+    one is never deleted: a writer that fills a gap below it sees that its number is not the highest.
 
     Attributes:
         store: the table's.

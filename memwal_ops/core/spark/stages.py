@@ -1,17 +1,4 @@
-"""Run the stages of a pass: name them in Spark's UI; collect seconds, tasks and shuffled bytes for the report.
-
-Count what the tasks of a stage have processed, for progress.
-
-Divide work by bytes into parts, and run one task of Spark for each part.
-
-Parts are tasks of RDDs: nothing is planned, compiled or converted by Spark SQL.
-
-Carry typed errors from Spark's tasks to the driver, as text.
-
-Spark gives the driver the text of the exception that a task raised, and shows the same text in its UI and its
-logs. So a task raises one kind of exception: the message without secrets, then a mark and the encoded error, from
-which the driver raises the same error again.
-"""
+"""Run the stages of a pass in Spark: parts, progress, cost, and errors of their tasks."""
 
 from __future__ import annotations
 
@@ -92,6 +79,8 @@ def in_parts(items: Sequence[_T], numbers: Sequence[int]) -> list[list[_T]]:
 def run_parts(context: SparkContext, task: Callable[[Iterable[Any]], Iterator[Any]], parts: Sequence[Any]) -> list[Any]:
     """Run one task for each part, and return all results, in the order of parts.
 
+    Parts are tasks of RDDs: nothing is planned, compiled or converted by Spark SQL.
+
     Results are those of the one successful attempt of each task.
     """
     return context.parallelize(parts, len(parts)).mapPartitions(task).collect() if parts else []
@@ -115,7 +104,12 @@ def carry(kind: type[MemwalOpsError], pack: Callable[[Any], Any], unpack: Callab
 
 
 class TaskFaultError(Exception):
-    """The exception that a task raises: a redacted message, and the encoded error."""
+    """The exception that a task raises: a redacted message, and the encoded error.
+
+    Spark gives the driver the text of the exception that a task raised, and shows the same text in its UI and its
+    logs. So a task raises one kind of exception: the message without secrets, then a mark and the encoded error, from
+    which the driver raises the same error again.
+    """
 
 
 @contextmanager

@@ -1,17 +1,4 @@
-"""Detect the layout of a table from its stored bytes, not from a setting; the only module that does so.
-
-Define ``Layout``, the interface to everything that differs between table layouts, so that no job compares them.
-
-Define what a table's log means for its jobs, so that no job asks whether there is a MemWAL index.
-
-The layout ``none``: a plain Lance table, without a MemWAL index.
-
-The layout ``legacy``: the MemWAL index of Lance 0.31 to 1.x, whose details are a list of MemWALs.
-
-The layout ``region`` of the specification: WAL entries are Lance files, and generations refer to them.
-
-The layout ``shard`` of pylance 7 and later: WAL entries are Arrow streams, generations have files of their own.
-"""
+"""What differs between the layouts of tables. Only this module detects a layout, by stored bytes, not by a setting."""
 
 from __future__ import annotations
 

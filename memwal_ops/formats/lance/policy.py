@@ -1,52 +1,4 @@
-"""Choose the fragments that a compaction joins, by size tiers.
-
-Each byte that is appended costs a write. A compaction that joins all small fragments each time writes the whole table
-for each append. Here adjacent fragments are joined only once the result is ``tier_factor`` times as large as the
-largest of them, or has the target size (universal compaction of RocksDB, size-tiered compaction of Cassandra, the
-binary counter). With T the factor and n the target over the size of an append:
-
-* **Writes.** A row is rewritten at most ``ceil(log_T(n))`` times until its fragment has the target size, and then only
-  where too many of the fragment's rows are deleted. Below :data:`FLOOR`, where a file costs a request and not its
-  bytes, all is joined: at most that many bytes more in each run.
-* **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
-  fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
-
-A fragment alone is rewritten where too much of it is deleted rows and dropped columns, or where its columns are in many
-small files, as ``add_columns`` leaves them. Where pylance does not move an index with the rows, its bytes count as part
-of what a rewrite costs (:meth:`Policy.worth_a_run`).
-
-pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run continues
-until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another run directly
-after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
-
-Choose the indexes that are worth a catch-up, by the rows that they lack.
-
-A query scans the rows that an index does not cover; to cover them costs a commit of each index, and for an index that
-is written anew all of it. So one is worth a run at once when it lacks a quarter of the rows that it covers: then at
-most five bytes are written anew for each byte that it grows by. And at 100,000 rows in any case, so that no query scans
-more. An index that is written by tiers costs little more than the rows that it lacks: it is due, which the schedule
-waits for, at a sixteenth, and at 10,000 rows. A small index is due at a quarter as well, however few rows that is.
-
-Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times what
-a run writes.
-
-Choose the segments of an index that are written again with new rows, by size tiers.
-
-An index that is written anew for each append costs its whole size each time; one that gets a segment for each append
-makes each query look into all of them. So new rows become a segment of their own, and the newest segments are merged
-with them only once the result is ``tier_factor`` times as large as the largest of them, as fragments are joined
-(:mod:`memwal_ops.formats.lance.policy`). A segment is weighed by its rows, so that all indexes of a table
-are cut at the same fragments: a compaction does not join fragments that different segments cover.
-
-With T the factor, M the most segments, and n the rows of the index over those of the smallest append:
-
-* **Writes.** A row of an index is written again at most ``ceil(log_T(n))`` times, as long as there are fewer than M
-  segments; of appends of one size in any case at most ``ceil(log_T(n)) + 2 * c`` times, with c the smallest number for
-  which ``binomial(M + c, M)`` is n or more. Below :data:`SEGMENT_FLOOR`, where a segment costs requests and not its
-  bytes, all is merged: at most that many rows more in each run.
-* **Segments.** Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)`` and one, and never more than M. Where one
-  more would be too many, those are merged of which the largest grows most by it.
-"""
+"""Choose by size tiers what is written again: fragments, indexes, and segments of indexes."""
 
 from __future__ import annotations
 
@@ -126,6 +78,25 @@ Group = tuple[FragmentSize, ...]
 @dataclass(frozen=True, slots=True)
 class Policy:
     """When fragments are rewritten.
+
+    Each byte that is appended costs a write. A compaction that joins all small fragments each time writes the whole
+    table for each append. Here adjacent fragments are joined only once the result is ``tier_factor`` times as large as
+    the largest of them, or has the target size (universal compaction of RocksDB, size-tiered compaction of Cassandra,
+    the binary counter). With T the factor and n the target over the size of an append:
+
+    * **Writes.** A row is rewritten at most ``ceil(log_T(n))`` times until its fragment has the target size, and then
+      only where too many of the fragment's rows are deleted. Below :data:`FLOOR`, where a file costs a request and not
+      its bytes, all is joined: at most that many bytes more in each run.
+    * **Fragments.** What remains has no group to join. Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)``
+      fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
+
+    A fragment alone is rewritten where too much of it is deleted rows and dropped columns, or where its columns are in
+    many small files, as ``add_columns`` leaves them. Where pylance does not move an index with the rows, its bytes
+    count as part of what a rewrite costs (:meth:`Policy.worth_a_run`).
+
+    pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run
+    continues until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another
+    run directly after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
 
     Attributes:
         target_rows: a fragment with that many rows is never joined with others.
@@ -308,6 +279,16 @@ def is_urgent(covered_rows: int, uncovered_rows: int) -> bool:
 def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
     """Whether they are worth a run by the schedule.
 
+    A query scans the rows that an index does not cover; to cover them costs a commit of each index, and for an index
+    that is written anew all of it. So one is worth a run at once when it lacks a quarter of the rows that it covers:
+    then at most five bytes are written anew for each byte that it grows by. And at 100,000 rows in any case, so that no
+    query scans more. An index that is written by tiers costs little more than the rows that it lacks: it is due, which
+    the schedule waits for, at a sixteenth, and at 10,000 rows. A small index is due at a quarter as well, however few
+    rows that is.
+
+    Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times
+    what a run writes.
+
     Args:
         covered_rows: rows that it covers.
         uncovered_rows: rows that it lacks.
@@ -359,6 +340,21 @@ class SegmentDebt:
 @dataclass(frozen=True, slots=True)
 class SegmentPolicy:
     """When segments of an index are merged.
+
+    An index that is written anew for each append costs its whole size each time; one that gets a segment for each
+    append makes each query look into all of them. So new rows become a segment of their own, and the newest segments
+    are merged with them only once the result is ``tier_factor`` times as large as the largest of them, as fragments are
+    joined (:class:`Policy`). A segment is weighed by its rows, so that all indexes of a table
+    are cut at the same fragments: a compaction does not join fragments that different segments cover.
+
+    With T the factor, M the most segments, and n the rows of the index over those of the smallest append:
+
+    * **Writes.** A row of an index is written again at most ``ceil(log_T(n))`` times, as long as there are fewer than M
+      segments; of appends of one size in any case at most ``ceil(log_T(n)) + 2 * c`` times, with c the smallest number
+      for which ``binomial(M + c, M)`` is n or more. Below :data:`SEGMENT_FLOOR`, where a segment costs requests and not
+      its bytes, all is merged: at most that many rows more in each run.
+    * **Segments.** Of appends of one size, at most ``(T - 1) * (log_T(n) + 1)`` and one, and never more than M. Where
+      one more would be too many, those are merged of which the largest grows most by it.
 
     Attributes:
         max_segments: an index never has more; 1: it is written anew each time.

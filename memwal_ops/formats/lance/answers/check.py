@@ -1,20 +1,4 @@
-"""Ask every index of a table, and turn what is wrong into findings.
-
-Whether an index of product quantizer codes with the metric dot searches by the codes of its rows.
-
-For this metric pylance encodes each row as it is. Its update encodes rows relative to their centroid, and searches them
-as if they were encoded as they are (docs/upstream.md). Where all rows of a segment went through such an update, rows of
-every age are found equally badly, and a search by a row's own vector need not find that row for this metric. So the
-recall is compared with that of the trained codebook itself: rows are encoded here, and compared by their codes.
-
-Ask a text index for rows that its files lack: an analyzer may leave nothing of a text, and then nothing is lost.
-
-Compare the rows that an index claims to cover with the rows that its files hold.
-
-See :mod:`memwal_ops.formats.lance.indexes.base_indexes` for what is read of the files.
-
-Estimate what asking the indexes of a table costs, before they are asked: only the rows to ask for are drawn.
-"""
+"""Ask every index of a table, and turn what is wrong into findings."""
 
 from __future__ import annotations
 
@@ -275,6 +259,12 @@ def recall_of_codes(
     table: Table, pinned: Pinned, index: AskedIndex, base: BaseIndex, drawn: Queries, max_bytes: int, reader: Reader
 ) -> tuple[Interval, Interval] | None:
     """The recall of a search of all partitions without refinement, and that of comparing rows by their codes.
+
+    For this metric pylance encodes each row as it is. Its update encodes rows relative to their centroid, and searches
+    them as if they were encoded as they are (docs/upstream.md). Where all rows of a segment went through such an
+    update, rows of every age are found equally badly, and a search by a row's own vector need not find that row for
+    this metric. So the recall is compared with that of the trained codebook itself: rows are encoded here, and compared
+    by their codes.
 
     Reads the rows once more, and the codes of the whole index.
 

@@ -8,14 +8,6 @@ Recall of a healthy index may be low by nature: of a product quantizer with few 
 * Rows that were appended since the index was trained with rows that it was trained with.
 * Each row with itself: a search by its own vector finds it in any healthy index, however coarse its codes are, because
   the codes of a row are those nearest to it, and so is its partition. With foreign centroids or codes it does not.
-
-Compare what a vector index finds in two states of it, without a search of all rows.
-
-Both are asked the same queries, for twice as many rows as are compared. Of the rows that any of the two finds, the
-nearest by exact distances are what each should have found; rows of both are the same if their distances are, as a
-compaction changes addresses. So the cost is that of a few searches, however large the table is. A state that has more
-rows is not worse for that: rows that are nearer are in the pool, too, and those that
-coarse codes make look nearer may take half of the places. If they take all of them, they hide the others.
 """
 
 from __future__ import annotations
@@ -486,6 +478,12 @@ class Pooled:
 
 def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.Table, seed: int = 0) -> Pooled:
     """Search by the vectors of ``rows`` in both states.
+
+    Both are asked the same queries, for twice as many rows as are compared. Of the rows that any of the two finds, the
+    nearest by exact distances are what each should have found; rows of both are the same if their distances are, as a
+    compaction changes addresses. So the cost is that of a few searches, however large the table is. A state that has
+    more rows is not worse for that: rows that are nearer are in the pool, too, and those that coarse codes make look
+    nearer may take half of the places. If they take all of them, they hide the others.
 
     Args:
         after: the same rows with another state of the index.

@@ -11,10 +11,6 @@ row addresses is wrong from then on; a row that it does not find is taken for on
 * Zone maps and bloom filters always have addresses; up to release 12, compactions of such tables move their claims.
 
 Two kinds of proof: :func:`known_faults` from manifests and small files, :func:`sampled_fault` by asking for rows.
-
-Decide which indexes pylance must not update, although they are behind.
-
-Read which releases of Lance write a table, from its newest versions.
 """
 
 from __future__ import annotations

@@ -1,21 +1,4 @@
-"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and the unmerged ones.
-
-Detect versions that lost all rows by a commit of MemWAL states, and restore the rows.
-
-Releases of Lance with the legacy index drop the fragments when they commit only a change of states
-(lance#8438): the version that records the change has no rows. Older versions still have them, until they are cleaned
-up. A merge or a migration on top of such a version would make the loss permanent.
-
-Publish the next version of a legacy table: data, deletions and states of MemWALs together, as exactly V + 1.
-
-pylance 14 builds no version of such a table: it decodes the details as those of the current layouts. So the manifest is
-built here, from V's own, and published by the same put-if-absent as every other commit
-(:mod:`memwal_ops.formats.lance.commit.commit`).
-
-Its transaction is an ``UpdateMemWalState``, also where rows come with it. Writers that began at V and commit later
-compare theirs with it: appends, updates and merges of the same MemWAL are then refused. As an ``Update`` of other
-fragments, a second merge of the same generation would pass, and insert its rows twice.
-"""
+"""Read the legacy MemWAL index of a table version: its MemWALs, what FLUSHED means for each, and the unmerged ones."""
 
 from __future__ import annotations
 
@@ -275,6 +258,10 @@ def _ahead(mem_wal: MemWal, waits: MemWal) -> MemWalOrderError:
 class Emptied:
     """A newest version that state commits emptied.
 
+    Releases of Lance with the legacy index drop the fragments when they commit only a change of states (lance#8438):
+    the version that records the change has no rows. Older versions still have them, until they are cleaned up. A merge
+    or a migration on top of such a version would make the loss permanent.
+
     Attributes:
         version: the newest one.
         source: the newest earlier version that has rows; None: earlier versions no longer exist, so it is not known
@@ -376,7 +363,16 @@ _DELETION_TYPES = {"array": 0, "bitmap": 1}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The next version, before its states are in it."""
+    """The next version, before its states are in it.
+
+    pylance 14 builds no version of such a table: it decodes the details as those of the current layouts. So the
+    manifest is built here, from V's own, and published by the same put-if-absent as every other commit
+    (:mod:`memwal_ops.formats.lance.commit.commit`).
+
+    Its transaction is an ``UpdateMemWalState``, also where rows come with it. Writers that began at V and commit later
+    compare theirs with it: appends, updates and merges of the same MemWAL are then refused. As an ``Update`` of other
+    fragments, a second merge of the same generation would pass, and insert its rows twice.
+    """
 
     fragments: tuple[table_pb2.DataFragment, ...]
     max_fragment_id: int | None

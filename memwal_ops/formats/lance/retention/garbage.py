@@ -6,21 +6,6 @@ A file is garbage if no manifest of the table refers to it (of main, of any bran
 * it is older than a week: left by a killed commit. Younger files may belong to a commit in progress.
 
 Files that Lance does not write in these folders are kept, and so are files behind a directory link.
-
-Keep copies of the manifests of expired versions until the files that only they refer to are deleted.
-
-A version is expired in this order: a copy of its manifest is set aside, the manifest is deleted, the files to which no
-other version refers are deleted, the copy is deleted. So every listed version can be read; a killed
-run leaves a copy, from which the next run reads which files were the version's own; and a version that turns
-out to be needed while its files exist (a tag made in the same moment) is put back.
-
-Timeline of the loss in any other order: the data files of version 3 are deleted, the process is killed,
-version 3 is still listed; a reader opens it, and its files are missing.
-
-Find and delete the leftovers of killed commits: detached manifests with their transaction files, staged manifests.
-
-No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer. Leftovers of
-memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers are never deleted.
 """
 
 from __future__ import annotations
@@ -72,7 +57,16 @@ _CONCURRENT = 16
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """The copy of one version's manifest: the version and the object."""
+    """The copy of one version's manifest: the version and the object.
+
+    A version is expired in this order: a copy of its manifest is set aside, the manifest is deleted, the files to which
+    no other version refers are deleted, the copy is deleted. So every listed version can be read; a killed run leaves a
+    copy, from which the next run reads which files were the version's own; and a version that turns out to be needed
+    while its files exist (a tag made in the same moment) is put back.
+
+    Timeline of the loss in any other order: the data files of version 3 are deleted, the process is killed,
+    version 3 is still listed; a reader opens it, and its files are missing.
+    """
 
     version: int
     meta: ObjectMeta
@@ -143,6 +137,9 @@ _RUN_PROPERTY = "memwal-ops.run_id"
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A detached manifest, and its number. ``job`` and ``run_id`` are None if memwal-ops did not write it.
+
+    No reader opens either; they use space, and a clean-up by pylance keeps the files to which they refer. Leftovers of
+    memwal-ops are recognized by their transaction properties (docs/jobs.md); those of other writers are never deleted.
 
     ``transaction`` is its transaction file, unless a version refers to that file: then the
     commit was killed after it had been published.

@@ -11,11 +11,6 @@ of other branches never read its generations.
 A table may have 50,000 versions. Only the merge progress of each matters, and only merges change it:
 it is stored per region as the versions at which it changed. A version is immutable, so it is
 read only once, however often the retention is refreshed.
-
-Read the merge progress of a version, that is, the generations that its readers do not need.
-
-Large manifests are read by ranges: a table with 10,000 fragments has manifests of
-megabytes, and garbage collection reads every version that can still be opened.
 """
 
 from __future__ import annotations
@@ -81,6 +76,9 @@ class VersionProgress:
 
 def read_version_progress(store: Store, manifest: ObjectMeta) -> VersionProgress:
     """Read the progress: one request for a small manifest, 2 or 3 for a large one, 4 if an index is behind.
+
+    Large manifests are read by ranges: a table with 10,000 fragments has manifests of
+    megabytes, and garbage collection reads every version that can still be opened.
 
     Args:
         manifest: the version's file, from a listing.

@@ -8,13 +8,7 @@ fields takes some bytes for each field, however many versions it has. Only ``exp
 
 The record of a table is not trusted for another one at the same URI, or after a restore from a backup: the manifest of
 the last recorded version must be the recorded one. If that version is gone, the versions between it and the oldest
-existing one are missing, and the record only tells how many
-(:mod:`memwal_ops.formats.lance.retention.schema_recorder`); then the table must have the same MemWAL index.
-
-Values and stored form of a schema record: which fields the versions of a table had.
-
-A span of successive versions with the same fields takes some bytes for each field, however many versions it has.
-:mod:`memwal_ops.formats.lance.retention.schema_recorder` has why it is kept, and when it is trusted.
+existing one are missing, and the record only tells how many; then the table must have the same MemWAL index.
 """
 
 from __future__ import annotations

@@ -7,12 +7,6 @@ strings, then a byte 255; binary after its length as a uint64.
 
 pylance's writer hashes the values of other types than :data:`_HASHED` as if they were empty, and its filters miss all
 their keys.
-
-Encode keys of several columns as one binary column in the same order, as Lance indexes them in a generation.
-
-Of each column a byte 1 (not NULL; 0 means NULL), and the value: whole numbers as eight bytes, most significant
-first, with the sign bit turned where they have a sign; a boolean as one byte; text and bytes with each byte 0 followed
-by 255, and two bytes 0 behind them.
 """
 
 from __future__ import annotations
@@ -49,7 +43,12 @@ def is_encodable(kind: pa.DataType) -> bool:
 
 
 def key_tuples(columns: Sequence[pa.Array]) -> pa.Array:
-    """One binary value for each row of columns of types that :func:`is_encodable`, without NULL values."""
+    """One binary value for each row of columns of types that :func:`is_encodable`, without NULL values.
+
+    Of each column a byte 1 (not NULL; 0 means NULL), and the value: whole numbers as eight bytes, most significant
+    first, with the sign bit turned where they have a sign; a boolean as one byte; text and bytes with each byte 0
+    followed by 255, and two bytes 0 behind them.
+    """
     parts = [part for column in columns for part in _key_parts(column)]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BINARY)).cast(pa.binary())
 

@@ -1,23 +1,4 @@
-"""Decode and encode region manifests and their version hint; unknown fields are preserved.
-
-Encode and decode region records: which region's generations a table version contains.
-
-``merged_generations`` identifies a region by its id alone, and an id may be reused: on a branch, in a
-clone, after a region's folder was removed. So a merge also records which generation it merged last, by
-the directory's name, which is random. The record is stored in the table configuration (manifest field 16), which
-every commit of pylance preserves; fields of the MemWAL details that are unknown to pylance
-are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
-
-One key with one entry per region: ``{region id, 32 hex digits}:{generation}:{mark}``, and ``:{adopted}`` if an
-operator decided that the region's rows belong to the table.
-
-Encode and decode region field values: raw Arrow scalars in a region manifest, typed by ``result_type``.
-
-A number is stored as little-endian bytes, a string as UTF-8, a boolean as one byte. The type is the name of
-an Arrow type (S0-102); values of an unknown type are not decoded.
-
-All NaNs are one value, whatever their bits: :data:`NAN`, which is equal to itself in tuples, as other values are.
-"""
+"""Decode and encode what is stored of a region: its manifest, its record in a table version, its field values."""
 
 from __future__ import annotations
 
@@ -277,6 +258,15 @@ UNDECIDED = "undecided"
 class RegionRecord:
     """The record of one region in a version.
 
+    ``merged_generations`` identifies a region by its id alone, and an id may be reused: on a branch, in a
+    clone, after a region's folder was removed. So a merge also records which generation it merged last, by
+    the directory's name, which is random. The record is stored in the table configuration (manifest field 16), which
+    every commit of pylance preserves; fields of the MemWAL details that are unknown to pylance
+    are lost at its next merge with progress, index update or compaction (tests/integration/contracts).
+
+    One key with one entry per region: ``{region id, 32 hex digits}:{generation}:{mark}``, and ``:{adopted}`` if an
+    operator decided that the region's rows belong to the table.
+
     Attributes:
         generation: the last of its generations that was merged when this was recorded.
         mark: identifies its directory, see :func:`mark_of`. ``unmerged``: an operator decided that none is
@@ -396,6 +386,11 @@ def encode_field(value: Any, kind: pa.DataType) -> bytes | None:
 
 def decode_field(value: bytes, kind: pa.DataType) -> Any:
     """The Python value of a stored scalar.
+
+    A number is stored as little-endian bytes, a string as UTF-8, a boolean as one byte. The type is the name of
+    an Arrow type (S0-102); values of an unknown type are not decoded.
+
+    All NaNs are one value, whatever their bits: :data:`NAN`, which is equal to itself in tuples, as other values are.
 
     Raises:
         InvalidFormatError: the bytes are not a value of the type.

@@ -8,18 +8,6 @@ be known: a manifest with an unknown field can be read, but not rewritten (S3-01
 
 Tables with files of Lance's first format (0.1) have the values of their dictionary columns at the start of the file, in
 front of the sections; positions from the start of the file are also among these bytes, so a rewrite leaves them there.
-
-The feature flags of a table's manifest, by name, and which of them this release supports.
-
-A manifest has two sets: a reader must know all flags of the first, a writer those of both. The releases from 11 on
-were measured: a feature's is the first one that opens a table with its flag. Lance gave some other numbers before that.
-
-Encode and decode roaring bitmaps: of the fragments that an index segment covers, and of row ids.
-
-Both have the portable 32-bit format. ``row_addr_allowlist`` and ``row_addr_blocklist`` of pylance's scanners take
-the number of different upper halves of ids, then of each its value, a length in bytes and a bitmap of the lower halves.
-
-Tell from the index entries of a version which of them are Lance's own, and which may lack rows.
 """
 
 from __future__ import annotations
@@ -69,6 +57,10 @@ _EARLY = "11 or earlier"
 @dataclass(frozen=True, slots=True)
 class Feature:
     """A feature of tables that needs programs which know it.
+
+    A manifest has two sets: a reader must know all flags of the first, a writer those of both. The releases from 11 on
+    were measured: a feature's is the first one that opens a table with its flag. Lance gave some other numbers before
+    that.
 
     Attributes:
         flag: its bit.
@@ -207,6 +199,10 @@ def fragments_of(addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 def encode_row_ids(ids: NDArray[np.uint64]) -> bytes:
     """The ``_rowid`` of rows, in any order, as one value for a scanner's list of rows.
+
+    Both have the portable 32-bit format. ``row_addr_allowlist`` and ``row_addr_blocklist`` of pylance's scanners take
+    the number of different upper halves of ids, then of each its value, a length in bytes and a bitmap of the lower
+    halves.
 
     pylance names these lists by addresses and compares them with ``_rowid``: with stable row ids, an address would be
     another row, or none.

@@ -2,35 +2,6 @@
 
 An entry is deletable if no writer and no reader replays it any more, no remaining generation has its rows in it, and
 it is not a fence post: without that, a fenced writer that resumes could acknowledge a write.
-
-Determine the fence posts: WAL entries that must be kept so that a fenced writer finds its position taken.
-
-A writer detects that it was fenced when its put-if-absent finds its position taken; docs/protocol.md has the
-timeline of the loss if positions are freed.
-
-So an entry is kept as long as a writer may have its position as the next one. How a writer gets a
-position, and which entries are kept for it:
-
-* it wrote the previous entry: the entry at its position is of another epoch, and the first of a *run* of that
-  epoch's entries. The first entry of each run is kept.
-* it found entries of older epochs at its position, and continued at the position after them. They were written by
-  writers that claimed before it, and searched for the end of the log only after it had written: runs
-  of an older epoch behind one of a newer epoch. They are kept as a whole.
-* it claimed the region, and wrote nothing yet. It may search for the end of the log at any time, from
-  the ``replay_after`` of its own claim on, and stop at any missing entry. All entries from
-  there on are kept: those that existed when it claimed, and those written since.
-* it is pylance's, which writes an empty entry when it claims, before it searches: until it wrote a
-  second one, all entries between its claim's ``replay_after`` and its first are kept.
-
-The runs are found by bisection, which misses runs of an older epoch between two of the same
-newer one. Epochs that are missed are treated as if they wrote nothing.
-
-How long: ``fence_retention``. A run's first entry is kept until the *next* run is that old: as long as it exists, the
-next one is recognized as the start of a run. For a writer that searched late, the time counts from its claim.
-
-For future writers: the last entry of the log is always kept, because pylance uses the highest
-name as the end of the log and puts its empty entry after it; at too low a position, that entry would not fence
-any writer. All entries after ``wal_id_last_seen`` are kept as well: other writers search for the end from there.
 """
 
 from __future__ import annotations
@@ -144,6 +115,33 @@ def unsettled_epochs(
 @dataclass(frozen=True)
 class FencePosts:
     """The fence posts of one log.
+
+    A writer detects that it was fenced when its put-if-absent finds its position taken; docs/protocol.md has the
+    timeline of the loss if positions are freed.
+
+    So an entry is kept as long as a writer may have its position as the next one. How a writer gets a
+    position, and which entries are kept for it:
+
+    * it wrote the previous entry: the entry at its position is of another epoch, and the first of a *run* of that
+      epoch's entries. The first entry of each run is kept.
+    * it found entries of older epochs at its position, and continued at the position after them. They were written by
+      writers that claimed before it, and searched for the end of the log only after it had written: runs
+      of an older epoch behind one of a newer epoch. They are kept as a whole.
+    * it claimed the region, and wrote nothing yet. It may search for the end of the log at any time, from
+      the ``replay_after`` of its own claim on, and stop at any missing entry. All entries from
+      there on are kept: those that existed when it claimed, and those written since.
+    * it is pylance's, which writes an empty entry when it claims, before it searches: until it wrote a
+      second one, all entries between its claim's ``replay_after`` and its first are kept.
+
+    The runs are found by bisection, which misses runs of an older epoch between two of the same
+    newer one. Epochs that are missed are treated as if they wrote nothing.
+
+    How long: ``fence_retention``. A run's first entry is kept until the *next* run is that old: as long as it exists,
+    the next one is recognized as the start of a run. For a writer that searched late, the time counts from its claim.
+
+    For future writers: the last entry of the log is always kept, because pylance uses the highest
+    name as the end of the log and puts its empty entry after it; at too low a position, that entry would not fence
+    any writer. All entries after ``wal_id_last_seen`` are kept as well: other writers search for the end from there.
 
     Attributes:
         ids: the existing entries, ascending.
