@@ -28,14 +28,14 @@ import ssl
 import threading
 import time
 import urllib.error
-import urllib.request
 import uuid
 from collections import Counter, defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
+from functools import partial
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -43,10 +43,9 @@ from urllib.parse import quote
 from memwal_ops.errors import MemwalOpsError, import_extra
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact, remember
-from memwal_ops.supervisor.http.client import NoRedirects, failure_text
+from memwal_ops.supervisor.http.client import Deadline, failure_text, fetch
 from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import counted, printable
-from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -250,6 +249,8 @@ def _escaped(text: str) -> str:
 
 
 _TIMEOUT = 10.0
+# For a whole message, however slowly its server answers.
+MESSAGE_SECONDS = 20.0
 _WEBHOOK_SECRET = "whsec_"  # noqa: S105 - how such a secret begins
 _MAX_SECRET_BYTES = 64 << 10
 
@@ -259,7 +260,7 @@ class NotificationError(Exception):
 
 
 def send(target: TargetConfig, message: Message) -> None:
-    """Deliver a message, within some seconds.
+    """Deliver a message, within ``MESSAGE_SECONDS``.
 
     Raises:
         NotificationError: it was not delivered; the text has no secret.
@@ -305,16 +306,25 @@ def _teams(target: TargetConfig, message: Message) -> None:
 
 
 def _post(target: TargetConfig, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    url = _secret(target, "url") or ""
-    if not url.startswith(("http://", "https://")):
-        raise NotificationError(f"{target.name}: its URL is not http or https.")
-    sent = {"Content-Type": "application/json", "User-Agent": f"memwal-ops/{__version__}", **(headers or {})}
-    request = urllib.request.Request(url, body, sent, method="POST")  # noqa: S310 - checked above
-    with _opener.open(request, timeout=_TIMEOUT) as response:
-        response.read(1)
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    fetch(_secret(target, "url") or "", MESSAGE_SECONDS, body, sent)
 
 
-_opener = urllib.request.build_opener(NoRedirects)
+class _Mail(smtplib.SMTP):
+    """A connection to a mail server, which ends in time."""
+
+    def __init__(self, deadline: Deadline, *server: Any, **options: Any) -> None:
+        self._deadline = deadline
+        super().__init__(*server, **options)
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> Any:
+        connection = super()._get_socket(host, port, timeout)  # type: ignore[misc]  # the hook of its own subclass
+        self._deadline.watch(connection)
+        return connection
+
+
+class _TlsMail(_Mail, smtplib.SMTP_SSL):
+    """The same with TLS from its beginning."""
 
 
 def _email(target: TargetConfig, message: Message) -> None:
@@ -325,11 +335,12 @@ def _email(target: TargetConfig, message: Message) -> None:
     mail.set_content(message.text())
     host, context = target.host or "", ssl.create_default_context()
     password = _secret(target, "password")
-    if target.security == "tls":
-        server: smtplib.SMTP = smtplib.SMTP_SSL(host, target.port or 465, timeout=_TIMEOUT, context=context)
-    else:
-        server = smtplib.SMTP(host, target.port or 587, timeout=_TIMEOUT)
-    with server:
+    with Deadline(MESSAGE_SECONDS) as deadline, ExitStack() as opened:
+        if target.security == "tls":
+            server: smtplib.SMTP = _TlsMail(deadline, host, target.port or 465, timeout=_TIMEOUT, context=context)
+        else:
+            server = _Mail(deadline, host, target.port or 587, timeout=_TIMEOUT)
+        opened.enter_context(server)
         if target.security == "starttls":
             server.starttls(context=context)
         if target.username is not None:
@@ -419,7 +430,7 @@ def _read(document: Mapping[str, Any]) -> Told:
     return Told({one.key: one for one in found}, [float(one) for one in document["sent"]])
 
 
-_STEP_SECONDS, _BUSY_FACTOR = 15.0, 10.0
+_STEP_SECONDS, _STEP_JOIN_SECONDS, _BUSY_FACTOR = 15.0, 1.0, 10.0
 _HOUR = 3600.0
 _FIRST_RETRY, _LONGEST_RETRY = 30.0, 900.0
 
@@ -463,6 +474,9 @@ class FindingNotifier:
         self._now = now
         self._since: dict[str, float] = {}
         self._retry: dict[str, tuple[float, float]] = {}
+        # By target: the thread that tells it now; and why the last message was not delivered.
+        self._telling: dict[str, threading.Thread] = {}
+        self._faults: dict[str, str] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -476,11 +490,21 @@ class FindingNotifier:
     def close(self, timeout: float) -> None:
         """Stop; a message that is being sent gets ``timeout`` seconds to end."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        ends = time.monotonic() + timeout
+        for thread in (self._thread, *self._telling.values()):
+            if thread is not None:
+                thread.join(max(0.0, ends - time.monotonic()))
 
-    def step(self, *, wait: bool = True) -> None:
-        """Send to each target what it was not told yet; ``wait``: after ``group_wait``."""
+    @property
+    def faults(self) -> dict[str, str]:
+        """By name of a target, why its last message was not delivered."""
+        return dict(self._faults)
+
+    def step(self, *, wait: bool = True, seconds: float = 2 * MESSAGE_SECONDS) -> None:
+        """Send to each target what it was not told yet; ``wait``: after ``group_wait``.
+
+        Each is told on a thread of its own, which is waited for at most ``seconds``: one that hangs delays no other.
+        """
         config = self._config
         if not config.targets:
             return
@@ -489,9 +513,18 @@ class FindingNotifier:
             return
         if self._file is None:
             self._file = ToldFile(self._path)
-        for target in config.targets:
-            self._tell(target, now_holds, self._file.targets.setdefault(target.name, Told()), wait=wait)
         names = {target.name for target in config.targets}
+        self._telling = {name: thread for name, thread in self._telling.items() if thread.is_alive()}
+        self._faults = {name: why for name, why in self._faults.items() if name in names}
+        for target in config.targets:
+            if target.name not in self._telling:
+                told = self._file.targets.setdefault(target.name, Told())
+                tell = partial(self._tell, target, now_holds, told, wait=wait)
+                self._telling[target.name] = threading.Thread(target=tell, name="notify", daemon=True)
+                self._telling[target.name].start()
+        ends = time.monotonic() + seconds
+        for thread in self._telling.values():
+            thread.join(max(0.0, ends - time.monotonic()))
         self._file.targets = {name: told for name, told in self._file.targets.items() if name in names}
         self._file.write()
 
@@ -519,11 +552,13 @@ class FindingNotifier:
             pause = min(2 * pause, _LONGEST_RETRY)
             self._retry[target.name] = (now + pause, pause)
             text = str(error) if isinstance(error, NotificationError) else type(error).__name__
+            self._faults[target.name] = text
             get_logger(__name__).warning("notification_failed", target=target.name, error=text, retry_in=pause)
             self._on_result(target.name, "failed")
             return
         self._retry.pop(target.name, None)
         self._since.pop(target.name, None)
+        self._faults.pop(target.name, None)
         told.found = after(told.found, made)
         told.sent.append(now)
         self._on_result(target.name, "succeeded")
@@ -533,7 +568,7 @@ class FindingNotifier:
         while not self._stopped.wait(pause):
             began = time.monotonic()
             try:
-                self.step()
+                self.step(seconds=_STEP_JOIN_SECONDS)
             except Exception:  # noqa: BLE001 - a bug here must not end all notifications
                 get_logger(__name__).exception("internal_error")
             # Of many tables, finding out what holds may take some processor time: at most a tenth of one.

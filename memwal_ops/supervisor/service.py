@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.config.effective import Settings, TableSettings
     from memwal_ops.supervisor.config.model import NotifyConfig
-    from memwal_ops.supervisor.observe.status_document import ServiceStatus, StatusDocument
+    from memwal_ops.supervisor.observe.status_document import DeliveryFault, ServiceStatus, StatusDocument
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.workers.pools import WorkerProcess
 
@@ -283,9 +283,14 @@ class Service:
             },
             "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in self._found.faults],
             "discovery_pending": self._found.pending,
+            "delivery_faults": self._delivery_faults(),
             "fleet": None if self._member is None else self._member.status(),
             "events": None if self._listener is None else events_status(self.scheduler, self._listener),
         }
+
+    def _delivery_faults(self) -> list[DeliveryFault]:
+        faults = {**self._notifications.faults, **({"heartbeat": why} if (why := self._heartbeat.fault) else {})}
+        return [{"target": target, "error": redact(error)} for target, error in sorted(faults.items())]
 
     # -- signals
 
@@ -496,7 +501,9 @@ class Service:
         if not (self._ready or self._once):
             return None
         status = self.status()
-        of_service = service_findings(status["service"], self._found.faults, self.scheduler.settings.path)
+        # Not what is wrong with the targets: one of them would be told once it is right again.
+        service: dict[str, Any] = {**status["service"], "delivery_faults": []}
+        of_service = service_findings(service, self._found.faults, self.scheduler.settings.path)
         found, unread = [Found.of("", one) for one in of_service], set()
         for table in status["tables"]:
             if table["state"] == NOT_READ:

@@ -5,21 +5,26 @@ Requests to other servers: they follow no redirect, and their errors quote no UR
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
+from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +39,111 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         """Leave the redirect as an error with its status."""
         return None  # noqa: RET501 - the base class's result
+
+
+class Deadline:
+    """Bounds a request as a whole: at its end the connections are shut down, however slowly a server sends.
+
+    The time limit of a socket is for each read: a server that sends a byte a second would be waited for without end.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._over = seconds, False
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def watch(self, connection: socket.socket) -> None:
+        """End a connection in time, too; its descriptor is copied, as TLS takes the socket's own."""
+        with self._lock:
+            self._sockets.append(socket.socket(fileno=os.dup(connection.fileno())))
+        if self._over:
+            self._end()
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Raise :class:`TimeoutError` if the time was over, whatever came of it: a response may have been cut."""
+        self._timer.cancel()
+        with self._lock:
+            for connection in self._sockets:
+                connection.close()
+            self._sockets = []
+        if self._over:
+            raise TimeoutError(f"it did not end within {self._seconds:g} s")
+
+    def _end(self) -> None:
+        with self._lock:
+            self._over = True
+            for connection in self._sockets:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Watched(urllib.request.AbstractHTTPHandler):
+    """Opens connections under a deadline."""
+
+    deadline: Deadline
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **arguments: Any) -> HTTPResponse:
+        def connection_of(*given: Any, **more: Any) -> Any:
+            connection = http_class(*given, **more)
+            create = connection._create_connection  # noqa: SLF001 - there is no other place before the first read
+
+            def created(*address: Any, **limits: Any) -> socket.socket:
+                made: socket.socket = create(*address, **limits)
+                self.deadline.watch(made)
+                return made
+
+            connection._create_connection = created  # noqa: SLF001 - see above
+            return connection
+
+        return super().do_open(connection_of, req, **arguments)
+
+
+class _WatchedHttp(_Watched, urllib.request.HTTPHandler):
+    """``http``."""
+
+
+class _WatchedHttps(_Watched, urllib.request.HTTPSHandler):
+    """``https``."""
+
+
+def fetch(
+    url: str,
+    seconds: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    redirects: bool = False,
+) -> None:
+    """Send a request to another server, with a body as POST; the whole takes at most ``seconds``.
+
+    A user and a password in the URL are sent as basic authentication.
+
+    Raises:
+        OSError, ValueError, HTTPException: there is no response in time, or one that is not good.
+    """
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    sent = {"User-Agent": f"memwal-ops/{__version__}", **(headers or {})}
+    if user:
+        name, _, password = user.partition(":")
+        given = f"{unquote(name)}:{unquote(password)}".encode()
+        sent["Authorization"] = f"Basic {base64.b64encode(given).decode()}"
+        url = urlunsplit(parts._replace(netloc=host))
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError("its URL is not http or https")
+    request = urllib.request.Request(url, body, sent)  # noqa: S310 - checked above
+    with Deadline(seconds) as deadline:
+        handlers: list[Any] = [_WatchedHttp(), _WatchedHttps(), *([] if redirects else [NoRedirects()])]
+        for handler in handlers[:2]:
+            handler.deadline = deadline
+        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as response:
+            response.read(1)
 
 
 def failure_text(error: Exception, url: str = "") -> str:

@@ -195,6 +195,10 @@ def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault],
         full = any(word in lost.lower() for word in ("disk is full", "no space left"))
         page = "runbooks/disk-full.md" if full else "runbooks/errors/56-history.md"
         yield finding(WARNING, what, "Free space." if full else "Make the state folder writable.", page)
+    for fault in () if service is None else service.get("delivery_faults") or ():
+        to = "Heartbeats do" if fault["target"] == "heartbeat" else f"Notifications of the target {fault['target']} do"
+        todo = f"See whether its server works, and its address: memwal-ops config check {shlex.quote(file)}"
+        yield finding(WARNING, f"{to} not arrive: {fault['error']}", todo, None)
     fleet = None if service is None else service.get("fleet")
     if fleet is not None:
         yield from _fleet_findings(fleet)

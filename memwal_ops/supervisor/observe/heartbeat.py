@@ -12,15 +12,14 @@ import queue
 import socket
 import threading
 import time
-import urllib.request
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from memwal_ops.log import get_logger
-from memwal_ops.supervisor.http.client import failure_text
+from memwal_ops.supervisor.http.client import failure_text, fetch
 from memwal_ops.text import printable
-from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,49 +29,62 @@ _MAX_QUEUED = 100
 
 
 class Heartbeat:
-    """Fetches URLs on a background thread. ``on_result`` gets ``succeeded`` or ``failed``."""
+    """Fetches URLs, those of each server on a thread of its own. ``on_result`` gets ``succeeded`` or ``failed``.
+
+    Attributes:
+        fault: why the last heartbeat was not received; empty: it was.
+    """
 
     def __init__(self, on_result: Callable[[str], None]) -> None:
         """Fetch nothing yet."""
         self._on_result = on_result
-        self._waiting: queue.Queue[tuple[str, float]] = queue.Queue(_MAX_QUEUED)
-        self._thread: threading.Thread | None = None
+        self._waiting: dict[str, queue.Queue[tuple[str, float]]] = {}
+        self.fault = ""
 
     def beat(self, url: str, table: str, job: str, timeout: float) -> None:
-        """Fetch a URL soon; dropped if too many are queued already."""
-        if self._thread is None:
-            # A daemon: the exit must not wait for a server that sends a byte now and then, and never finishes.
-            self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
-            self._thread.start()
+        """Fetch a URL soon; dropped if too many of its server are queued already."""
+        server = urlsplit(url).netloc
+        if server not in self._waiting:
+            self._waiting[server] = queue.Queue(_MAX_QUEUED)
+            # A daemon: the exit must not wait for it.
+            threading.Thread(target=self._work, args=(server,), name="heartbeat", daemon=True).start()
         try:
-            self._waiting.put_nowait((url.format(table=quote(table, safe=""), job=job), timeout))
+            self._waiting[server].put_nowait((url.format(table=quote(table, safe=""), job=job), timeout))
         except queue.Full:
             self._on_result("failed")
 
     def close(self, timeout: float) -> None:
         """Fetch what is queued, for at most ``timeout`` seconds, and drop the rest."""
-        with self._waiting.all_tasks_done:
-            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, timeout)
-        with suppress(queue.Empty):
-            while True:
-                self._waiting.get_nowait()
+        ends = time.monotonic() + timeout
+        for waiting in self._waiting.values():
+            with waiting.all_tasks_done:
+                left = max(0.0, ends - time.monotonic())
+                waiting.all_tasks_done.wait_for(partial(_is_done, waiting), left)
+            with suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
 
-    def _work(self) -> None:
+    def _work(self, server: str) -> None:
+        waiting = self._waiting[server]
         while True:
-            self._fetch(*self._waiting.get())
-            self._waiting.task_done()
+            self._fetch(*waiting.get())
+            waiting.task_done()
 
     def _fetch(self, url: str, timeout: float) -> None:
-        request = urllib.request.Request(url, headers={"User-Agent": f"memwal-ops/{__version__}"})  # noqa: S310 - the configuration allows http and https alone
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310 - see above
-                response.read(1)
+            fetch(url, timeout, redirects=True)
         except Exception as error:  # noqa: BLE001 - whatever another server does
             # The URL is not logged: it often contains its only secret.
-            get_logger(__name__).warning("heartbeat_failed", error=failure_text(error, url))
+            self.fault = failure_text(error, url)
+            get_logger(__name__).warning("heartbeat_failed", error=self.fault)
             self._on_result("failed")
         else:
+            self.fault = ""
             self._on_result("succeeded")
+
+
+def _is_done(waiting: queue.Queue[tuple[str, float]]) -> bool:
+    return not waiting.unfinished_tasks
 
 
 class Notifier:

@@ -179,6 +179,13 @@ class PatternFault(TypedDict):
     error: str
 
 
+class DeliveryFault(TypedDict):
+    """A target whose last notification was not delivered; of ``heartbeat`` the last heartbeat."""
+
+    target: str
+    error: str
+
+
 class OwnBudgetStatus(TypedDict):
     """What this supervisor has of the budget of the fleet."""
 
@@ -276,6 +283,7 @@ class ServiceStatus(TypedDict):
     config: ConfigStatus
     discovery_faults: list[PatternFault]
     discovery_pending: list[str]
+    delivery_faults: list[DeliveryFault]
     fleet: FleetStatus | None
     events: EventsStatus | None
 

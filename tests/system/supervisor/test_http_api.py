@@ -48,7 +48,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "version": "1", "pid": 1, "instance": "i", "holder": "h", "started": "2026", "ready": True,
             "stopping": False, "leases": True, "paused": None, "state_dir": "/s", "state_error": None,
             "config": {"file": "/c", "loaded": "2026", "error": None},
-            "discovery_faults": [], "discovery_pending": [], "budget": None, "fleet": None, "events": None,
+            "discovery_faults": [], "discovery_pending": [], "delivery_faults": [],
+            "budget": None, "fleet": None, "events": None,
         }  # fmt: skip
         return {"service": service, "pools": pools, "tables": tables}
 

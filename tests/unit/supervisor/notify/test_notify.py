@@ -28,8 +28,10 @@ from memwal_ops.supervisor.notify import (
     send,
     signed,
 )
-from tests.support.receivers import Receiver, http_receiver, mail_receiver, raw_server
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat
+from tests.support.receivers import Receiver, http_receiver, mail_receiver, raw_server, silent_server
 from tests.support.run_cli import run_here
+from tests.support.waiting import until
 
 PAGE = "runbooks/alerts/MemwalOpsJobFailing.md"
 SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
@@ -312,3 +314,40 @@ def test_the_command_tries_each_target(tmp_path: Path, capfd: pytest.CaptureFixt
         assert len(server.received) == 2
         assert json.loads(server.received[0][2])["test"] is True
     assert run_here(capfd, "notify", "--config", str(written(tmp_path))).code == 2
+
+
+def test_a_target_that_drips_delays_no_other_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte renews the time limit of a socket: a message has one as a whole."""
+    monkeypatch.setattr("memwal_ops.supervisor.notify.MESSAGE_SECONDS", 0.3)
+    results: list[tuple[str, str]] = []
+    with silent_server(b"HTTP/1.1 200 OK\r\nX-a: ") as port, http_receiver() as good:
+        targets = [
+            TargetConfig(name="slow", type="webhook", url=f"http://127.0.0.1:{port}/"),
+            TargetConfig(
+                name="mail", type="email", host="127.0.0.1", port=port, security="none", sender="a@b", to=["c@d"]
+            ),
+            TargetConfig(name="good", type="webhook", url=good.url.replace("//", "//ann:p%40ss@")),
+        ]
+        notifier = FindingNotifier(
+            NotifyConfig(group_wait="0s", targets=targets), read=lambda: Findings((found(),)), service="s",
+            path=str(tmp_path / "notified.json"), on_result=lambda *result: results.append(result),
+        )  # fmt: skip
+        notifier.step()
+    assert sorted(results) == [("good", "succeeded"), ("mail", "failed"), ("slow", "failed")]
+    assert {*notifier.faults} == {"slow", "mail"}
+    assert "did not end within 0.3 s" in notifier.faults["slow"]
+    (_, headers, _) = good.received[0]
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"ann:p@ss"
+
+
+def test_a_heartbeat_that_drips_delays_none_of_another_server() -> None:
+    results: list[str] = []
+    beats = Heartbeat(results.append)
+    with silent_server(b"HTTP/1.1 200 OK\r\nX-a: ") as port, raw_server(b"HTTP/1.1 200 OK\r\n\r\n") as (good, _):
+        beats.beat(f"http://127.0.0.1:{port}/", "t", "merge", 0.3)
+        until(lambda: results == ["failed"])
+        assert "did not end within 0.3 s" in beats.fault
+        beats.beat(f"http://127.0.0.1:{port}/", "t", "merge", 3600.0)
+        beats.beat(f"http://127.0.0.1:{good}/", "t", "merge", 3600.0)
+        until(lambda: results == ["failed", "succeeded"])
+        assert beats.fault == ""
