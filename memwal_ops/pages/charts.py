@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,8 @@ _DARK = (
 )
 _FONT = "system-ui, sans-serif"
 _TICKS, _MAX_TICKS = 3, 5
+CHART_WIDTH = 480
+_FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _TICK_STEPS = (
     *((_MINUTE * minutes, "{:%H:%M}") for minutes in (1, 5, 10, 15, 30, 60, 240)),
@@ -73,11 +76,23 @@ def time_chart(
         dots_size=2,
     )
     plot.x_labels = ticks
+    if not callable(unit) and unit != "share":
+        plot.y_labels = value_ticks([value for points in series.values() for _, value in points], unit)
     for at, (name, points) in enumerate(series.items()):
         dashes = {"width": 2, "dasharray": _DASHES[at % len(_DASHES)]}
         dots = len(points) == 1 or unit == "share"
         plot.add(name, [*points], show_dots=dots, stroke_style=dashes)
     return rendered(plot)
+
+
+def value_ticks(values: Sequence[float], unit: Unit) -> list[float]:
+    """Return up to five round amounts from 0 to the largest, whose texts differ: no 0.5 that is printed as 0."""
+    most = max(1.0, *values)
+    base = 1024.0 if unit == "bytes" else 10.0
+    power = base ** max(0, math.floor(math.log(most, base)))
+    steps = (power * factor for factor in (*_FACTORS, *(base * factor for factor in _FACTORS)))
+    step = next(step for step in steps if most / step <= _TICKS)
+    return [step * at for at in range(math.ceil(most / step) + 1)]
 
 
 def time_ticks(start: float, end: float) -> tuple[list[float], str]:
@@ -122,7 +137,7 @@ def common_options() -> dict[str, Any]:
         "style": style,
         "js": (),
         "css": ["file://style.css", "file://graph.css", _DARK],
-        "width": 480,
+        "width": CHART_WIDTH,
         "height": 180,
         "explicit_size": True,
         "show_legend": False,

@@ -67,3 +67,39 @@ function refresh() {
 
 setInterval(refresh, REFRESH_SECONDS * 1000);
 document.addEventListener("visibilitychange", refresh);
+
+// The amount of a chart where the pointer is; of one with the focus at a place that the arrow keys move.
+function point(figure, at) {
+  const points = JSON.parse(figure.dataset.points);
+  const place = Math.max(0, Math.min(points.length - 1, at(points)));
+  const [when, text] = points[place];
+  const out = figure.querySelector("output");
+  out.dataset.summary ??= out.textContent;
+  out.textContent = `${text}, ${new Date(when * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
+  figure.dataset.at = place;
+}
+
+document.addEventListener("pointermove", (event) => {
+  const figure = event.target.closest?.("figure[data-points]");
+  for (const other of document.querySelectorAll("figure[data-at]")) if (other !== figure) summary(other);
+  if (!figure) return;
+  const box = figure.querySelector("img").getBoundingClientRect();
+  const [left, width, start, end] = JSON.parse(figure.dataset.plot);
+  const when = start + (((event.clientX - box.left) / box.width - left) / width) * (end - start);
+  point(figure, (points) => points.findLastIndex(([time]) => time <= when));
+});
+
+function summary(figure) {
+  const out = figure.querySelector("output");
+  out.textContent = out.dataset.summary ?? out.textContent;
+  delete figure.dataset.at;
+}
+
+document.addEventListener("focusin", (event) => event.target.matches("figure[data-points]") && point(event.target, (points) => points.length - 1));
+document.addEventListener("focusout", (event) => event.target.matches("figure[data-points]") && summary(event.target));
+document.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step || !event.target.matches("figure[data-points]")) return;
+  event.preventDefault();
+  point(event.target, () => Number(event.target.dataset.at) + step);
+});

@@ -105,7 +105,11 @@ def _waits(job: Mapping[str, Any]) -> bool:
 
 
 def _button(table: str, job: str, action: str, label: str) -> dict[str, Any]:
-    return {"path": f"/api/v1/tables/{_segment(table)}/jobs/{_segment(job)}/{action}", "label": label}
+    return {
+        "path": f"/api/v1/tables/{_segment(table)}/jobs/{_segment(job)}/{action}",
+        "label": label,
+        "name": f"{label}: {job}",
+    }
 
 
 def _segment(name: str) -> str:
@@ -174,10 +178,12 @@ RANGES = {
     "24h": (timedelta(days=1), timedelta(hours=1), "hour"),
     "7d": (timedelta(days=7), timedelta(hours=6), "6 hours"),
     "30d": (timedelta(days=30), timedelta(days=1), "day"),
+    "90d": (timedelta(days=90), timedelta(days=3), "3 days"),
 }
 """What time charts show, and of what time, in words, each cost is the sum."""
 _RANGE = "24h"
 _FRESH_SECONDS = 2.0
+_MIN_SCALE = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +367,13 @@ class Pages:
         wanted = given if given in RANGES else _RANGE
         (span, each, each_text), now, name = RANGES[wanted], datetime.now(UTC), table["name"]
         since = now - span
-        scale = since.timestamp(), now.timestamp()
+        samples = self._samples(name, since)
+        # A young table has no empty left half, nor one vertical line.
+        first = max(since.timestamp(), min((float(when) for when, _ in samples), default=0.0))
+        scale = min(first, now.timestamp() - _MIN_SCALE), now.timestamp()
         ledger, spent = self._spending.of(name, span)
         asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
-        charts = charts_of(self._samples(name, since), *scale)
+        charts: list[dict[str, Any]] = charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
         charts += recall_chart(asked, *scale)
         charts += cost_chart(spent, self._spending.currency, *scale, each, each_text)
         ranges = [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.answers import bad_answers
@@ -12,7 +16,7 @@ from memwal_ops.core.cost import money_text
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
-from memwal_ops.pages.charts import bar_chart, time_chart
+from memwal_ops.pages.charts import CHART_WIDTH, bar_chart, time_chart
 from memwal_ops.pages.rendering import amount_text, data_uri
 from memwal_ops.supervisor.observe.findings import (
     MAX_BLOCKED,
@@ -29,7 +33,7 @@ from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from memwal_ops.core.figures import Figures
@@ -67,6 +71,7 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
 
 
 _MAX_POINTS = 120
+_PLOT = re.compile(rb'translate\(([\d.]+), [\d.]+\)" class="plot"><rect x="0" y="0" width="([\d.]+)"')
 _FACTS: tuple[tuple[Role, str, Unit], ...] = (
     ("table_rows", "rows", "count"),
     ("table_bytes", "size", "bytes"),
@@ -92,15 +97,49 @@ def _facts(backlog: Figures) -> Iterator[dict[str, str]]:
         yield {"name": "blocked", "text": counted_as(int(blocked), backlog.noun_of("blocked")), "note": ""}
 
 
-def charts_of(samples: Sequence[tuple[int, Mapping[str, float]]], start: float, end: float) -> list[dict[str, str]]:
-    """Return the charts of recorded figures, all with the same scale of time; without those of which all is zero."""
+def charts_of(
+    samples: Sequence[tuple[int, Mapping[str, float]]], start: float, end: float, now: Figures | None = None
+) -> list[dict[str, Any]]:
+    """Return the charts of recorded figures, all with the same scale of time; without those of which all is zero.
+
+    Args:
+        samples: a figure is as in the last one until the next: those that do not change are recorded rarely.
+        start: the left end of the scale, in seconds since 1970.
+        end: the right end, which is now.
+        now: the figures as last read; None: they were not read.
+    """
     charts = []
     for role, name, unit in _FACTS:
-        points = [(float(when), figures[role]) for when, figures in samples if role in figures]
+        points = [(max(start, float(when)), figures[role]) for when, figures in samples if role in figures]
+        current = None if now is None else now.amount(role)
+        if current is not None:
+            points.append((end, current))
         if any(value for _, value in points):
-            image = time_chart({"": points}, unit=unit, start=start, end=end)
-            charts.append(_chart(name, image, [amount_text(one, unit) for one in _range_of(points)]))
+            steps = steps_of(points)
+            image = time_chart({"": steps}, unit=unit, start=start, end=end)
+            chart = _chart(name, image, [amount_text(one, unit) for one in _range_of(points)])
+            charts.append({**chart, **hover_of(image, points, start, end, partial(amount_text, unit=unit))})
     return charts
+
+
+def steps_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the line of amounts that hold until the next one."""
+    steps = [*points[:1]]
+    for (_, before), (when, value) in pairwise(points):
+        steps += [(when, before), (when, value)] if value != before else [(when, value)]
+    return steps
+
+
+def hover_of(
+    image: bytes, points: Sequence[tuple[float, float]], start: float, end: float, text: Callable[[float], str]
+) -> dict[str, str]:
+    """Return what console.js shows of a chart on hover and focus: its amounts, and where the image has its plot."""
+    plot = _PLOT.search(image)
+    if plot is None:
+        return {}
+    left, width = (float(one) / CHART_WIDTH for one in plot.groups())
+    shown = [[round(when), text(value)] for when, value in points[:: 1 + len(points) // _MAX_POINTS]]
+    return {"points": json.dumps(shown), "plot": json.dumps([left, width, start, end])}
 
 
 def cost_chart(

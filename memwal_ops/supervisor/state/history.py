@@ -314,9 +314,14 @@ class History(HistoryFile):
             self._write(statement, (json.dumps(samples),))
 
     def samples(self, table: str, since: datetime) -> list[tuple[int, dict[str, float]]]:
-        """Return the recorded figures of a table, by role, in the order of time."""
+        """Return the recorded figures of a table, by role, in the order of time: the last before ``since``, and later.
+
+        A figure that does not change is recorded rarely: it is as in the last sample.
+        """
         rows = self._read(
-            'SELECT at, figures FROM samples WHERE "table"=? AND at >= ? ORDER BY at', (table, int(since.timestamp()))
+            'SELECT at, figures FROM samples WHERE "table"=?1 AND at >= ifnull((SELECT max(at) FROM samples WHERE '
+            '"table"=?1 AND at <= ?2), ?2) ORDER BY at',
+            (table, int(since.timestamp())),
         )
         return [(int(row["at"]), json.loads(row["figures"])) for row in rows]
 

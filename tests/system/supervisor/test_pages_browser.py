@@ -209,6 +209,28 @@ def test_it_refreshes_in_place_and_never_under_a_reader(
     assert script(driver, "window.same && document.querySelector('details').open && window.scrollY") == 300
 
 
+def test_charts_show_values_by_pointer_and_keyboard(driver: Any, show: Callable[..., None]) -> None:
+    from selenium.webdriver import ActionChains
+
+    show("/tables/payments", _DESK, "light")
+    chart = driver.find_element("css selector", "figure[data-points]")
+    out = chart.find_element("tag name", "output")
+    before = out.text
+    ActionChains(driver).scroll_to_element(chart).move_to_element_with_offset(chart, 60, 20).perform()
+    wait_until(lambda: out.text.endswith(" UTC"))
+    ActionChains(driver).move_to_element(driver.find_element("tag name", "h1")).perform()
+    wait_until(lambda: out.text == before)
+    driver.execute_script("arguments[0].focus()", chart)
+    wait_until(lambda: out.text.endswith(" UTC"))
+    last = out.text
+    chart.send_keys("\ue012")
+    assert out.text.endswith(" UTC")
+    chart.send_keys("\ue014")
+    assert out.text == last
+    driver.execute_script("arguments[0].blur()", chart)
+    wait_until(lambda: out.text == before)
+
+
 def test_it_works_without_scripts_and_runs_none_of_others(driver: Any, show: Callable[..., None]) -> None:
     show("/", _DESK, "light", scripts=False)
     driver.find_element("id", "q").send_keys("orders-123\n")

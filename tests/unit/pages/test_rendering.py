@@ -32,7 +32,7 @@ from tests.support.fleet import pages_of, run, status, table
 TAGS = {
     *("body", "h1", "h2", "p", "span", "section", "div", "a", "img", "dl", "dt", "dd", "ul", "li", "main", "header"),
     *("strong", "br", "pre", "table", "tr", "th", "td", "meter", "small", "nav", "footer", "thead", "tbody", "caption"),
-    *("em", "code"),
+    *("em", "code", "output"),
     *("form", "input", "select", "option", "button", "label", "details", "summary", "figure", "figcaption"),
 }
 HOSTILE = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from datetime import UTC, datetime, timedelta
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 from memwal_ops.cli.status import describe
+from memwal_ops.core.figures import backlog_of
+from memwal_ops.pages.charts import value_ticks
+from memwal_ops.pages.rendering import amount_text
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
 from memwal_ops.supervisor.observe.spending import Spending
+from memwal_ops.supervisor.observe.table_view import charts_of, steps_of
 from memwal_ops.supervisor.state.samples import budget_sample
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from tests.support.fakes import Stage, vars_of
@@ -432,3 +437,27 @@ def test_the_list_has_the_cost_of_the_week_where_it_is_known() -> None:
     assert "<dt>cost of the last 7 days</dt><dd>$1.75</dd>" in page.body.decode()
     assert page.body.count(b'data-l="7-day cost" class="number">$') == 2
     assert b"7-day" not in pages_of(document).tables().body
+
+
+def test_a_figure_that_does_not_change_is_a_flat_line_to_now() -> None:
+    samples = [(-7200, {"table_rows": 5.0}), (600, {"table_rows": 5.0})]
+    document = table("a", backlog={"table_rows": 5.0, "fragments": 3.0})
+    flat, parts = charts_of(samples, 0.0, 3600.0, backlog_of(document))
+    assert (flat["title"], flat["summary"]) == ("rows", "now 5")
+    assert json.loads(flat["points"]) == [[0, "5"], [600, "5"], [3600, "5"]]
+    assert json.loads(flat["plot"])[2:] == [0.0, 3600.0]
+    assert parts["summary"] == "now 3", "it was read, and not recorded yet"
+    assert steps_of([(0, 1.0), (5, 1.0), (9, 4.0)]) == [(0, 1.0), (5, 1.0), (9, 1.0), (9, 4.0)]
+    page = pages_of(status([document])).table("a", "range=90d").body.decode()
+    assert "Nothing was recorded" not in page
+    assert page.index("<h2>Jobs</h2>") < page.index("<h2>Over time</h2>")
+
+
+@pytest.mark.parametrize("unit", ["count", "bytes", "seconds"])
+@pytest.mark.parametrize("most", [0.0, 1.0, 2.0, 3.0, 7.0, 41.0, 999.0, 1024.0, 5e6, 7e11, 86_400.0])
+def test_ticks_are_distinct(unit: Any, most: float) -> None:
+    ticks = value_ticks([0.0, most], unit)
+    texts = [amount_text(tick, unit) for tick in ticks]
+    assert len({*texts}) == len(texts) >= 2, texts
+    assert ticks[0] == 0
+    assert ticks[-1] >= most
