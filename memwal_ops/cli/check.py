@@ -39,6 +39,7 @@ from memwal_ops.supervisor.observe.findings import (
     partial_fault,
     pending_text,
     severity,
+    state_level,
     worst,
     writer_findings,
 )
@@ -272,7 +273,7 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     for one in writer_findings(table):
         yield WARNING, f"{table['name']}: {one['what']}"
     if table["look_error"]:
-        yield WARNING, f"{table['name']} cannot be read: {table['look_error']}"
+        yield state_level(table), f"{table['name']} cannot be read: {table['look_error']}"
     for other, state in applicable_jobs(table).items():
         yield from job_findings(f"{table['name']}/{other}", state)
         if state["last_outcome"] == "partial" and other != name and not (other == ASKED_BY and bad_indexes):

@@ -1,6 +1,6 @@
-"""The paths that act: run, retry, cancel, pause and resume.
+"""The paths that act (run, retry, cancel, pause, resume), and the record of who acted.
 
-Record who acted: as an event of the log, and as a line of JSON in the state folder.
+That is an event of the log, and a line of JSON in the state folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The records by which members of a fleet announce themselves: numbered ones in a folder for each, ``members/NAME/``.
+"""The records by which members of a fleet announce themselves and what they use: ``members/NAME/``.
 
-They are written by put-if-absent, as leases are, so that of two supervisors with one name one notices. What a member
-used that ended stays beside them, in ``NUMBER.used``, until it is charged no more.
-
-What members of a fleet publish of what they use, and what each counts of the others.
+They are numbered, and written by put-if-absent, as leases are, so that of two supervisors with one name one notices.
+What a member used that ended stays beside them, in ``NUMBER.used``, until it is charged no more.
 
 A charge is written as the seconds that are left of it. A reader adds the age of the record, by the clock of the store:
 no time that another machine wrote is compared. A state folder has one history of runs: of several records with its

@@ -103,6 +103,11 @@ def state_of(looked_at: object, error: object) -> str:
     return UNREADABLE if error else NOT_READ if looked_at is None else READ
 
 
+def state_level(table: Mapping[str, Any]) -> int:
+    """Return the level of a table by its state alone, for ``check``, ``status``, the pages and the metrics."""
+    return CRITICAL if table.get("look_error") else UNKNOWN if table.get("state") == NOT_READ else OK
+
+
 def not_read(tables: Sequence[Mapping[str, Any]]) -> int:
     """Return how many tables of a status document were not read yet."""
     return sum(table.get("state") == NOT_READ for table in tables)
@@ -267,7 +272,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield finding(UNKNOWN, "It has not been read yet: nothing is known of it.", todo, None)
     failures = _failures(table, errors)
     if error is not None:
-        yield _unreadable(error, backlog, failures)
+        yield _unreadable(state_level(table), error, backlog, failures)
     blocked = table["blocked"]
     for one in blocked[:MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], one)
@@ -375,7 +380,7 @@ def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
     return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
-def _unreadable(error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:
+def _unreadable(level: int, error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
     part = "cannot be read" if not backlog.values else "cannot be read as a whole"
     same = [one for one in failures if one.error is not None and _is_same_error(one.error, error)]
@@ -385,7 +390,7 @@ def _unreadable(error: Mapping[str, Any], backlog: Figures, failures: list[_Fail
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
-    return finding(CRITICAL, what, cause["remedy"] or error["remedy"], page or error["runbook"], jobs[:1])
+    return finding(level, what, cause["remedy"] or error["remedy"], page or error["runbook"], jobs[:1])
 
 
 def _is_same_error(failed: Mapping[str, Any], read: Mapping[str, Any]) -> bool:

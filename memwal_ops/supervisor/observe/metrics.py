@@ -40,7 +40,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.events import OUTCOMES
-from memwal_ops.supervisor.observe.findings import not_read
+from memwal_ops.supervisor.observe.findings import CRITICAL, not_read, state_level
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
@@ -460,6 +460,8 @@ class _StatusCollector(Collector):
         yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
         unread = [((), float(not_read(tables)))]
         yield self._gauge("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", unread)
+        failed = [((), float(sum(state_level(table) == CRITICAL for table in tables)))]
+        yield self._gauge("tables_unreadable", "Those whose last poll failed: critical, as in check.", failed)
         faults = [((), float(len(service["discovery_faults"])))]
         yield self._gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
         good = 0.0 if service["config"]["error"] else 1.0

@@ -1,8 +1,7 @@
-"""Sum up what the runs of the last week cost, table by table, for the page of all tables (:class:`Spending`).
+"""What the runs of a history used, what that cost, and what they achieved (:func:`ledger_document`).
 
-Each run is read once, when it has ended: a history of 200,000 runs takes seconds to read, and pages never wait for it.
-
-The ledger: what the runs of a history used, what that cost, and what they achieved (:func:`ledger_document`).
+For the page of all tables, the last week is summed up table by table (:class:`Spending`). Each run is read once, when
+it has ended: a history of 200,000 runs takes seconds to read, and pages never wait for it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ EVENTS = {"queue": "https://sqs/1/q", "error": None, "missed": [], "unreadable":
         ({"job": {"waiting_for": "worker"}, "late": True}, 1, "a/merge has not succeeded for 240 s"),
         ({"job": {"consecutive_failures": 1}}, 1, "a/merge failed 1 time in a row"),
         ({"job": {"consecutive_failures": 3}}, 2, "a/merge failed 3 times in a row"),
-        ({"table": {"look_error": "no answer"}}, 1, "a cannot be read: no answer"),
+        ({"table": {"look_error": "no answer"}}, 2, "CRITICAL - a cannot be read: no answer"),
         ({"table": {"state": "not_read"}}, 3, "UNKNOWN - not read yet: 1 of 1 table | tables=1 not_read=1"),
         ({"table": {"state": "not_read"}, "job": {"consecutive_failures": 3}}, 2, "not read yet: 1 of 1 table"),
         ({"table": {"state": "not_read"}, "service": {"ready": False}}, 3, "the service is not ready"),

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from memwal_ops.cli.check import table_faults
 from memwal_ops.cli.status import describe
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.pages.charts import value_ticks
 from memwal_ops.pages.rendering import amount_text
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
+from memwal_ops.supervisor.observe.findings import CRITICAL, OK, level_of_finding
+from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.table_view import charts_of, steps_of
 from memwal_ops.supervisor.state.samples import budget_sample
@@ -461,3 +464,21 @@ def test_ticks_are_distinct(unit: Any, most: float) -> None:
     assert len({*texts}) == len(texts) >= 2, texts
     assert ticks[0] == 0
     assert ticks[-1] >= most
+
+
+@pytest.mark.parametrize("error", [None, "It did not respond."])
+def test_check_pages_and_metrics_agree_on_a_table_that_cannot_be_read(error: str | None) -> None:
+    """One was a warning in ``check``, and critical elsewhere."""
+    one = table(
+        "a",
+        waiting=0,
+        look_error=error,
+        state="read" if error is None else "unreadable",
+        jobs={},
+        expect_writes_seconds=None,
+    )
+    document = status([one])
+    worst = max((level for level, _ in table_faults(one)), default=OK)
+    assert worst == (OK if error is None else CRITICAL)
+    assert max((level_of_finding(found) for found in pages_of(document).findings(one)), default=OK) == worst
+    assert f"memwal_ops_tables_unreadable {float(error is not None)}" in Metrics(lambda: document).expose().decode()  # type: ignore[arg-type, return-value]  # of the support
