@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -151,9 +151,16 @@ def run_erasure(
         check_key(options.sign_with)
     erasure = begin()
     survey = erasure.erase() if applied else erasure.survey()
+    holders = (*survey.holders, *erasure.faults)
+    if applied and not erasure.done:  # nor will the next run do more: what has no time to wait for would wait for ever
+        why = "this run could not remove it"
+        holders = tuple(
+            replace(one, blocks=True, why=f"{one.why}; {why}") if one.until is None and not one.blocks else one
+            for one in holders
+        )
     report = EraseReport(
         applied=applied,
-        holders=(*survey.holders, *erasure.faults),
+        holders=holders,
         version=survey.table.revision,
         living=survey.living,
         done=dict(erasure.done),

@@ -174,6 +174,18 @@ class Table(GuardedTable):
         self.refuse_damaged_deletions()
         return self.handle.get()
 
+    def dataset_at(self, version: int) -> lance.LanceDataset:
+        """:attr:`dataset` of another version.
+
+        Raises:
+            ObjectNotFoundError: it does not exist.
+            TableCorruptError: a deletion file of it is damaged.
+        """
+        if version == self.version:
+            return self.dataset
+        manifest = read_version_manifest(self.store, version, self.naming)
+        return replace(self, manifest=manifest, handle=PinnedDataset(self.location, manifest)).dataset
+
     def refuse_damaged_deletions(self) -> None:
         """Refuse to read rows if a deletion file is damaged: pylance may end the process, or return other rows.
 

@@ -379,7 +379,7 @@ class Index:
         with self._lock, self.hold() as epoch:
             state = self.view.state
             usable(self.folder, state.unusable)
-            allowed = self._filter.rows(where, state.followed)
+            allowed = self._filter.rows(where, state.followed, self.view.followed)
             return self.search(queries, k, limit, allowed, epoch, beam_width)
 
     def _search(

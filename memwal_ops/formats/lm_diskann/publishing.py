@@ -169,6 +169,8 @@ def append(view: View, changes: Changes, step: Step) -> None:
         sections["entries"] = changes.entries.astype(U8)
     if changes.codebook is not None:
         sections["codebook"] = changes.codebook[1]
+    if changes.followed is not None:
+        sections["followed"] = np.frombuffer(changes.followed.encode(), np.uint8)
     data = wire.encode_frame(wire.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
 
     def write() -> None:
@@ -319,6 +321,8 @@ def _base_sections(store: Store, parameters: Parameters, since: int) -> dict[str
     }
     if len(sample := store.sample()):
         sections["sample"] = sample
+    if followed := store.followed():
+        sections["followed"] = np.frombuffer(followed.encode(), np.uint8)
     if store.state.codebook_id:
         sections["codebook"] = store.codebook()
     if len(delta):

@@ -16,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.erasure import record_follower
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, TableNotFoundError, TableReplacedError
+from memwal_ops.core.registry import open_table
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    NotALanceTableError,
+    ObjectNotFoundError,
+    StorageError,
+    TableNotFoundError,
+    TableReplacedError,
+)
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
@@ -79,20 +88,36 @@ class Source:
         """Write it into a folder that is being created."""
         replace_file(folder, FOLLOW, [json.dumps(asdict(self)).encode()])
 
-    def open(self) -> Any:
-        """The newest version of the table. Raises ``TableNotFoundError`` or ``StorageError``."""
-        import lance  # noqa: PLC0415 - only for indexes that follow a table
-
+    def table(self) -> Any:
+        """The newest version of the table, of which nothing but its manifest is read. Raises as ``open_table``."""
         try:
-            return lance.dataset(self.uri)
-        except ValueError as error:
+            table = open_table(self.uri)
+        except (TableNotFoundError, NotALanceTableError) as error:
             raise TableNotFoundError(
                 f"The table that the index follows was not found: {self.uri}.",
                 remedy="Check its URI for a typo, and the store's credentials. "
                 "If the table was moved, build a new index.",
             ) from error
-        except OSError as error:
-            raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+        if not hasattr(table, "dataset_at"):
+            raise NotALanceTableError(f"The index follows {self.uri}, which is not a Lance table any more.")
+        return table
+
+    def open(self, version: int | None = None) -> Any:
+        """Pylance's handle on a version, by default the newest: no deletion file of it is damaged.
+
+        Raises:
+            TableCorruptError: one is, on which pylance may end the process.
+            StorageError: the version cannot be read.
+            MemwalOpsError: see :meth:`table`.
+        """
+        table = self.table()
+        try:
+            return table.dataset_at(table.revision if version is None else version)
+        except ObjectNotFoundError as error:
+            raise StorageError(
+                f"Version {version} of the table that the index follows cannot be read: {error}",
+                remedy="If it was expired, run memwal-ops catchup: then the index has a newer one.",
+            ) from error
 
     def announce(self, uuid: UUID, folder: str, erased: int | None = None) -> None:
         """Record at the table that the index follows it; with ``erased``, that it has no deleted row of that version.
@@ -200,17 +225,6 @@ def check_history(table: Any, version: int, transaction: str) -> Unusable | None
         if name in {"Restore", "Overwrite"}:
             return Unusable.RESTORED if name == "Restore" else Unusable.OVERWRITTEN
     return None
-
-
-def at_version(table: Any, version: int) -> Any:
-    """Another version of a table. Raises ``StorageError``."""
-    try:
-        return table.checkout_version(version)
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"Version {version} of the table that the index follows cannot be read: {error}",
-            remedy="If it was expired, run memwal-ops catchup: then the index has a newer one.",
-        ) from error
 
 
 def renamed(before: Any, table: Any, source: Source) -> bool:
@@ -332,16 +346,22 @@ class Filter:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._last: tuple[tuple[str, int], NDArray[np.int64]] | None = None
+        self._last: tuple[tuple[str, int, str], NDArray[np.int64]] | None = None
 
-    def rows(self, where: str, followed: int) -> NDArray[np.int64]:
+    def rows(self, where: str, followed: int, transaction: str) -> NDArray[np.int64]:
         """The row ids that match, ascending, in the version of the table that the index has.
 
+        Args:
+            where: SQL over the table's columns.
+            followed: the version.
+            transaction: the uuid of the transaction that made it; empty: not known, by a view of an earlier release.
+
         Raises:
+            IndexUnusableError: another transaction made that version: the table was replaced.
             InvalidUsageError: the index follows no table, or has no version of it yet; or the filter is not valid.
             StorageError: the table, or that version of it, cannot be read.
         """
-        if self._last is not None and self._last[0] == (where, followed):
+        if self._last is not None and self._last[0] == (where, followed, transaction):
             return self._last[1]
         source = read_source(self._folder, followed)
         if source is None:
@@ -354,6 +374,10 @@ class Filter:
                 f"{self._folder} has no complete version of the table {source.uri} yet.",
                 remedy="Run memwal-ops catchup on it.",
             )
-        rows = np.sort(matching(at_version(source.open(), followed), source, where))
-        self._last = ((where, followed), rows)
+        table = source.open(followed)
+        made = transaction_of(table, followed) if transaction else None
+        if transaction and (made is None or made.uuid != transaction):
+            raise unusable_error(self._folder, Unusable.GAP if made is None else Unusable.REPLACED)
+        rows = np.sort(matching(table, source, where))
+        self._last = ((where, followed, transaction), rows)
         return rows

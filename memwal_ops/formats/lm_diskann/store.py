@@ -275,6 +275,10 @@ class Store:
         with _errors(self.path):
             return [value for (value,) in self._db.execute(sql).fetchall()]
 
+    def followed(self) -> str:
+        """The uuid of the transaction that made the followed version of the table; empty: there is none, or unknown."""
+        return next(iter(self.texts("SELECT transaction FROM lmd_followed")), "")
+
     def in_graph(self, epoch: int) -> list[NDArray[Any]]:
         """Node, slot and epoch of the versions in the graph that a reader at ``epoch`` or later reads, by slot.
 

@@ -198,6 +198,8 @@ class View:
         )
         self._entries = frame.array("entries", U8).reshape(-1, 3).copy()
         self._sample = frame.array("sample", U8).reshape(-1, 4)
+        self.followed = _text(frame)
+        """The uuid of the transaction that made the followed version; empty: unknown, or there is none."""
         self._gone = np.zeros(0, np.int64)
         # Bases of earlier releases have none: as if they were those of all epochs before.
         self._counts: list[list[int]] = frame.array("counts", U8).reshape(-1, 4).tolist() or [self._counted(0, NEVER)]
@@ -371,6 +373,8 @@ class View:
             self._gone = np.concatenate([self._gone, gone])
         if "entries" in frame.sections:
             self._take_entries(frame)
+        if "followed" in frame.sections:
+            self.followed = _text(frame)
         state = _state(frame)
         self._take_codebook(frame, state.codebook_id)
         if state.next_node_id - self.state.next_node_id > len(frame.array("rows", I8)) + len(dead):
@@ -516,6 +520,10 @@ def read_starts(view: View, nodes: NDArray[np.int64], epoch: int) -> Starts | No
     nodes, vectors = nodes.copy(), np.empty((len(nodes), view.parameters.dimension), np.float32)
     count = gather(view.source, view.parameters.layout, nodes, epoch, vectors, np.empty(len(nodes), np.int64))
     return None if count < 0 else Starts(nodes[:count], vectors[:count], SEARCH_STARTS)
+
+
+def _text(frame: Frame) -> str:
+    return frame.array("followed", np.uint8).tobytes().decode("ascii", "replace")
 
 
 def _state(frame: Frame) -> State:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from memwal_ops.core.options import boolean
-from memwal_ops.errors import InvalidUsageError
+from memwal_ops.errors import InvalidUsageError, RegionManifestCorruptError, RegionManifestGapError
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of, table_spec
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
 from memwal_ops.formats.lance.log.memtable import WriterLimits
@@ -81,7 +81,25 @@ class RegionRouter:
         self._lock = threading.Lock()
         self._checked = {*table.regions.region_ids}
         for region_id in table.regions.region_ids:
-            self._register(table.region(region_id).latest(checked=True))
+            self._register(self._manifest_of(region_id))
+
+    def _manifest_of(self, region_id: UUID) -> RegionManifest:
+        """The newest manifest of a region; of one that is damaged, an older one, if that shows where rows are routed.
+
+        Spec and values of a region never change. No writer of it can claim it, so that only rows that are routed there
+        are refused. Of a region of another spec, or one that was sealed, its rows would have to be known.
+        """
+        manifests = self._table.region(region_id)
+        try:
+            return manifests.latest(checked=True)
+        except (RegionManifestCorruptError, RegionManifestGapError):
+            for version in reversed(manifests.versions()):
+                with suppress(RegionManifestCorruptError):
+                    older = manifests.read(version)
+                    if older.region_spec_id == self._spec.spec_id and not older.sealed:
+                        return older
+                    break
+            raise
 
     @property
     def writers(self) -> dict[tuple[Any, ...], RegionWriter]:

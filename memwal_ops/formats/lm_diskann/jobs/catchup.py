@@ -66,7 +66,7 @@ def versions_behind(follows: Source | None, followed: int) -> int:
     """
     if follows is None:
         return 0
-    version = int(follows.open().version)
+    version = int(follows.table().revision)
     return version - followed if version >= followed else version
 
 
@@ -86,11 +86,10 @@ def follow(index: Index, follows: Source, batch: int, step: Step, *, rebuild: bo
             has not seen; this is recorded in the index.
     """
     state, table = index.writable().state, follows.open()
-    [recorded] = index.writable().texts("SELECT transaction FROM lmd_followed") or [""]
     whole = rebuild or not state.followed
     if not whole:
         usable(index.folder, state.unusable)
-        why = source.check_history(table, state.followed, recorded)
+        why = source.check_history(table, state.followed, index.writable().followed())
         if why is not None:
             with index.staged() as staged:
                 staged.unusable = why.value
@@ -105,7 +104,7 @@ def follow(index: Index, follows: Source, batch: int, step: Step, *, rebuild: bo
             remedy="Build a new index of the table.",
         )
     present = source.row_ids(table, follows)
-    before = None if whole else source.at_version(table, state.followed)
+    before = None if whole else follows.open(state.followed)
     renamed = before is not None and source.renamed(before, table, follows)
     fragments = table.get_fragments() if before is None or renamed else source.changed_fragments(before, table)
     # If the run is killed in between, the next one compares all rows: the columns may have their old names again.

@@ -16,6 +16,7 @@ import pytest
 from memwal_ops import WalCorrupt, open_table, run_job
 from memwal_ops.errors import (
     InvalidUsageError,
+    RegionManifestCorruptError,
     SchemaProjectionError,
     UnsupportedFeatureError,
     WriterFencedError,
@@ -326,3 +327,28 @@ def test_null_where_a_value_is_required(tmp_path: Path, path: str) -> None:
     lance.dataset(uri).alter_columns({"path": path, "nullable": True})
     assert run_job(uri, "merge").decision == "merged"
     assert lance.dataset(uri).to_table(filter=f"id = {number}")[name].to_pylist() == [bad]
+
+
+def test_a_damaged_region_refuses_only_rows_that_are_routed_to_it(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t.lance")
+    schema = pa.schema([SCHEMA.field("id"), pa.field("n", pa.int64())])
+    lance.write_dataset(schema.empty_table(), uri)
+    create_mem_wal(uri, [RegionSpec((RegionField.parse("bucket(id, 4)"),))])
+    with RegionRouter(uri) as router:
+        router.put(pa.table({"id": range(40), "n": [1] * 40}, schema=schema))
+        router.flush()
+        regions = {values: writer.region_id for values, writer in router.writers.items()}
+    for damaged in regions.values():
+        newest = max(Path(uri, "_mem_wal", str(damaged), "manifest").glob("*.binpb"), key=lambda path: path.name[::-1])
+        data = newest.read_bytes()
+        newest.write_bytes(data[: len(data) // 2])
+        refused = 0
+        with RegionRouter(uri) as router:
+            for number in range(40):
+                try:
+                    router.put(pa.table({"id": [number], "n": [2]}, schema=schema))
+                except RegionManifestCorruptError as error:
+                    assert str(damaged) in str(error)
+                    refused += 1
+        assert 0 < refused < 40
+        newest.write_bytes(data)

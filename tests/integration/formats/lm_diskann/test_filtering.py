@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -11,14 +13,11 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.errors import InvalidUsageError, StorageError
+from memwal_ops.errors import InvalidUsageError, StorageError, TableCorruptError, TableReplacedError
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import library
 from memwal_ops.formats.lm_diskann.source import Source, matching
 from tests.support.run_cli import run_here
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, DIMENSION = 3000, 16
 
@@ -124,3 +123,36 @@ def test_an_index_that_cannot_be_read_is_no_mistake_in_the_filter(tmp_path: Path
         matching(lance.dataset(uri), source, "id = 7")
     with pytest.raises(InvalidUsageError, match="is not valid for"):
         matching(lance.dataset(uri), source, "nothing = 7")
+
+
+def test_a_table_that_was_created_again_is_not_asked(followed: str, table: tuple[str, Any, Any]) -> None:
+    """Its version has the same number, and other rows under the same ids."""
+    uri, vectors, shares = table
+    run_job(followed, "catchup")
+    version = lance.dataset(uri).version
+    with library.Index(followed, read_only=True) as reader:
+        assert reader.search(vectors[:1], 5, where="share < 0.5")[0].min() >= 7
+    shutil.rmtree(uri)
+    other = lance.write_dataset(data(vectors, 1 - shares), uri)
+    while other.version < version:
+        other = lance.write_dataset(data(vectors, 1 - shares), uri, mode="overwrite")
+    with (
+        library.Index(followed, read_only=True) as reader,
+        pytest.raises(TableReplacedError, match="replaced by another one"),
+    ):
+        reader.search(vectors[:1], 5, where="share < 0.5")
+
+
+def test_a_damaged_deletion_file_of_the_table_is_named(followed: str, table: tuple[str, Any, Any]) -> None:
+    """pylance may end the process on it."""
+    uri, vectors, _ = table
+    run_job(followed, "catchup")
+    lance.dataset(uri).delete("id = 8")
+    run_job(followed, "catchup")
+    (path,) = Path(uri, "_deletions").iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    with library.Index(followed, read_only=True) as reader, pytest.raises(TableCorruptError, match=path.name):
+        reader.search(vectors[:1], 5, where="share < 0.5")
+    lance.write_dataset(data(vectors[:1], np.zeros(1)), uri, mode="append")
+    with pytest.raises(TableCorruptError, match=path.name):
+        run_job(followed, "catchup")

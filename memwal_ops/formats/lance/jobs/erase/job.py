@@ -258,7 +258,12 @@ class TableErasure(Erasure):
         reports: list[IndexReport] = []
         if found.indexes:
             rebuilt = catch_up(self.table, CatchupOptions(indexes=tuple(found.indexes), rebuild=True), self.context)
-            self.count("indexes_rebuilt", sum(index.decision == "updated" for index in rebuilt.indexes))
+            decided = {one.name: one.decision for one in rebuilt.indexes if one.error is None}
+            self.count("indexes_rebuilt", sum(decision == "updated" for decision in decided.values()))
+            for name, decision in decided.items():
+                if name in found.indexes and decision not in {"updated", "dropped"}:
+                    why = f"it was not built anew ({decision}): {found.indexes[name]}"
+                    self.faults.append(Holder("index", name, why, blocks=True))
             reports += rebuilt.indexes
             self.table = self.table.newest()
         if self.table.log.shows_progress:  # merged generations go once every index covers them
