@@ -92,14 +92,14 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     except ConditionalWriteUnsupportedError:
         swap = "unsupported"
     skew = clock_skew(store)
-    found = {
+    document = {
         "uri": location.uri,
         "conditional_writes": "enforced",
         "compare_and_swap": swap,
         "clock_skew_seconds": round(skew, 3),
     }
     text = f"{location.uri}: put-if-absent is enforced. {_SWAP[swap]} {_clocks(skew)}"
-    echo_result(found, text, as_json=as_json)
+    echo_result(document, text, as_json=as_json)
     return 0
 
 
@@ -147,19 +147,22 @@ def export_support(
 
     Exit codes: 0; 2 FILE is not an export, or the format cannot be exported; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    found, location, store = locate(uri, storage_options)
-    if not isinstance(found, ExportsMetadata):
+    format_, location, store = locate(uri, storage_options)
+    if not isinstance(format_, ExportsMetadata):
         raise InvalidUsageError(
-            f"{location.uri} is a table of the format {found.name}, which this command does not export.",
+            f"{location.uri} is a table of the format {format_.name}, which this command does not export.",
             remedy="Send the output of memwal-ops inspect URI --json and verify URI --json instead; check it for "
             "confidential values first.",
         )
     file = output or f"{short_name(os.path.basename(location.uri))}{_SUFFIX}"
     if not force:
         check_replaceable(file, lambda head: b"export.json" in head, "an export")
-    more = {"checks": [one.to_json() for one in environment_checks()], "history": _history(found, location, store)}
+    more = {
+        "checks": [check.to_json() for check in environment_checks()],
+        "history": _history(format_, location, store),
+    }
     with written_file(file) as handle:
-        objects, contents = export_table(handle, found, location, store, versions, **more)
+        objects, contents = export_table(handle, format_, location, store, versions, **more)
     size = os.path.getsize(file)
     document = {"decision": "exported", "file": file, "bytes": size, "objects": objects, "contents": contents}
     text = f"exported: {file} ({size:,} bytes): {objects:,} objects listed, {contents:,} of them with contents."
@@ -232,16 +235,16 @@ def doctor(uri: str | None, warm: bool, storage_options: dict[str, str], as_json
         *(_warmed() if warm else ()),
         *(() if uri is None else _remote(uri, storage_options)),
     ]
-    worst = next((level for level in (ERROR, WARNING) if any(one.level == level for one in checks)), OK)
+    worst = next((level for level in (ERROR, WARNING) if any(check.level == level for check in checks)), OK)
     if as_json:
-        echo_json({"decision": worst, "checks": [one.to_json() for one in checks]})
+        echo_json({"decision": worst, "checks": [check.to_json() for check in checks]})
     else:
         headings = ("check", "level", "found")
-        echo(grid(headings, [(one.name, one.level, one.found) for one in checks], words=headings))
-        for one in checks:
-            if one.do:
-                echo(f"\n{one.level.upper()} {one.name}: {one.found}\n  {one.do}")
-    return next((one.exit_code for one in checks if one.level == ERROR), 0)
+        echo(grid(headings, [(check.name, check.level, check.found) for check in checks], words=headings))
+        for check in checks:
+            if check.do:
+                echo(f"\n{check.level.upper()} {check.name}: {check.found}\n  {check.do}")
+    return next((check.exit_code for check in checks if check.level == ERROR), 0)
 
 
 def environment_checks() -> Iterator[Check]:
@@ -281,9 +284,9 @@ def _packages() -> Iterator[Check]:
             continue
         within = wanted.specifier.contains(version, prereleases=True)
         do = f"pip install '{wanted.name}{wanted.specifier}': other releases were not tried."
-        found = version if within else f"{version}, tested: {wanted.specifier}"
+        versions = version if within else f"{version}, tested: {wanted.specifier}"
         older = wanted.name == "pylance" and Version(version) < Version(OLDEST_PYLANCE)
-        yield _judged(wanted.name, within, found, do, ERROR if older else WARNING)
+        yield _judged(wanted.name, within, versions, do, ERROR if older else WARNING)
 
 
 def _java() -> Check:
@@ -305,8 +308,8 @@ def _warmed() -> Iterator[Check]:
             yield Check(name, ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
             continue
         seconds = time.monotonic() - started
-        found = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
-        yield Check(name, OK, found)
+        compiled = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
+        yield Check(name, OK, compiled)
 
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
@@ -327,7 +330,7 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     store = open_store(location)
     permitted = [*_permissions(store)]
     yield from permitted
-    if all(one.level == OK for one in permitted):
+    if all(check.level == OK for check in permitted):
         yield from _guarantees(store)
     if location.aws is not None:
         yield from _bucket(location)
@@ -403,12 +406,12 @@ def _bucket(location: Location) -> Iterator[Check]:
         do = "A lifecycle rule for noncurrent versions deletes them."
         freed = settings.versioning == "off" or settings.expires_noncurrent
         yield _judged("bucket versioning", freed, settings.versioning + ("" if freed else f": {kept}"), do)
-    rules = [one for one in settings.expiring if one.startswith(prefix) or prefix.startswith(one)]
+    rules = [rule for rule in settings.expiring if rule.startswith(prefix) or prefix.startswith(rule)]
     do = "Remove the rule for this prefix: it deletes by age, and old files of a table are needed."
-    found = (
+    rules_found = (
         "no rule deletes objects here" if not rules else f"a rule deletes objects below {rules[0] or 'the bucket'!r}"
     )
-    yield _judged("lifecycle rules", not rules, found, do, ERROR)
+    yield _judged("lifecycle rules", not rules, rules_found, do, ERROR)
 
 
 def _table(uri: str, options: dict[str, str]) -> Check:

@@ -127,7 +127,7 @@ class _JobCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, with the values that were left out."""
-        known = {flag: one for one in self.params if isinstance(one.type, _Value) for flag in one.opts}
+        known = {flag: param for param in self.params if isinstance(param.type, _Value) for flag in param.opts}
         end = args.index("--") if "--" in args else len(args)
         spelled = []
         for argument, following in zip(args[:end], [*args[1:end], ""], strict=False):  # of none, no pair
@@ -321,9 +321,10 @@ def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
             for option in inner[name]:  # one option of the command for all groups that have it
                 given.setdefault(option.name, {})[name] = value
         else:
+            flags = dict.fromkeys(option.flags for option in _flat(spec.options))
             raise InvalidUsageError(
                 f"--{name.replace('_', '-')} is an option of {spec.name} that this table does not have.",
-                remedy=f"Its options: {', '.join(dict.fromkeys(one.flags for one in _flat(spec.options))) or 'none'}.",
+                remedy=f"Its options: {', '.join(flags) or 'none'}.",
             )
     try:
         return spec.options.read(given)

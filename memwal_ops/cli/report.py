@@ -70,11 +70,11 @@ def report(
         raise InvalidUsageError("Give -o FILE, or --json; not both.")
     if output not in {None, "-"} and not force:
         check_replaceable(str(output), lambda head: _MARK in head, "a report")
-    found = _read(open_table(uri, storage_options), limit)
+    read = _read(open_table(uri, storage_options), limit)
     if output is None:
-        echo_json(found.document)
+        echo_json(read.document)
         return 0
-    page = found.page()
+    page = read.page()
     if output == "-":
         sys.stdout.buffer.write(page)
         sys.stdout.buffer.flush()
@@ -120,9 +120,9 @@ class _Reading:
 
     def verify(self) -> None:
         """Add the findings of ``verify``, which checks the metadata of the whole table."""
-        for one in run_job(self._table, "verify").to_json()["findings"]:
-            what = f"{one['check']}: {one['place']}: {one['evidence']} {one['consequence']}"
-            self.findings.append(finding(_LEVELS[one["severity"]], what, one["remedy"], one["runbook"]))
+        for stated in run_job(self._table, "verify").to_json()["findings"]:
+            what = f"{stated['check']}: {stated['place']}: {stated['evidence']} {stated['consequence']}"
+            self.findings.append(finding(_LEVELS[stated["severity"]], what, stated["remedy"], stated["runbook"]))
 
     def last_error(self, table: str, job: str) -> None:
         """Return None: a table alone has no run history."""
@@ -137,10 +137,10 @@ class _Reading:
     def document(self) -> dict[str, Any]:
         """The document of ``--json``."""
         history = dict(self.history or {})
-        storage = [*history.pop("storage", ()), *(asdict(one) for one in storage_of_gc(self.gc or {}))]
+        storage = [*history.pop("storage", ()), *(asdict(record) for record in storage_of_gc(self.gc or {}))]
         keys = {name: self.state[name] for name in ("uri", "version", "backlog", "blocked")}
-        found = {**keys, "findings": self.findings, "leases": self.leases, "history": history or None}
-        return {**found, "storage": storage, "notes": self.notes}
+        document = {**keys, "findings": self.findings, "leases": self.leases, "history": history or None}
+        return {**document, "storage": storage, "notes": self.notes}
 
     def page(self) -> bytes:
         """The page."""
@@ -157,25 +157,25 @@ class _Reading:
 
 def _read(table: Table, limit: int) -> _Reading:
     """Read a table; an error in its history or storage becomes a note, so that the rest is still reported."""
-    found = _Reading(table)
+    reading = _Reading(table)
     try:
-        found.history = history_document(table, limit)
-        if found.history is None:
-            found.notes.append(f"Tables of the format {table.format.name} report no history.")
+        reading.history = history_document(table, limit)
+        if reading.history is None:
+            reading.notes.append(f"Tables of the format {table.format.name} report no history.")
     except MemwalOpsError as error:
-        found.notes.append(redact(f"The history cannot be read: {error} {error.remedy}"))
+        reading.notes.append(redact(f"The history cannot be read: {error} {error.remedy}"))
     try:
         if "verify" in table.jobs:
-            found.verify()
+            reading.verify()
     except MemwalOpsError as error:
         if isinstance(error, BusyError):
-            found.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
+            reading.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
         else:
             what = redact(f"It cannot be verified: {error.reason}. {error}")
-            found.findings.append(finding(CRITICAL, what, redact(error.remedy), runbook(error.exit_code)))
+            reading.findings.append(finding(CRITICAL, what, redact(error.remedy), runbook(error.exit_code)))
     try:
         if "gc" in table.jobs:
-            found.gc = run_job(table, "gc", apply=False).to_json()
+            reading.gc = run_job(table, "gc", apply=False).to_json()
     except MemwalOpsError as error:
-        found.notes.append(redact(f"gc cannot be planned: {error} {error.remedy}"))
-    return found
+        reading.notes.append(redact(f"gc cannot be planned: {error} {error.remedy}"))
+    return reading

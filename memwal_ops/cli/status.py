@@ -85,10 +85,14 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     leases = [row for table in tables for row in _lease_rows(table)]
     if leases:
         parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
-    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [*((None, one) for one in document["findings"])]
-    wrong += [(table, one) for table in tables for one in table["findings"] if one["level"] != WORDS[UNKNOWN]]
-    wrong.sort(key=lambda one: -severity(level_of_finding(one[1])))
-    parts += [_problem(table, one) for table, one in wrong]
+    wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [
+        *((None, finding) for finding in document["findings"])
+    ]
+    wrong += [
+        (table, finding) for table in tables for finding in table["findings"] if finding["level"] != WORDS[UNKNOWN]
+    ]
+    wrong.sort(key=lambda pair: -severity(level_of_finding(pair[1])))
+    parts += [_problem(table, finding) for table, finding in wrong]
     return "\n\n".join([*parts, _closing(document)])
 
 
@@ -149,13 +153,13 @@ def _fleet(fleet: Mapping[str, Any]) -> str:
     """The members of the fleet, each with its share of the tables."""
     rows = [
         [
-            f"{one['name']} (this one)" if one["name"] == fleet["name"] else one["name"],
-            fleet["state"] if one["name"] == fleet["name"] else "living" if one["living"] else "dead",
-            "?" if one["tables"] is None else f"{one['tables']:,} of {one['known_tables']:,}",
-            f"{time_text(one['seconds_since_heartbeat'])} ago",
-            one["holder"] or "?",
+            f"{member['name']} (this one)" if member["name"] == fleet["name"] else member["name"],
+            fleet["state"] if member["name"] == fleet["name"] else "living" if member["living"] else "dead",
+            "?" if member["tables"] is None else f"{member['tables']:,} of {member['known_tables']:,}",
+            f"{time_text(member['seconds_since_heartbeat'])} ago",
+            member["holder"] or "?",
         ]
-        for one in fleet["members"]
+        for member in fleet["members"]
     ]
     return grid(_MEMBER_HEADINGS, rows, words=_MEMBER_HEADINGS)
 
@@ -304,15 +308,15 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
         if not as_json:
             raise
         return error.exit_code
-    found = discover(settings.tables)
-    tables = [table for table in found.tables if only in {None, table.name, table.uri}]
+    discovered = discover(settings.tables)
+    tables = [table for table in discovered.tables if only in {None, table.name, table.uri}]
     if only is not None and not tables:
-        names = ", ".join(sorted(table.name for table in found.tables)) or "none"
-        missed = "".join(f" Not all could be found: {fault.pattern}: {fault.why}" for fault in found.faults)
+        names = ", ".join(sorted(table.name for table in discovered.tables)) or "none"
+        missed = "".join(f" Not all could be found: {fault.pattern}: {fault.why}" for fault in discovered.faults)
         raise InvalidUsageError(
             f"There is no table {only!r}.", remedy=redact(f"The tables of {file}: {names}.{missed}")
         )
-    document = fleet_status(settings, tables, found.faults, limits, timeout)
+    document = fleet_status(settings, tables, discovered.faults, limits, timeout)
     if as_json:
         echo_json(document, default=str)
     else:
@@ -327,19 +331,19 @@ def fleet_status(
     service, why_not = running_service(settings)
     fleet = FleetStatus(settings, service)
     try:
-        documents: list[dict[str, Any]] = [{**one} for one in fleet.tables(tables, timeout)]
+        documents: list[dict[str, Any]] = [{**table} for table in fleet.tables(tables, timeout)]
         _find(documents, fleet, limits, settings.path)
     finally:
         fleet.close()
-    found = [*service_findings(None if service is None else service["service"], faults, settings.path)]
+    findings = [*service_findings(None if service is None else service["service"], faults, settings.path)]
     if not tables and not faults:
-        found.append(no_tables())
+        findings.append(no_tables())
     return {
         "service": None if service is None else service["service"],
         "service_error": why_not or None,
         "history_error": fleet.history_error,
         "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in faults],
-        **_judged(documents, found),
+        **_judged(documents, findings),
     }
 
 
@@ -354,9 +358,9 @@ def running_status(file: str, only: str | None, limits: Limits, error: MemwalOps
     if status is None or status["service"]["config"]["file"] != os.path.abspath(file):
         return None
     documents = [
-        {**one, "error": _poll_error(one), "blocked": []}
-        for one in status["tables"]
-        if only in {None, one["name"], one["uri"]}
+        {**table, "error": _poll_error(table), "blocked": []}
+        for table in status["tables"]
+        if only in {None, table["name"], table["uri"]}
     ]
     _find(documents, _Errors(client), limits, file)
     return {
@@ -399,14 +403,14 @@ def _poll_error(table: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _find(documents: Iterable[dict[str, Any]], errors: RunErrors, limits: Limits, file: str) -> None:
     """Add its findings and its level to the document of each table."""
-    for one in documents:
-        one["findings"] = [*findings_of(one, errors, limits, file)]
-        one["level"] = WORDS[worst(map(level_of_finding, one["findings"]))]
+    for document in documents:
+        document["findings"] = [*findings_of(document, errors, limits, file)]
+        document["level"] = WORDS[worst(map(level_of_finding, document["findings"]))]
 
 
 def _judged(documents: list[dict[str, Any]], found: list[Finding]) -> dict[str, Any]:
     """Return the keys of all tables and findings: how bad it is, and the exit code."""
-    findings = [*found, *(one for table in documents for one in table["findings"])]
+    findings = [*found, *(finding for table in documents for finding in table["findings"])]
     level = worst(map(level_of_finding, findings))
     return {
         "tables": documents,
@@ -431,16 +435,16 @@ def running_service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     tables = [*tables]
-    oldest = max(tables, key=lambda one: backlog_of(one).amount("age") or 0.0, default=None)
+    oldest = max(tables, key=lambda table: backlog_of(table).amount("age") or 0.0, default=None)
     age = 0.0 if oldest is None else backlog_of(oldest).amount("age") or 0.0
     return {
         "tables": len(tables),
-        **{word: sum(one["level"] == word for one in tables) for word in WORDS.values()},
+        **{word: sum(table["level"] == word for table in tables) for word in WORDS.values()},
         "not_read": not_read(tables),
-        "unreadable": sum(one["error"] is not None for one in tables),
-        "blocked_regions": int(sum(backlog_of(one).amount("blocked") or 0 for one in tables)),
-        "generations": int(sum(backlog_of(one).amount("backlog") or 0 for one in tables)),
-        **{name: int(sum(one["backlog"].get(name, 0) for one in tables)) for name in ("rows", "bytes")},
+        "unreadable": sum(table["error"] is not None for table in tables),
+        "blocked_regions": int(sum(backlog_of(table).amount("blocked") or 0 for table in tables)),
+        "generations": int(sum(backlog_of(table).amount("backlog") or 0 for table in tables)),
+        **{name: int(sum(table["backlog"].get(name, 0) for table in tables)) for name in ("rows", "bytes")},
         "oldest_age": age,
         "oldest_table": None if oldest is None or not age else oldest["name"],
     }

@@ -70,8 +70,8 @@ class Charges:
         self._heap = [*charges]
         heapq.heapify(self._heap)
         self._sum = self._kept = NOTHING
-        for one in self._heap:
-            self._sum, self._kept = self._sum.plus(one.used), self._kept.plus(one.kept)
+        for charge in self._heap:
+            self._sum, self._kept = self._sum.plus(charge.used), self._kept.plus(charge.kept)
 
     def add(self, charge: Charge) -> None:
         """Keep one more."""

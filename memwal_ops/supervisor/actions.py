@@ -76,13 +76,13 @@ class Actions:
 
         def begin(then: _Then, is_wanted: _Wanted) -> bool:
             entry = self._entry(table, job)
-            settings, found = entry.settings, entry.table
+            settings, named = entry.settings, entry.table
 
             def request(number: int) -> RunRequest:
-                storage, options = dict(found.settings.storage_options), dict(settings.options)
+                storage, options = dict(named.settings.storage_options), dict(settings.options)
                 foreign = package_of(settings.job) is not None
                 return RunRequest(
-                    number, found.uri, storage, job, options, apply=False, named=settings.named, foreign=foreign
+                    number, named.uri, storage, job, options, apply=False, named=settings.named, foreign=foreign
                 )
 
             return self._scheduler.errands.add(settings.job.pool, request, then, is_wanted)
@@ -94,10 +94,10 @@ class Actions:
 
         def begin(then: _Then, is_wanted: _Wanted) -> bool:
             self._check_table(table)
-            found = self._scheduler.tables[table].table
-            storage = dict(found.settings.storage_options)
+            named = self._scheduler.tables[table].table
+            storage = dict(named.settings.storage_options)
             return self._scheduler.errands.add(
-                WATCH, lambda number: HoldRequest(number, found.uri, storage, **what), then, is_wanted
+                WATCH, lambda number: HoldRequest(number, named.uri, storage, **what), then, is_wanted
             )
 
         return {"table": table, **self._wait_for(begin)}

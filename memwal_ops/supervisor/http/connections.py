@@ -92,10 +92,10 @@ class Certificate:
 
 def _stamp(file: str) -> object:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError as error:
         return error.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _why(error: Exception) -> str:
@@ -316,11 +316,11 @@ def is_compressible(response: Response) -> bool:
 
 def accepts_gzip(header: str) -> bool:
     """Return whether a client accepts gzip, by its ``Accept-Encoding``."""
-    found: dict[str, bool] = {}
+    accepted: dict[str, bool] = {}
     for part in header.lower().split(","):
-        name, *parameters = (one.strip() for one in part.split(";"))
-        found[name] = not any(_REFUSED.fullmatch(one.replace(" ", "")) for one in parameters)
-    return found.get("gzip", found.get("*", False))
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        accepted[name] = not any(_REFUSED.fullmatch(parameter.replace(" ", "")) for parameter in parameters)
+    return accepted.get("gzip", accepted.get("*", False))
 
 
 def compressed(body: bytes) -> bytes:

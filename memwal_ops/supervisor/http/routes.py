@@ -61,15 +61,15 @@ class Route:
         wanted, given = self.template.split("/"), path.split("/")
         if len(wanted) != len(given):
             return None
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for part, segment in zip(wanted, given, strict=True):
             if _VARIABLE.fullmatch(part):
                 if not segment:
                     return None
-                found[part[1:-1]] = unquote(segment, errors="surrogateescape")
+                values[part[1:-1]] = unquote(segment, errors="surrogateescape")
             elif part != segment:
                 return None
-        return found
+        return values
 
 
 _VARIABLE = re.compile(r"\{\w+\}")
@@ -84,11 +84,11 @@ class Routes:
 
     def find(self, method: str, path: str) -> tuple[Route | None, dict[str, str], list[str]]:
         """Return the route of a request and its segments; and the methods that the path has, sorted."""
-        matches = [(route, found) for route in self.all if (found := route.match(path)) is not None]
-        methods = sorted({one for route, _ in matches for one in _methods(route)})
-        for route, found in matches:
+        matches = [(route, values) for route in self.all if (values := route.match(path)) is not None]
+        methods = sorted({method for route, _ in matches for method in _methods(route)})
+        for route, values in matches:
             if method in _methods(route):
-                return route, found, methods
+                return route, values, methods
         return None, {}, methods
 
 

@@ -145,11 +145,11 @@ class HttpServer:
         self._check_host(request)
         if request.path in {_SIGN_IN, _SIGN_OUT}:
             return self._signed(request)
-        route, found, methods = self._routes.find(request.method, request.path)
+        route, values, methods = self._routes.find(request.method, request.path)
         if route is not None and route.read is not None:
-            return route.read(request, found)
+            return route.read(request, values)
         if route is not None:
-            return self._act(request, route, found)
+            return self._act(request, route, values)
         if methods or request.method not in _PAGE_METHODS:
             allowed = methods or _PAGE_METHODS
             message = f"Use {' or '.join(allowed)} here." if methods else "Pages are read-only: use GET or HEAD."
@@ -161,7 +161,7 @@ class HttpServer:
         return replace(_of(page), secret=viewer.csrf is not None)
 
     def _check_host(self, request: Request) -> None:
-        hosts = [str(one) for one in request.headers.get_all("Host", [])]
+        hosts = [str(header) for header in request.headers.get_all("Host", [])]
         foreign = [host for host in hosts if not self._names.is_own(host)]
         if foreign:
             message = f"The host {foreign[0][:200]!r} is not a name of this service: use its address, or add the host"

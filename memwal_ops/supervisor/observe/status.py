@@ -92,7 +92,7 @@ def table_stamps(scheduler: Scheduler, names: Iterable[str] | None = None) -> di
             name: (
                 state.result_at,
                 state.error is None,
-                *((one.state, one.waiting, one.failures, one.finished) for one in state.entries.values()),
+                *((entry.state, entry.waiting, entry.failures, entry.finished) for entry in state.entries.values()),
             )
             for name, state in tables.items()
         }
@@ -135,7 +135,7 @@ def _table(
         "expect_writes_seconds": expected_seconds(state.table.settings),
         "labels": dict(state.table.settings.labels),
         "clock_skew_seconds": scheduler.skews.get(state.table.name),
-        "answers": [dict(one) for entry in state.entries.values() for one in entry.answers],
+        "answers": [dict(answer) for entry in state.entries.values() for answer in entry.answers],
         "paused": paused(scheduler, (state.table.name,)),
         "scheduling": state.remembered(mono, None if timers is None else timers.next_poll(state.table.name)),
         "jobs": {
@@ -433,7 +433,7 @@ class FleetStatus:
         """Return how well the table's indexes answered, by the history: the service that asked does not run."""
         jobs = [job for job in table.settings.jobs.values() if job.job.reads_only and job.enabled]
         asked = [last_answers(self._runs(table=table.uri, job=job.name, limit=_WITH_REPORT)) for job in jobs]
-        return [dict(one) for answers in asked for one in answers]
+        return [dict(answer) for answers in asked for answer in answers]
 
     def _blocked_in_last_run(self, table: FoundTable, backlog: Figures) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked: a run opens the objects that a poll only lists."""

@@ -244,7 +244,7 @@ def watched_ages(state: TableState) -> set[str]:
 def ages_of(state: TableState) -> set[str]:
     """The figures that grow by themselves: backlog metrics in seconds."""
     metrics = (entry.settings.job.backlog_metrics for entry in state.entries.values())
-    return {name for one in metrics for name, metric in one.items() if metric.unit == "seconds"}
+    return {name for by_name in metrics for name, metric in by_name.items() if metric.unit == "seconds"}
 
 
 def _raise_to(figures: dict[str, float], kind: str | None, blocked: float) -> None:

@@ -266,7 +266,7 @@ class DueJobs:
         now = self._shared.clock.now()
         for entry in state.entries.values():
             bad = bad_answers(entry.answers)
-            asked = {one.get("asked_version") for one in entry.answers}
+            asked = {answer.get("asked_version") for answer in entry.answers}
             due = entry.finished is None or now - entry.finished >= _ASK_AGAIN_AFTER
             if bad and due and entry.settings.schedule is not None and state.version not in asked:
                 self._shared.enqueue(*entry.key, "answers")

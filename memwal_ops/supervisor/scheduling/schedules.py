@@ -213,12 +213,12 @@ def _minute(text: str, whole: str) -> int:
 def _days(text: str | None, whole: str) -> frozenset[int]:
     if text is None:
         return frozenset(range(7))
-    found: set[int] = set()
+    days: set[int] = set()
     for part in text.split(","):
-        first, _, last = (one.strip().lower() for one in part.partition("-"))
+        first, _, last = (day.strip().lower() for day in part.partition("-"))
         last = last or first
         if first[:3] not in DAYS or last[:3] not in DAYS or min(len(first), len(last)) < 3:  # noqa: PLR2004 - "mon"
             raise ValueError(f"{part.strip()!r} in {whole!r} is not a day; write Mon, Tue, Wed, Thu, Fri, Sat or Sun.")
         begin, end = DAYS.index(first[:3]), DAYS.index(last[:3])
-        found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
-    return frozenset(found)
+        days.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+    return frozenset(days)

@@ -73,8 +73,8 @@ class Pauses:
         """Return a pause that keeps a job on a table from running."""
         if not self._known:
             return None
-        found = (self.of(scope, now) for scope in (FLEET, (table,), (table, job)))
-        return next((pause for pause in found if pause is not None), None)
+        pauses = (self.of(scope, now) for scope in (FLEET, (table,), (table, job)))
+        return next((pause for pause in pauses if pause is not None), None)
 
     def set(self, scope: Scope, pause: Pause) -> None:
         """Add or replace a pause; those that have ended are removed.
@@ -82,7 +82,7 @@ class Pauses:
         Raises:
             HistoryError: it cannot be written, and would not survive a restart; nothing has changed.
         """
-        kept = {known: one for known, one in self._known.items() if one.in_force(pause.since)}
+        kept = {known: kept for known, kept in self._known.items() if kept.in_force(pause.since)}
         self._write({**kept, scope: pause})
 
     def remove(self, scopes: Iterable[Scope]) -> None:
