@@ -11,7 +11,7 @@ from tests.campaigns.pairs.dimensions import PLAIN
 from tests.campaigns.pairs.planted import BUGS
 from tests.campaigns.pairs.walk import Process
 
-MOST = 12
+MOST = 8
 PLACE = Path(__file__).parent / "found.json"
 
 

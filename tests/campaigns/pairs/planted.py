@@ -54,12 +54,11 @@ BUGS: dict[str, Bug] = {
     # Answers.
     "nearest_returns_replaced_rows": Bug(_NEAREST, "        return found.filter(pa.array(~self._staleness.of_base(found)))", "        return found", _MERGE),
     "nearest_returns_deleted_rows_of_generations": Bug(_NEAREST, "return stale | ~np.isin(found", "return stale & ~np.isin(found", _MERGE),
-    "nearest_takes_addresses_for_ids": Bug(_NEAREST, "ids = rows.column(ROW_ID).to_numpy()[uncovered]", "ids = rows.column(ROW_ADDRESS).to_numpy()[uncovered]", {**_MERGE, "row_ids": "stable", "vector_index": "IVF_FLAT"}),
     "get_takes_the_oldest_generation": Bug(_LOOKUP, "newest_first = region.flushed[::-1]", "newest_first = region.flushed[::1]", _MERGE),
+    "get_skips_a_key_of_the_base": Bug(_LOOKUP, "some = keys.slice(start, MAX_LOOKUPS)", "some = keys.slice(start + 1, MAX_LOOKUPS)", _MERGE),
     "get_forgets_the_log": Bug(_LOOKUP, "if region.memory is not None and sought.num_rows:", "if region.memory is not None and not sought.num_rows:", _MERGE),
     "get_stops_at_the_first_generation": Bug(_LOOKUP, "        if not sought.num_rows:\n            continue\n        (generation,)", "        if not sought.num_rows:\n            break\n        (generation,)", _MERGE),
     "filters_of_every_type_are_believed": Bug("wire.bloom_filter", "return _HASHED.issuperset(kinds)", "return True", {"layout": "shard", "key": "large_string", "job": "inspect", "file": "2.1"}),
-    "deletions_of_the_log_are_not_read": Bug(_UNMERGED, "    if TOMBSTONE not in rows.schema.names:", "    if TOMBSTONE in rows.schema.names:", _MERGE),
     "merged_generations_are_read_again": Bug(_UNMERGED, "subtract(manifest, table.index.merged_generations.get(region_id, 0))", "subtract(manifest, 0)", _MERGE),
     "logs_are_not_read": Bug(_UNMERGED, "        elif log:\n", "        elif not log:\n", _MERGE),
     "a_scan_ignores_the_filter_in_memory": Bug(_SCAN, "part.winners)), wanted, self.filter)", "part.winners)), wanted, None)", _MERGE),
@@ -67,19 +66,7 @@ BUGS: dict[str, Bug] = {
     # What is kept, and what is deleted.
     "tags_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch == self._own}", "return frozenset(self._branched)", {"holder": "tag", "job": "expire"}),
     "holds_keep_nothing": Bug(_LIVE, "at = self.named() | {version for hold in self.holds for version in hold.versions}", "at = self.named()", {"holder": "hold", "job": "expire"}),
-    "branches_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch", "return {version for branch", {"holder": "branch", "job": "expire"}),
-    "unmerged_generations_are_garbage": Bug("jobs.gc.evidence", "        if generation > merged:\n", "        if generation > merged + 1:\n", {**_MERGE, "job": "gc"}),
-    "a_deletion_file_of_any_size_passes": Bug(_DAMAGE, "        elif not file.size:\n", "        elif file.size:\n", {"damage": "empty", "deletions": "few", "job": "expire"}),
-    "missing_files_are_not_asked_for": Bug(_DAMAGE, '                self._wrong[self._missing(file)] = "is missing"', "                pass", {"damage": "missing", "job": "expire", "deletions": "few"}),
-    "verify_passes_over_damage": Bug(_DAMAGE, "    if meta is None:\n        return _MISSING\n", "    if meta is None:\n        return None\n", {"damage": "missing", "job": "verify_deep"}),
-    # What commands say.
-    "inspect_counts_deleted_rows": Bug("jobs.inspect.job", "return int(table.dataset.count_rows())", "return sum(one.physical_rows for one in table.dataset.get_fragments())", {"deletions": "few", "job": "inspect"}),
-    "catchup_says_it_did": Bug("jobs.catchup.update", '    if covers.complete:\n        return "unchanged"', '    if True:\n        return "unchanged"', {"index": "BTREE", "job": "catchup"}),
-    # Erasing.
-    "erase_rewrites_nothing": Bug("jobs.erase.job", "only=frozenset(found.stained))", "only=frozenset())", {"job": "erase"}),
-    "erase_expires_nothing": Bug("jobs.erase.job", "only=frozenset(found.versions))", "only=frozenset())", {"job": "erase"}),
-    # Writers.
-    "a_flush_forgets_the_last_entry": Bug("log.region_writer", "until = self._next_entry - 1", "until = self._next_entry - 2", _MERGE),
+    "deletes_are_written_as_rows": Bug("log.region_columns", "_repeat(value=True, times=keys.num_rows)", "_repeat(value=False, times=keys.num_rows)", _MERGE),
     "the_log_is_not_replayed": Bug("log.region_writer", "                self._add_entry(entry)\n", "                self._next_entry = entry.entry_id + 1\n", _MERGE),
 }  # fmt: skip
 

@@ -297,7 +297,9 @@ class _Writer:
     # Its history.
 
     def _some(self, most: int = 5) -> list[int]:
-        return sorted(self.random.sample(sorted(self.keys), min(len(self.keys), self.random.randint(1, most))))
+        # Half of the time few keys: those that are written again and again.
+        among = sorted(self.keys)[:10] if self.random.random() < 0.5 else sorted(self.keys)
+        return sorted(self.random.sample(among, min(len(among), self.random.randint(1, most))))
 
     def _new(self, most: int = 4) -> list[int]:
         count = min(self.random.randint(1, most), 250 - self.fresh)
@@ -372,11 +374,11 @@ class _Writer:
             opened = f"lance.dataset(URI).mem_wal_writer({REGION!r})"
             flushed = True  # closing it flushes
         names = "'id'" if "+" not in self.row["key"] else "'id', 'part'"
-        lines = [f"with {opened} as log:", f"    log.put(put({ks}, {w}))"]
+        lines = [f"log = {opened}", f"log.put(put({ks}, {w}))"]
         if gone:
-            lines.append(f"    log.delete(put({gone}, 0).select([{names}]))")
-        if flushed and self.layout != "shard":
-            lines.append("    log.flush()")
+            lines.append(f"log.delete(put({gone}, 0).select([{names}]))")
+        # One of ours that is dropped leaves its rows in the log, as one that was killed does; closing flushes.
+        lines.append("log.close()" if flushed else "del log")
         left = [(k, w) for k in ks if k not in gone]
         return Step("log", "\n".join(lines), (*left, *((k, None) for k in gone)), logged=True, flushed=flushed)
 
