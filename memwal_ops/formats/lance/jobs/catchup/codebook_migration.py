@@ -24,7 +24,7 @@ from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.wal import has_unflushed_rows
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.index_arguments import arguments_like, parameters_kept
+from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.indexes.index_faults import dot_product_error
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change
@@ -234,11 +234,8 @@ def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRet
         step, _ = _next_step(table, old, new)
         if step != "create":
             return  # another run published it first
-        index = base_indexes(table)[old]
         try:
-            if parameters_kept(table, index) is None:
-                raise UnsupportedFeatureError("its files are missing or damaged.")
-            arguments = arguments_like(table, index)
+            arguments = arguments_like(table, base_indexes(table)[old])
         except MemwalOpsError as error:
             message = f"Index {old} has no record of how it was built: {error}"
             raise UnsupportedFeatureError(message, remedy=_BY_HAND) from error
