@@ -122,8 +122,20 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
-def size_text(size: float) -> str:
-    """Bytes with a binary unit: ``231.4 MiB``."""
+def known_sum(numbers: Iterable[int | None]) -> int | None:
+    """Their sum; None if one of them is not known."""
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def size_text(size: float | None) -> str:
+    """Bytes with a binary unit: ``231.4 MiB``; None: ``unknown size``."""
+    if size is None:
+        return "unknown size"
     for unit in _UNITS[:-1]:
         if size < _STEP:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -139,9 +151,10 @@ def time_text(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """A number with its noun: ``1 row``, ``20,000 rows``."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+def counted(number: int | None, singular: str, plural: str | None = None) -> str:
+    """A number with its noun: ``1 row``, ``20,000 rows``; None: ``unknown rows``."""
+    many = plural or f"{singular}s"
+    return f"unknown {many}" if number is None else f"{number:,} {singular if number == 1 else many}"
 
 
 def counted_as(number: int, plural: str) -> str:

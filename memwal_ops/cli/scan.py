@@ -154,7 +154,7 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configurat
             _name(one.uri),
             need.job,
             need.what,
-            f"{need.rows:,}" if need.rows else "",
+            "unknown" if need.rows is None else f"{need.rows:,}" if need.rows else "",
             _size(need.frees),
             _size(need.later),
             (need.by or "")[:10],

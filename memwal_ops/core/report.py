@@ -70,7 +70,7 @@ class Need:
     Attributes:
         job: the job.
         what: what it would do.
-        rows: rows that it would merge, index or rewrite.
+        rows: rows that it would merge, index or rewrite; None: not known.
         frees: bytes that it would free.
         later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
             as compactions that were killed leave them.
@@ -81,7 +81,7 @@ class Need:
 
     job: str
     what: str
-    rows: int = 0
+    rows: int | None = 0
     frees: int = 0
     later: int = 0
     by: str | None = None

@@ -168,8 +168,8 @@ class RevisionRecord:
         rows: its live rows; None if they are not recorded.
         bytes: the size of its data files; None if it is not recorded.
         merged: how many parts of the log it merged.
-        merged_rows: their rows, as far as they are recorded.
-        merged_bytes: their size, as far as it is recorded.
+        merged_rows: their rows; None if one of them has none recorded.
+        merged_bytes: their size, likewise.
     """
 
     revision: int
@@ -179,8 +179,8 @@ class RevisionRecord:
     rows: int | None
     bytes: int | None
     merged: int = 0
-    merged_rows: int = 0
-    merged_bytes: int = 0
+    merged_rows: int | None = 0
+    merged_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 from memwal_ops.formats.lance.wire.memwal_index import NO_MEMWAL, is_legacy, region_rows, shard_rows, with_states
 from memwal_ops.formats.lance.wire.names import WRITER_EPOCH, parse_generation_dir, parse_wal_entry_name, region_folder
 from memwal_ops.storage.api import LinkError
-from memwal_ops.text import counted, span_text
+from memwal_ops.text import counted, known_sum, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -252,9 +252,9 @@ def _contents(store: Store, region_id: UUID) -> str:
     except MemwalOpsError as error:
         return f"{region_id} (not readable: {error.reason})"
     listed = manifest.flushed_generations
-    rows = sum(flushed.physical_rows or 0 for flushed in listed)
+    rows = known_sum(flushed.physical_rows for flushed in listed)
     numbers = span_text(listed[0].generation, listed[-1].generation) if listed else "none"
-    of = f", with {counted(rows, 'row')}" if rows else ""
+    of = "" if rows == 0 else f", with {counted(rows, 'row')}"
     return f"{region_id} (flushed generations: {numbers}{of}; written log entries: {manifest.wal_id_last_seen or 0:,})"
 
 

@@ -61,18 +61,19 @@ def work_of(table: Table, need: Need) -> Work:
     """See :class:`memwal_ops.core.outlook.EstimatesWork`."""
     fragments = table.manifest.manifest.fragments
     rows = sum(fragment.physical_rows for fragment in fragments)
-    written = need.rows * _data_bytes(table) // max(rows, 1)
+    moved = rows if need.rows is None else need.rows  # not known: no more than the table has is a guess
+    written = moved * _data_bytes(table) // max(rows, 1)
     remote = 0.0 if table.location.scheme in LOCAL else _REQUEST
     if need.versions:
         return Work(_LEAST + need.versions * (_VERSION + len(fragments) * _ENTRY + remote))
     if need.job not in _ROW:
         return Work(_LEAST)
-    seconds = _LEAST + need.rows * _ROW[need.job] + written * _BYTE + len(fragments) * remote
+    seconds = _LEAST + moved * _ROW[need.job] + written * _BYTE + len(fragments) * remote
     match need.job:
         case "catchup":
-            written = _index_bytes(table, need.rows / max(1, rows * len(by_name(table.manifest))))
+            written = _index_bytes(table, moved / max(1, rows * len(by_name(table.manifest))))
         case "compact":  # the indexes of rewritten rows are written anew, too
-            written += _index_bytes(table, need.rows / max(rows, 1))
+            written += _index_bytes(table, moved / max(rows, 1))
     return Work(seconds, written + _MANIFESTS * table.manifest.manifest.ByteSize())
 
 

@@ -31,7 +31,7 @@ from memwal_ops.formats.lance.layouts import mixed_regions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, listed_log
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes, with_progress
-from memwal_ops.text import paragraph
+from memwal_ops.text import known_sum, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -122,15 +122,15 @@ class Backlog:
         """Everything that can be merged, by region, ascending within each."""
         return tuple(ref for region in self.regions.values() for ref in region.pending)
 
-    def to_json(self) -> dict[str, int]:
-        """Sizes of the backlog: generations the regions list above their progress, mergeable or not."""
+    def to_json(self) -> dict[str, int | None]:
+        """Sizes: generations that the regions list above their progress, mergeable or not. None: not known."""
         by_region = [region.manifest.unmerged(region.merged) for region in self.regions.values()]
         waiting = [flushed for listed in by_region for flushed in listed]
         return {
             "regions": sum(map(bool, by_region)),
             "generations": len(waiting),
-            "rows": sum(flushed.physical_rows or 0 for flushed in waiting),
-            "bytes": sum(flushed.accounted_bytes or 0 for flushed in waiting),
+            "rows": known_sum(flushed.physical_rows for flushed in waiting),
+            "bytes": known_sum(flushed.accounted_bytes for flushed in waiting),
         }
 
 

@@ -206,6 +206,7 @@ class GenerationFiles:
         fault: the first generation that is missing or damaged, and its error; None: there is none.
         foreign_roots: per generation whose manifest names another path as its table, that path.
         indexes: per generation that can be read, the damaged files of its indexes, if footers were checked.
+        sizes: per generation that can be read its rows, and the bytes of its data files: some releases record none.
     """
 
     written: Mapping[int, datetime]
@@ -213,6 +214,7 @@ class GenerationFiles:
     fault: tuple[int, MemwalOpsError] | None
     foreign_roots: Mapping[int, str]
     indexes: Mapping[int, Sequence[Damage]]
+    sizes: Mapping[int, tuple[int, int]]
 
     def state(self, generation: int) -> str:
         """``missing``, ``damaged`` or ``pending``."""
@@ -244,11 +246,33 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
     ]
     faults = {fault.region_id: fault for fault in still_blocked(table, states)}
     regions = {
-        region_id: region if (fault := faults.get(region_id)) is None else region.before(fault.generation or 0)
+        region_id: _sized(region, files.get(region_id))
+        if (fault := faults.get(region_id)) is None
+        else _sized(region, files.get(region_id)).before(fault.generation or 0)
         for region_id, region in backlog.regions.items()
     }
     blocked = tuple((known | faults)[region_id] for region_id in sorted({*known, *faults}))
     return CheckedBacklog(replace(backlog, regions=regions, blocked=blocked), files)
+
+
+def _sized(region: RegionBacklog, files: GenerationFiles | None) -> RegionBacklog:
+    """The same, with the sizes that its writer did not record, as far as the files told them."""
+    sizes = {} if files is None else files.sizes
+    if not any(one.physical_rows is None or one.in_memory_bytes is None for one in region.manifest.flushed_generations):
+        return region
+    flushed = tuple(
+        replace(
+            generation,
+            physical_rows=size[0] if generation.physical_rows is None else generation.physical_rows,
+            in_memory_bytes=size[1] if generation.in_memory_bytes is None else generation.in_memory_bytes,
+        )
+        if (size := sizes.get(generation.generation)) is not None
+        else generation
+        for generation in region.manifest.flushed_generations
+    )
+    by_number = {generation.generation: generation for generation in flushed}
+    pending = tuple(generation_ref(ref.region_id, by_number[ref.generation]) for ref in region.pending)
+    return replace(region, manifest=replace(region.manifest, flushed_generations=flushed), pending=pending)
 
 
 def oldest_unmerged(table: Table, checked: CheckedBacklog) -> datetime | None:
@@ -326,7 +350,12 @@ def look_at_generations(
         for ref, opened in zip(existing, named, strict=True)
         if footers and isinstance(opened, _Named)
     }
-    return GenerationFiles(written, damaged, fault, roots, indexes)
+    sizes = {
+        ref.generation: (one.rows, _bytes_of(one, files[ref.path]))
+        for ref, one in zip(existing, named, strict=True)
+        if isinstance(one, _Named) and one.rows is not None and ref.generation not in damaged
+    }
+    return GenerationFiles(written, damaged, fault, roots, indexes, sizes)
 
 
 def _damaged_indexes(
@@ -435,6 +464,12 @@ class _Named:
     files: tuple[NamedFile, ...]
     foreign_root: str | None
     indexes: Sequence[table_pb2.IndexMetadata] = ()
+    rows: int | None = None
+
+
+def _bytes_of(named: _Named, listed: Mapping[str, ObjectMeta]) -> int:
+    """The bytes of its data files. A manifest of old releases has no sizes, and files in its folder alone."""
+    return sum(file.size or listed[file.path].size for file in named.files if file.size or file.path in listed)
 
 
 def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) -> _Named | MemwalOpsError:
@@ -447,7 +482,8 @@ def _named(table: Table, ref: GenerationRef, files: Mapping[str, ObjectMeta]) ->
         manifest = decode_named(path, table.store.get(path))
         places = Places(table.location, table.store, manifest.manifest, ref.folder)
         indexes = [index for index in manifest.index_entries if not index.name.startswith(SYSTEM_INDEX)]
-        return _Named(tuple(places.data_files(manifest.manifest)), places.foreign_root, indexes)
+        rows = sum(fragment.physical_rows for fragment in manifest.manifest.fragments)
+        return _Named(tuple(places.data_files(manifest.manifest)), places.foreign_root, indexes, rows)
     except NotExportedError:
         return _Named((), None)
     except ForeignRootError as error:

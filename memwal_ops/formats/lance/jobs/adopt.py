@@ -66,7 +66,7 @@ from memwal_ops.formats.lance.log.region_seal import (
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, SchemaHistory
 from memwal_ops.formats.lance.wire.region_manifest import UNMERGED, RegionRecord, mark_of
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.text import counted, paragraph, size_text, span_text
+from memwal_ops.text import counted, known_sum, paragraph, size_text, span_text
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -239,7 +239,7 @@ class Adoption:
         region_id: the blocked region.
         new_id: the region to which its generations are moved; None: they are not moved.
         generations: those that it lists.
-        rows: in them, as recorded by the writers.
+        rows: in them, as recorded by the writers; None if one of them was not.
         merged: the table's progress for its id.
         unflushed_wal_entries: entries of its log that no generation contains.
         record: the record to be stored in the table; None: the region is moved.
@@ -249,7 +249,7 @@ class Adoption:
     region_id: UUID
     new_id: UUID | None
     generations: tuple[int, ...]
-    rows: int
+    rows: int | None
     merged: int
     unflushed_wal_entries: int
     record: RegionRecord | None
@@ -521,7 +521,7 @@ def _adoption(table: Table, manifest: RegionManifest, new_id: UUID | None, recor
         manifest.region_id,
         new_id,
         tuple(flushed.generation for flushed in manifest.flushed_generations),
-        sum(flushed.physical_rows or 0 for flushed in manifest.flushed_generations),
+        known_sum(flushed.physical_rows for flushed in manifest.flushed_generations),
         table.index.merged_generations.get(manifest.region_id, 0),
         unflushed_entries(table, manifest),
         record,

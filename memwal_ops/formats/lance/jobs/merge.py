@@ -582,11 +582,9 @@ def backlog(table: Table) -> Mapping[str, float]:
     sizes, log = current.to_json(), read_unflushed(listed, read)
     written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
     return {
-        "generations": sizes["generations"],
-        "rows": sizes["rows"],
-        "bytes": sizes["bytes"],
+        **{name: size for name in ("generations", "rows", "bytes") if (size := sizes[name]) is not None},
         "oldest_age": 0.0 if oldest is None else _age(oldest, now),
-        "regions_behind": sizes["regions"],
+        "regions_behind": sizes["regions"] or 0,
         "blocked_regions": len(current.blocked),
         "unflushed_entries": log.entries,
         "unflushed_oldest_seconds": 0.0 if log.oldest is None else _age(log.oldest, now),

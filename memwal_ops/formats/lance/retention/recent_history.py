@@ -34,6 +34,7 @@ from memwal_ops.formats.lance.wire.names import (
     region_folder,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.text import known_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -137,8 +138,8 @@ def _revision(
         ),
         sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
         sum(max(0, span.stop - span.start) for span in merged.values()),
-        sum(generation.physical_rows or 0 for generation in known),
-        sum(generation.accounted_bytes or 0 for generation in known),
+        known_sum(generation.physical_rows for generation in known),
+        known_sum(generation.accounted_bytes for generation in known),
     )
 
 

@@ -19,7 +19,7 @@ from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
-from memwal_ops.text import counted, grid, paragraph, printable, size_text, span_text
+from memwal_ops.text import counted, grid, known_sum, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -482,14 +482,15 @@ def _region_cells(region: RegionState) -> list[str]:
     span = "none"
     if waiting:
         span = f"{len(waiting)} ({span_text(waiting[0].generation, waiting[-1].generation)})"
+    rows = known_sum(flushed.physical_rows for flushed in waiting)
     return [
         str(region.region_id),
         region.backlog.manifest.status.name.lower(),
         str(region.backlog.manifest.writer_epoch),
         "unknown" if region.is_left_over else "none" if merged == 0 else f"to {merged}",
         span,
-        f"{sum(flushed.physical_rows or 0 for flushed in waiting):,}",
-        size_text(sum(flushed.accounted_bytes or 0 for flushed in waiting)),
+        "unknown" if rows is None else f"{rows:,}",
+        size_text(known_sum(flushed.accounted_bytes for flushed in waiting)),
     ]
 
 

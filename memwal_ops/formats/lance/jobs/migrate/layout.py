@@ -39,6 +39,7 @@ from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.formats.lance.wire.names import LayoutRecord, with_layout_record
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.text import known_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +211,7 @@ def _region(region: RegionBacklog, unflushed: int) -> LayoutRegion:
     manifest = region.manifest
     return LayoutRegion(
         manifest.region_id, region.merged, manifest.current_generation, tuple(one.generation for one in region.pending),
-        sum(one.rows or 0 for one in region.pending), unflushed, manifest.sealed,
+        known_sum(one.rows for one in region.pending), unflushed, manifest.sealed,
     )  # fmt: skip
 
 

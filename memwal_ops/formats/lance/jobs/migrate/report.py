@@ -236,7 +236,7 @@ class LayoutRegion:
         merged: its progress.
         current: the generation that its writer would fill next.
         unmerged: its generations that are not merged.
-        rows: in them, as their writers recorded.
+        rows: in them, as their writers recorded; None if one of them did not.
         unflushed: entries of its log that no generation has, those of claims among them.
         sealed: whether it takes no writes any more.
     """
@@ -245,7 +245,7 @@ class LayoutRegion:
     merged: int
     current: int
     unmerged: tuple[int, ...]
-    rows: int
+    rows: int | None
     unflushed: int
     sealed: bool
 
@@ -341,7 +341,7 @@ def _layout_grid(regions: tuple[LayoutRegion, ...]) -> str:
             str(region.region_id),
             "none" if not region.merged else f"to {region.merged}",
             str(len(region.unmerged)),
-            f"{region.rows:,}",
+            "unknown" if region.rows is None else f"{region.rows:,}",
             str(region.unflushed),
             "sealed" if region.sealed else "open",
         )

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +18,11 @@ from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.inspect import job as inspect
-from memwal_ops.formats.lance.wire.region_manifest import decode_region_manifest, encode_region_manifest
+from memwal_ops.formats.lance.wire.region_manifest import (
+    FlushedGeneration,
+    decode_region_manifest,
+    encode_region_manifest,
+)
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
@@ -99,6 +104,35 @@ def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: i
     assert merged.get(str(region), 0) == missing - 1
     assert merged[made.regions[1]] == 3
     assert read_base(made.uri) == made.expected(merged)
+
+
+def test_sizes_that_old_releases_did_not_record(made: Workload) -> None:
+    """Unknown is not 0: they are read from the generations' files, and without these they stay unknown."""
+    recorded = inspect.apply(open_table(made.uri)).backlog.to_json()
+    for number in made.regions:
+        region = uuid.UUID(number)
+        path = damage.region_manifest_path(made.uri, number)
+        version = wire.region_manifest(Files(made.uri), number).version
+        manifest = decode_region_manifest(path.read_bytes(), region_id=region, version=version)
+        bare = tuple(FlushedGeneration(one.generation, one.path) for one in manifest.flushed_generations)
+        path.write_bytes(encode_region_manifest(replace(manifest, flushed_generations=bare)))
+    table = open_table(made.uri)
+    listed = read_backlog(table).to_json()
+    assert (listed["generations"], listed["rows"], listed["bytes"]) == (6, None, None)
+    inspection = inspect.apply(table)
+    read = inspection.backlog.to_json()
+    assert read["rows"] == recorded["rows"]
+    assert read["bytes"]
+    assert "unknown rows" not in inspection.describe()
+    metrics = merge.backlog(table)
+    assert (metrics["rows"], metrics["bytes"]) == (read["rows"], read["bytes"])
+    assert len(merge.plan(table, merge.MergeOptions()).passes) == 1, "not a pass for each of unknown size"
+    for folder in Path(made.uri, "_mem_wal", made.regions[0]).glob("*_gen_2/_versions"):
+        shutil.rmtree(folder)
+    without = inspect.apply(open_table(made.uri))
+    assert without.backlog.to_json()["rows"] is None
+    assert "unknown rows" in without.describe()
+    assert not {"rows", "bytes"} & merge.backlog(open_table(made.uri)).keys()
 
 
 def test_what_was_merged_and_collected_since_the_table_was_opened(made: Workload) -> None:
