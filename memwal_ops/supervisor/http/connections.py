@@ -242,14 +242,13 @@ class BoundedServer(ThreadingHTTPServer):
         Without a limit idle connections take every descriptor of the process, and no job can open a file or start.
         """
         with self._changed:
-            if len(self._connections) >= MAX_CONNECTIONS:
-                open_ones = [connection for connection, ends in self._connections.items() if ends is not None]
-                waiting = (connection for connection in open_ones if connection not in self._answering)
-                oldest = next(waiting, open_ones[0] if open_ones else None)
-                if oldest is not None:
-                    self._shut_down(oldest)
-                self._changed.wait_for(lambda: len(self._connections) < MAX_CONNECTIONS, _EVICTION_SECONDS)
-            if len(self._connections) >= MAX_CONNECTIONS:
+            living = [connection for connection, ends in self._connections.items() if ends is not None]
+            if len(living) >= MAX_CONNECTIONS:
+                waiting = (connection for connection in living if connection not in self._answering)
+                self._shut_down(next(waiting, living[0]))
+            # Those that were shut down end by themselves, on a busy machine a moment later.
+            self._changed.wait_for(lambda: len(self._connections) < 2 * MAX_CONNECTIONS, _EVICTION_SECONDS)
+            if len(self._connections) >= 2 * MAX_CONNECTIONS:
                 return False
             self._connections[request] = time.monotonic() + REQUEST_SECONDS
         return True
