@@ -139,14 +139,14 @@ def check(
         raise InvalidUsageError("Give --nagios, and either a URI, with --branch or not, or --config FILE.")
     try:
         if file is not None:
-            found, summary = _service(file, limits)
+            worst, summary = _service(file, limits)
         else:
-            found, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
+            worst, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
     except MemwalOpsError as error:
         level = CRITICAL if is_damage(error.exit_code) else UNKNOWN
-        found, summary = Finding(level, [(level, f"{error.reason}: {error}")]), ""
-    echo(printable(found.line(summary)))
-    return found.level
+        worst, summary = Finding(level, [(level, f"{error.reason}: {error}")]), ""
+    echo(printable(worst.line(summary)))
+    return worst.level
 
 
 def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, str]:
@@ -156,25 +156,25 @@ def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, 
     figures, faults = poll_table(table, reporting)
     if faults:
         raise faults[0]
-    found = Finding()
+    worst = Finding()
     with format_errors(table.format):
         missing = table.format.missing_of(table, table.revision)
     if missing is not None:
-        found.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
+        worst.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
     if not reporting:
-        return found, "no log to merge"
+        return worst, "no log to merge"
     backlog = Figures(figures, table.format.name)
     waiting = backlog.amount("backlog")
     if waiting is None:
-        found.add(UNKNOWN, "no job of this table reports a backlog")
-        return found, ""
-    found.compare("generations", waiting, limits.waiting)
-    found.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
+        worst.add(UNKNOWN, "no job of this table reports a backlog")
+        return worst, ""
+    worst.compare("generations", waiting, limits.waiting)
+    worst.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
     if blocked := backlog.amount("blocked"):
-        found.add(CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
+        worst.add(CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
     elif (fault := last_run_fault_of(table, figures)) is not None:
-        found.add(*fault)
-    return found, f"{counted_as(int(waiting), backlog.noun_of('backlog'))} waiting"
+        worst.add(*fault)
+    return worst, f"{counted_as(int(waiting), backlog.noun_of('backlog'))} waiting"
 
 
 def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, str] | None:
@@ -192,31 +192,31 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
         raise InvalidUsageError(
             "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
         )
-    found = Finding()
+    worst = Finding()
     status, why = ask_service(http)
     if status is None:
-        found.add(CRITICAL, why)
-        return found, ""
+        worst.add(CRITICAL, why)
+        return worst, ""
     if not status["service"]["ready"]:
-        found.add(WARNING, "the service is not ready")
+        worst.add(WARNING, "the service is not ready")
     refused = status["service"]["config"]["error"]
     if refused:
-        found.add(WARNING, f"the configuration file was not applied, or only in part: {refused}")
+        worst.add(WARNING, f"the configuration file was not applied, or only in part: {refused}")
     if status["service"].get("state_error"):
-        found.add(WARNING, str(status["service"]["state_error"]))
+        worst.add(WARNING, str(status["service"]["state_error"]))
     for fault in status["service"].get("discovery_faults", ()):
-        found.add(WARNING, f"{fault['pattern']}: {fault['error']}")
+        worst.add(WARNING, f"{fault['pattern']}: {fault['error']}")
     for fault in event_findings(status["service"]):
-        found.add(level_of_finding(fault), fault["what"])
+        worst.add(level_of_finding(fault), fault["what"])
     tables = status["tables"]
     if pending := pending_text(status["service"]):
-        found.add(UNKNOWN, pending)
+        worst.add(UNKNOWN, pending)
     elif not tables:
-        found.add(WARNING, "no table is maintained: no pattern matches any")
+        worst.add(WARNING, "no table is maintained: no pattern matches any")
     for table in tables:
         for level, text in table_faults(table):
-            found.add(level, text)
-    return found, _compared(found, tables, limits)
+            worst.add(level, text)
+    return worst, _compared(worst, tables, limits)
 
 
 def _compared(found: Finding, tables: list[dict[str, Any]], limits: Limits) -> str:
@@ -270,8 +270,8 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     bad_indexes = bad_answers(table.get("answers", ()))
     for bad in bad_indexes:
         yield CRITICAL if bad.wrong else WARNING, f"{table['name']}: {bad.describe()}"
-    for one in writer_findings(table):
-        yield WARNING, f"{table['name']}: {one['what']}"
+    for writer_finding in writer_findings(table):
+        yield WARNING, f"{table['name']}: {writer_finding['what']}"
     if table["look_error"]:
         yield state_level(table), f"{table['name']} cannot be read: {table['look_error']}"
     for other, state in applicable_jobs(table).items():

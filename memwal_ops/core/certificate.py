@@ -155,8 +155,10 @@ def run_erasure(
     if applied and not erasure.done:  # nor will the next run do more: what has no time to wait for would wait for ever
         why = "this run could not remove it"
         holders = tuple(
-            replace(one, blocks=True, why=f"{one.why}; {why}") if one.until is None and not one.blocks else one
-            for one in holders
+            replace(holder, blocks=True, why=f"{holder.why}; {why}")
+            if holder.until is None and not holder.blocks
+            else holder
+            for holder in holders
         )
     report = EraseReport(
         applied=applied,

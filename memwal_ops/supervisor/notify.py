@@ -184,14 +184,14 @@ class Message:
         return "\n\n".join(parts)
 
     def _entry(self, change: Change) -> str:
-        found = change.found
-        level = "" if change.kind == "resolved" else f" {found.level}"
-        lines = [f"{_WORDS[change.kind]}{level}: {_clean(found.table) or 'the service'}: {_clean(found.what)}"]
+        finding = change.found
+        level = "" if change.kind == "resolved" else f" {finding.level}"
+        lines = [f"{_WORDS[change.kind]}{level}: {_clean(finding.table) or 'the service'}: {_clean(finding.what)}"]
         if change.kind != "resolved":
-            lines.append(f"Do: {_clean(found.do)}")
-            lines += [f"Page: {self._page(found.runbook)}"] if found.runbook else []
-        if self.link and found.table:
-            lines.append(self._table(found.table))
+            lines.append(f"Do: {_clean(finding.do)}")
+            lines += [f"Page: {self._page(finding.runbook)}"] if finding.runbook else []
+        if self.link and finding.table:
+            lines.append(self._table(finding.table))
         return "\n".join(lines)
 
     def _table(self, table: str) -> str:
@@ -368,11 +368,11 @@ def _secret(target: TargetConfig, key: str) -> str | None:
         return value
     try:
         with open(path, encoding="utf-8") as file:
-            found = file.read(_MAX_SECRET_BYTES).strip()
+            secret = file.read(_MAX_SECRET_BYTES).strip()
     except (OSError, ValueError) as error:
         raise NotificationError(f"{target.name}: {key}_file cannot be read: {error}") from None
-    remember([found])
-    return found
+    remember([secret])
+    return secret
 
 
 @dataclass
@@ -398,7 +398,7 @@ class ToldFile:
         self.targets: dict[str, Told] = {}
         try:
             with open(path, encoding="utf-8") as file:
-                self.targets = {name: _read(one) for name, one in json.load(file)["targets"].items()}
+                self.targets = {name: _read(entry) for name, entry in json.load(file)["targets"].items()}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -426,8 +426,8 @@ class ToldFile:
 
 
 def _read(document: Mapping[str, Any]) -> Told:
-    found = [Found(**one) for one in document["found"]]
-    return Told({one.key: one for one in found}, [float(one) for one in document["sent"]])
+    findings = [Found(**entry) for entry in document["found"]]
+    return Told({finding.key: finding for finding in findings}, [float(moment) for moment in document["sent"]])
 
 
 _STEP_SECONDS, _STEP_JOIN_SECONDS, _BUSY_FACTOR = 15.0, 1.0, 10.0
@@ -530,13 +530,13 @@ class FindingNotifier:
 
     def _tell(self, target: TargetConfig, holds: Findings, told: Told, *, wait: bool) -> None:
         now = self._now()
-        wanted = [one for one in holds.found if target.level == "warning" or one.level == "critical"]
+        wanted = [finding for finding in holds.found if target.level == "warning" or finding.level == "critical"]
         made = changes(told.found, wanted, lambda table: table not in holds.unread)
         if not made:
             self._since.pop(target.name, None)
             return
         since = self._since.setdefault(target.name, now)
-        told.sent = [one for one in told.sent if now - _HOUR < one <= now]
+        told.sent = [moment for moment in told.sent if now - _HOUR < moment <= now]
         grouped = not wait or now - since >= self._config.group_wait.total_seconds()
         not_before, _ = self._retry.get(target.name, (0.0, 0.0))
         if grouped and now >= not_before and len(told.sent) < self._config.max_per_hour:

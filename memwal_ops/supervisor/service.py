@@ -504,13 +504,13 @@ class Service:
         # Not what is wrong with the targets: one of them would be told once it is right again.
         service: dict[str, Any] = {**status["service"], "delivery_faults": []}
         of_service = service_findings(service, self._found.faults, self.scheduler.settings.path)
-        found, unread = [Found.of("", one) for one in of_service], set()
+        findings, unread = [Found.of("", finding) for finding in of_service], set()
         for table in status["tables"]:
             if table["state"] == NOT_READ:
                 unread.add(table["name"])
             else:
-                found += [Found.of(table["name"], one) for one in self._pages.findings(table)]
-        return Findings(tuple(found), frozenset(unread))
+                findings += [Found.of(table["name"], finding) for finding in self._pages.findings(table)]
+        return Findings(tuple(findings), frozenset(unread))
 
     def _take_samples(self) -> None:
         """Record the figures of tables that are due, for charts, and what polls used."""

@@ -224,8 +224,8 @@ _REMEDIES = {
 
 def target(table: str | None, job: str | None) -> str:
     """Return the path of a job, a table or the fleet below ``/api/v1``."""
-    found = "" if table is None else f"/tables/{quote(table, safe='', errors='surrogateescape')}"
-    return found if job is None else f"{found}/jobs/{quote(job, safe='')}"
+    path = "" if table is None else f"/tables/{quote(table, safe='', errors='surrogateescape')}"
+    return path if job is None else f"{path}/jobs/{quote(job, safe='')}"
 
 
 def why_silent(error: Exception) -> str:
@@ -260,10 +260,10 @@ def _only(certificate: str) -> ssl.SSLContext:
     Of a chain only the first one: another holder of a certificate of the same authority is not this service.
     """
     try:
-        found = _CERTIFICATE.search(Path(certificate).read_text(encoding="utf-8", errors="replace"))
-        if found is None:
+        match = _CERTIFICATE.search(Path(certificate).read_text(encoding="utf-8", errors="replace"))
+        if match is None:
             raise ssl.SSLError("it has no certificate")
-        context = ssl.create_default_context(cadata=found[0])
+        context = ssl.create_default_context(cadata=match[0])
     except OSError as error:
         raise InvalidUsageError(
             f"The certificate {certificate} cannot be read: {error.strerror or error}.",

@@ -239,20 +239,20 @@ def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
 def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about a fleet: its store, members that died, members with other tables or another budget."""
     if fleet["error"] is not None:
-        own = next(one for one in fleet["members"] if one["name"] == fleet["name"])
+        own = next(member for member in fleet["members"] if member["name"] == fleet["name"])
         what = f"The store of the fleet cannot be used; this member keeps its {own['tables']} tables. {fleet['error']}"
         yield finding(WARNING, what, f"Make {fleet['uri']} readable and writable for each member.", _FLEET)
-    for one in fleet["members"]:
-        if not one["living"]:
-            what = f"The member {one['name']} ended without leaving; the others have its tables."
+    for member in fleet["members"]:
+        if not member["living"]:
+            what = f"The member {member['name']} ended without leaving; the others have its tables."
             yield finding(WARNING, what, "Start it again, or find out why it ended.", _FLEET)
             continue
-        if not one.get("same_budget", True):
-            what = f"The member {one['name']} has another budget than this one, or none, or an earlier release."
+        if not member.get("same_budget", True):
+            what = f"The member {member['name']} has another budget than this one, or none, or an earlier release."
             do = "Give each member the same budget: what one without a budget uses is not counted."
             yield finding(WARNING, what, do, _FLEET)
-        if not one["same_tables"]:
-            what = f"The configuration of the member {one['name']} names other tables than this one's."
+        if not member["same_tables"]:
+            what = f"The configuration of the member {member['name']} names other tables than this one's."
             do = "Give each member the same tables: one that its member does not know is maintained by none."
             yield finding(WARNING, what, do, _FLEET)
 
@@ -274,19 +274,19 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     if error is not None:
         yield _unreadable(state_level(table), error, backlog, failures)
     blocked = table["blocked"]
-    for one in blocked[:MAX_BLOCKED]:
-        part, place = errors.part_of(table["uri"], one)
-        what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {one['reason']}. {one['detail']}"
-        todo = one.get("remedy") or "Fix the cause; until then no job goes on with this part."
+    for block in blocked[:MAX_BLOCKED]:
+        part, place = errors.part_of(table["uri"], block)
+        what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {block['reason']}. {block['detail']}"
+        todo = block.get("remedy") or "Fix the cause; until then no job goes on with this part."
         yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
     parts = int(backlog.amount("blocked") or 0)
     if parts and len(blocked) != min(parts, MAX_BLOCKED):
         what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
-    for one in bad_answers(table["answers"]):
-        what = one.describe()
-        todo = one.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
-        yield finding(CRITICAL if one.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
+    for bad_answer in bad_answers(table["answers"]):
+        what = bad_answer.describe()
+        todo = bad_answer.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
+        yield finding(CRITICAL if bad_answer.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
     yield from writer_findings(table)
     for failure in failures:
         yield failure.finding(table, file)
@@ -359,20 +359,22 @@ class _Failure:
 
 def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
     """Return the failures of a table's jobs: those that failed for the same reason are one."""
-    found: dict[object, _Failure] = {}
+    failures: dict[object, _Failure] = {}
     for name, job in applicable_jobs(table).items():
         if job["last_outcome"] == "partial":
             error = errors.last_error(table["name"], name)
             if error is not None:
                 level, what = partial_fault(name)
-                found[name] = _Failure([name], _level_by_error(error, level), what, error, undone=True)
+                failures[name] = _Failure([name], _level_by_error(error, level), what, error, undone=True)
         elif job["consecutive_failures"]:
             error = errors.last_error(table["uri"], name)
             level, what = next(job_findings(name, job))
-            one = found.setdefault(("", name) if error is None else error["reason"], _Failure([], level, what, error))
-            one.jobs.append(name)
-            one.level = _level_by_error(error, max(one.level, level))
-    return [*found.values()]
+            failure = failures.setdefault(
+                ("", name) if error is None else error["reason"], _Failure([], level, what, error)
+            )
+            failure.jobs.append(name)
+            failure.level = _level_by_error(error, max(failure.level, level))
+    return [*failures.values()]
 
 
 def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
@@ -383,10 +385,10 @@ def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
 def _unreadable(level: int, error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
     part = "cannot be read" if not backlog.values else "cannot be read as a whole"
-    same = [one for one in failures if one.error is not None and _is_same_error(one.error, error)]
+    same = [failure for failure in failures if failure.error is not None and _is_same_error(failure.error, error)]
     cause = error if not same or same[0].error is None else {**error, **same[0].error}
-    failures[:] = [one for one in failures if one not in same]
-    jobs = [job for one in same for job in one.jobs]
+    failures[:] = [failure for failure in failures if failure not in same]
+    jobs = [job for failure in same for job in failure.jobs]
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"

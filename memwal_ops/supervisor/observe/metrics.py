@@ -194,32 +194,40 @@ class OtlpMetrics:
         """What a family becomes: its name and data; nothing if it has no value."""
         export = self._export
         cumulative = export.AggregationTemporality.CUMULATIVE
-        samples = [one for one in family.samples if not one.name.endswith("_created")]
+        samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         if family.type == "histogram":
             points = [*self._histograms(family.name, samples, now)]
-            found = family.name, export.Histogram(points, cumulative)
+            kind = family.name, export.Histogram(points, cumulative)
         else:
-            points = [export.NumberDataPoint(one.labels, self._began, now, one.value) for one in samples]
+            points = [export.NumberDataPoint(sample.labels, self._began, now, sample.value) for sample in samples]
             counts = family.type == "counter"
             name = f"{family.name}_total" if counts else family.name
-            found = name, export.Sum(points, cumulative, True) if counts else export.Gauge(points)  # noqa: FBT003 - its own
+            kind = name, export.Sum(points, cumulative, True) if counts else export.Gauge(points)  # noqa: FBT003 - its own
         if points:
-            yield found
+            yield kind
 
     def _histograms(self, name: str, samples: list[Sample], now: int) -> Iterator[Any]:
         """The points of a histogram, of which Prometheus has the counts up to each bound."""
         by_labels: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-        for one in samples:
-            labels = tuple((key, value) for key, value in one.labels.items() if key != "le")
-            part = one.labels["le"] if one.name == f"{name}_bucket" else one.name.removeprefix(name)
-            by_labels.setdefault(labels, {})[part] = one.value
+        for sample in samples:
+            labels = tuple((key, value) for key, value in sample.labels.items() if key != "le")
+            part = sample.labels["le"] if sample.name == f"{name}_bucket" else sample.name.removeprefix(name)
+            by_labels.setdefault(labels, {})[part] = sample.value
         for labels, parts in by_labels.items():
             total, count = parts.pop("_sum"), int(parts.pop("_count"))
             bounds = sorted(parts, key=float)
             upto = [int(parts[bound]) for bound in bounds]
             counts = [after - before for before, after in zip([0, *upto], upto, strict=False)]
             yield self._export.HistogramDataPoint(
-                dict(labels), self._began, now, count, total, counts, [float(one) for one in bounds[:-1]], None, None
+                dict(labels),
+                self._began,
+                now,
+                count,
+                total,
+                counts,
+                [float(bound) for bound in bounds[:-1]],
+                None,
+                None,
             )
 
 
@@ -440,11 +448,13 @@ class _StatusCollector(Collector):
             yield self._gauge(name, metric.help, rows[name], "table")
 
     def _answer_gauges(self, status: StatusDocument) -> Iterator[Family]:
-        asked = [((table["name"], str(one["index"])), one) for table in status["tables"] for one in table["answers"]]
-        recall = [(labels, float(one["recall"])) for labels, one in asked if one.get("recall") is not None]
-        wrong = [(labels, float(one.get("wrong", 0))) for labels, one in asked if not one.get("skipped")]
-        segments = [(labels, float(one.get("segments", 0))) for labels, one in asked]
-        findings = [(labels, float(len(one.get("findings") or ()))) for labels, one in asked]
+        asked = [
+            ((table["name"], str(answer["index"])), answer) for table in status["tables"] for answer in table["answers"]
+        ]
+        recall = [(labels, float(answer["recall"])) for labels, answer in asked if answer.get("recall") is not None]
+        wrong = [(labels, float(answer.get("wrong", 0))) for labels, answer in asked if not answer.get("skipped")]
+        segments = [(labels, float(answer.get("segments", 0))) for labels, answer in asked]
+        findings = [(labels, float(len(answer.get("findings") or ()))) for labels, answer in asked]
         labels = "table", "index"
         yield self._gauge("index_recall", "Recall of a vector index, by the last verification.", recall, *labels)
         text = "Queries that an index answered wrongly in the last verification."
@@ -455,7 +465,7 @@ class _StatusCollector(Collector):
 
     def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]
-        jobs = [((one["name"], job), of) for one in tables for job, of in applicable_jobs(one).items()]
+        jobs = [((table["name"], job), of) for table in tables for job, of in applicable_jobs(table).items()]
         yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
         unread = [((), float(not_read(tables)))]
@@ -477,11 +487,13 @@ class _StatusCollector(Collector):
         own = [] if budget is None else [((kind,), amount) for kind, amount in budget["own"]["used"].items()]
         yield self._gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
         polled = [
-            ((one["name"],), one["seconds_since_look"]) for one in tables if one["seconds_since_look"] is not None
+            ((table["name"],), table["seconds_since_look"])
+            for table in tables
+            if table["seconds_since_look"] is not None
         ]
         yield self._gauge("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
         expected = [
-            ((one["name"],), seconds) for one in tables if (seconds := one["expect_writes_seconds"]) is not None
+            ((table["name"],), seconds) for table in tables if (seconds := table["expect_writes_seconds"]) is not None
         ]
         text = "Seconds within which a write is expected (expect_writes_within)."
         yield self._gauge("expect_writes_seconds", text, expected, "table")
@@ -511,7 +523,11 @@ class _StatusCollector(Collector):
         yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
         yield from self._fleet_gauges(service.get("fleet"))
         yield from self._event_gauges(service.get("events"))
-        skews = [((one["name"],), one["clock_skew_seconds"]) for one in tables if one["clock_skew_seconds"] is not None]
+        skews = [
+            ((table["name"],), table["clock_skew_seconds"])
+            for table in tables
+            if table["clock_skew_seconds"] is not None
+        ]
         yield self._gauge(
             "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
         )
@@ -519,12 +535,12 @@ class _StatusCollector(Collector):
     def _fleet_gauges(self, fleet: FleetStatus | None) -> Iterator[Family]:
         reached = [] if fleet is None else [((), float(fleet["error"] is None))]
         yield self._gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
-        members = [] if fleet is None else [((one["name"],), one) for one in fleet["members"]]
-        living = [(name, float(one["living"])) for name, one in members]
+        members = [] if fleet is None else [((member["name"],), member) for member in fleet["members"]]
+        living = [(name, float(member["living"])) for name, member in members]
         yield self._gauge("fleet_member_up", "1 if this member sees that member live.", living, "member")
-        tables = [(name, float(one["tables"])) for name, one in members if one["tables"] is not None]
+        tables = [(name, float(member["tables"])) for name, member in members if member["tables"] is not None]
         yield self._gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
-        ages = [(name, one["seconds_since_heartbeat"]) for name, one in members]
+        ages = [(name, member["seconds_since_heartbeat"]) for name, member in members]
         yield self._gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
 
     def _event_gauges(self, events: EventsStatus | None) -> Iterator[Family]:

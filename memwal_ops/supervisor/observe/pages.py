@@ -65,9 +65,9 @@ _MAX_JOBS = 3
 def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
     """Add the buttons to the view of a table: those of its findings, and of its jobs."""
     jobs = applicable_jobs(table)
-    for one in view["findings"]:
-        named = [name for name in one["jobs"] if name in jobs and jobs[name]["state"] != "running"]
-        one["buttons"] = [_start(table["name"], name, jobs[name]) for name in named[:_MAX_JOBS]]
+    for finding in view["findings"]:
+        named = [name for name in finding["jobs"] if name in jobs and jobs[name]["state"] != "running"]
+        finding["buttons"] = [_start(table["name"], name, jobs[name]) for name in named[:_MAX_JOBS]]
     for row in view["job_rows"]:
         job = jobs[row["name"]]
         running = job["state"] == "running"
@@ -159,7 +159,7 @@ def command_of(run: Mapping[str, Any]) -> str:
         if isinstance(value, bool):
             parts += [flag] if value else []
         elif value is not None:
-            parts += [part for one in (value if isinstance(value, list) else [value]) for part in (flag, str(one))]
+            parts += [part for item in (value if isinstance(value, list) else [value]) for part in (flag, str(item))]
     if spec is not None and spec.deletes and plan.get("apply"):
         parts.append("--apply")
     return shlex.join(parts)
@@ -268,9 +268,9 @@ class Pages:
         matching = [row for row in every if wanted.matches(row)]
         rows, pages = page_of(matching, wanted)
         service, faults = self._service(), self._faults()
-        found = [*service_findings(service, faults, self._file)]
+        findings = [*service_findings(service, faults, self._file)]
         if not every and not faults and not service.get("discovery_pending"):
-            found.append(no_tables())
+            findings.append(no_tables())
         groups = groups_of(matching, wanted) if wanted.group else []
         shown = self.overview.renewed(rows)
         page = _html(
@@ -280,7 +280,7 @@ class Pages:
             budget=" ".join(budget_notes(service["budget"])),
             charts=self._budget_chart(service["budget"]),
             service_state="Stopping" if service["stopping"] else "Runs" if service["ready"] else "Not ready yet",
-            service_findings=found,
+            service_findings=findings,
             query=wanted,
             all=totals(every),
             shown=totals(matching),
@@ -348,13 +348,13 @@ class Pages:
     def run(self, number: str, viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of a run; one with the status 404 if there is no such run."""
         digits = number.isascii() and number.isdigit() and len(number) < len(str(_LARGEST_ID))
-        found = self._run(int(number)) if digits else None
-        if found is None:
+        record = self._run(int(number)) if digits else None
+        if record is None:
             why = "It was pruned from the history (history.keep, history.max_runs), or never was."
             shell = _Shell("", "/", viewer)
             return _html("missing", shell, 404, kind="run", name=number, why=why, back="/", back_text="All tables")
-        table_format = self._format_of(found["uri"])
-        return _html("run", _Shell("", f"{_RUNS}{number}", viewer), **run_page(found, table_format))
+        table_format = self._format_of(record["uri"])
+        return _html("run", _Shell("", f"{_RUNS}{number}", viewer), **run_page(record, table_format))
 
     def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
@@ -376,7 +376,7 @@ class Pages:
         charts: list[dict[str, Any]] = charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
         charts += recall_chart(asked, *scale)
         charts += cost_chart(spent, self._spending.currency, *scale, each, each_text)
-        ranges = [(one, here if one == _RANGE else f"{here}?range={one}", one == wanted) for one in RANGES]
+        ranges = [(span, here if span == _RANGE else f"{here}?range={span}", span == wanted) for span in RANGES]
         return {"charts": charts, "ranges": ranges, "cost": cost_view(ledger)}
 
     def _budget_chart(self, budget: Mapping[str, Any] | None) -> list[dict[str, str]]:
@@ -397,12 +397,12 @@ class Pages:
 
     def _blocked(self, table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return what the last run reported as blocked, if anything still is."""
-        found: list[Mapping[str, Any]] = []
+        blocked: list[Mapping[str, Any]] = []
         for job in jobs_of("blocked", "run") if backlog_of(table).amount("blocked") else ():
             for run in self._runs.get(_stamp(table), table=table["uri"], job=job, limit=1):
                 entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
-                found += [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-        return found
+                blocked += [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        return blocked
 
     def last_error(self, table: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
         """Return the error of a job's last failure."""

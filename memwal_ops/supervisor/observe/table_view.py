@@ -61,7 +61,7 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
         "blocked": table["blocked"][MAX_BLOCKED:],
         "level": WORDS[worst(map(level_of_finding, findings))],
         "paused": table.get("paused"),
-        "findings": sorted(findings, key=lambda one: -severity(level_of_finding(one))),
+        "findings": sorted(findings, key=lambda finding: -severity(level_of_finding(finding))),
         "noun": backlog.noun_of("backlog"),
         "facts": [*_facts(backlog)],
         "figures": figures_of(backlog),
@@ -117,7 +117,7 @@ def charts_of(
         if any(value for _, value in points):
             steps = steps_of(points)
             image = time_chart({"": steps}, unit=unit, start=start, end=end)
-            chart = _chart(name, image, [amount_text(one, unit) for one in _range_of(points)])
+            chart = _chart(name, image, [amount_text(number, unit) for number in _range_of(points)])
             charts.append({**chart, **hover_of(image, points, start, end, partial(amount_text, unit=unit))})
     return charts
 
@@ -137,7 +137,7 @@ def hover_of(
     plot = _PLOT.search(image)
     if plot is None:
         return {}
-    left, width = (float(one) / CHART_WIDTH for one in plot.groups())
+    left, width = (float(bound) / CHART_WIDTH for bound in plot.groups())
     shown = [[round(when), text(value)] for when, value in points[:: 1 + len(points) // _MAX_POINTS]]
     return {"points": json.dumps(shown), "plot": json.dumps([left, width, start, end])}
 
@@ -184,14 +184,14 @@ def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) ->
     for run in reversed(runs):
         if run["finished"] is None or not start <= (when := datetime.fromisoformat(run["finished"]).timestamp()) <= end:
             continue
-        for one in answers_of(run["report"], run["finished"]) or ():
-            if one.get("recall") is not None:
-                series.setdefault(str(one["index"]), []).append((when, float(one["recall"])))
+        for answer in answers_of(run["report"], run["finished"]) or ():
+            if answer.get("recall") is not None:
+                series.setdefault(str(answer["index"]), []).append((when, float(answer["recall"])))
     if max(map(len, series.values()), default=0) <= 1:
         return []
     image = time_chart(series, unit="share", start=start, end=end)
     points = sorted(point for points in series.values() for point in points)
-    return [_chart("recall of vector indexes", image, [f"{one:.2f}" for one in _range_of(points)])]
+    return [_chart("recall of vector indexes", image, [f"{number:.2f}" for number in _range_of(points)])]
 
 
 def _range_of(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -247,7 +247,7 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
     if not total["runs"]:
         return None
     saves = money_text(total["saves_monthly"], ledger["currency"]) if total["saves_monthly"] else ""
-    jobs = [{"job": one["job"], **sums(one)} for one in ledger["groups"]]
+    jobs = [{"job": group["job"], **sums(group)} for group in ledger["groups"]]
     return {**sums(total), "unmeasured": total["unmeasured"], "saves": saves, "jobs": jobs}
 
 
@@ -259,10 +259,12 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
         gc: the document of a run or plan of ``gc``.
     """
     revisions = [] if history is None else [*history["revisions"]]
-    merges = [one for one in reversed(revisions) if one["merged_rows"]]
+    merges = [revision for revision in reversed(revisions) if revision["merged_rows"]]
     storage: list[Mapping[str, Any]] = [] if history is None else [*history["storage"]]
-    storage += [asdict(one) for one in storage_of_gc(gc or {})]
-    chart = bar_chart({"rows": [one["merged_rows"] for one in merges]}, [str(one["revision"]) for one in merges])
+    storage += [asdict(record) for record in storage_of_gc(gc or {})]
+    chart = bar_chart(
+        {"rows": [merge["merged_rows"] for merge in merges]}, [str(merge["revision"]) for merge in merges]
+    )
     return {
         "history": history,
         "merges_chart": data_uri(chart) if len(merges) > 1 else "",
@@ -272,8 +274,8 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
 
 def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the variable ``answers`` of the page of a table, by its status document: how well its indexes answer."""
-    bad = {one.index for one in bad_answers(table["answers"])}
-    return [{**one, "bad": one["index"] in bad} for one in table["answers"]]
+    bad = {bad_answer.index for bad_answer in bad_answers(table["answers"])}
+    return [{**answer, "bad": answer["index"] in bad} for answer in table["answers"]]
 
 
 def figures_of(figures: Figures) -> list[dict[str, Any]]:

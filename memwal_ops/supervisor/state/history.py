@@ -456,8 +456,8 @@ class History(HistoryFile):
             (since.timestamp(), *(() if table is None else (table,))),
         )
         for row in rows:
-            found = {name: row[name] for name in wanted}
-            yield found | {name: _loaded(found.get(name)) for name in ("plan", *LEDGER)}
+            columns = {name: row[name] for name in wanted}
+            yield columns | {name: _loaded(columns.get(name)) for name in ("plan", *LEDGER)}
 
     def first_run(self, since: datetime) -> int:
         """Return a number below those of all runs that started since a time, of which :meth:`used_by` goes on."""
