@@ -88,15 +88,16 @@ class Process:
                 outcome.kind, outcome.text, outcome.seconds = told["kind"], told["text"], told["seconds"]
                 return outcome
         outcome.text = f"exit {self._process.wait()}"
+        self.close()
         outcome.kind = f"{outcome.step.partition(' with ')[0]} ends by a signal"
-        self._process = None
         return outcome
 
     def close(self) -> None:
         """End it."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with self._process:  # waits, and closes its pipes
+                pass
             self._process = None
 
 
