@@ -180,7 +180,7 @@ _UNREADABLE_SECONDS = 3600
 _UNPROVEN_SECONDS = 30.0
 
 
-class Listener:
+class EventListener:
     """Receives messages on a thread of its own.
 
     Args:

@@ -23,7 +23,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events import Listener, Routes
+from memwal_ops.supervisor.events import EventListener, Routes
 from memwal_ops.supervisor.http.access import token_file_of
 from memwal_ops.supervisor.http.acting import Audit
 from memwal_ops.supervisor.http.connections import Certificate
@@ -31,7 +31,7 @@ from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.membership.member import FoundTables, Member
 from memwal_ops.supervisor.notify import FindingNotifier, Findings, Found
 from memwal_ops.supervisor.observe.findings import NOT_READ, not_read_text, service_findings
-from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat, SystemdNotifier
 from memwal_ops.supervisor.observe.metrics import Metrics, push
 from memwal_ops.supervisor.observe.pages import Pages
 from memwal_ops.supervisor.observe.spending import Spending
@@ -84,7 +84,7 @@ class Service:
 
     # Why this supervisor cannot be a member of its fleet.
     _refusal: MemwalOpsError | None = None
-    _listener: Listener | None = None
+    _listener: EventListener | None = None
 
     def __init__(self, settings: Settings, *, once: bool = False) -> None:
         """Lock the state folder and open the history; run nothing yet.
@@ -109,7 +109,7 @@ class Service:
         self._done: list[dict[str, Any]] = []
         self._stop_began: float | None = None
         self._sampler = Sampler()
-        self._notifier = Notifier(os.environ)
+        self._notifier = SystemdNotifier(os.environ)
         self._state = StateDir(state_dir(settings.config, os.environ))
         try:
             pauses = Pauses(self._state.path)
@@ -458,11 +458,11 @@ class Service:
         self.scheduler.ranking.meet(others, self.scheduler.clock.now())
         self._state.members = 1 + others.living
 
-    def _make_listener(self) -> Listener | None:
+    def _make_listener(self) -> EventListener | None:
         config, member = self.scheduler.settings.config.events, self._member
         if config is None:
             return None
-        return Listener(
+        return EventListener(
             config,
             shared=member is not None and config.shared,
             ready=lambda: self._ready and (member is None or not member.joining),

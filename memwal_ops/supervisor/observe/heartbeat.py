@@ -87,7 +87,7 @@ def _is_done(waiting: queue.Queue[tuple[str, float]]) -> bool:
     return not waiting.unfinished_tasks
 
 
-class Notifier:
+class SystemdNotifier:
     """Sends the service's state to systemd. Does nothing if systemd did not start the service."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

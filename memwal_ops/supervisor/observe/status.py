@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.leases import Lease
     from memwal_ops.supervisor.config.effective import Settings, TableSettings
-    from memwal_ops.supervisor.events import Listener
+    from memwal_ops.supervisor.events import EventListener
     from memwal_ops.supervisor.observe.spending import Spending
     from memwal_ops.supervisor.observe.status_document import (
         BudgetStatus,
@@ -168,7 +168,7 @@ def published_budget(scheduler: Scheduler) -> Mapping[str, Any] | None:
         return scheduler.ranking.published(scheduler.begun(), scheduler.clock.now())
 
 
-def events_status(scheduler: Scheduler, listener: Listener) -> EventsStatus:
+def events_status(scheduler: Scheduler, listener: EventListener) -> EventsStatus:
     """Return whether events of the store come."""
     with scheduler.lock:
         covered, missed = scheduler.announced.covered(), scheduler.announced.missed()

@@ -16,7 +16,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import LOCAL_STORE, S3, scheme_of, store_key
 from memwal_ops.supervisor.scheduling.due import DueJobs, own_backlog
 from memwal_ops.supervisor.state.outcomes import describe_exit
-from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Reading
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, PollReading
 from memwal_ops.supervisor.workers.protocol import PollRequest
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class PollResults:
         self._shared, self._announced, self._due = shared, announced, due
         self._log = get_logger(__name__)
 
-    def take(self, state: TableState, result: Mapping[str, Any], reading: Reading) -> None:
+    def take(self, state: TableState, result: Mapping[str, Any], reading: PollReading) -> None:
         """Take the result of a poll, and queue what is due by it."""
         state.polling = False
         if self._shared.tables.get(state.table.name) is not state:
@@ -308,7 +308,7 @@ class BacklogPolling:
         self.announced = Announcements(shared.clock)
         self.due = DueJobs(shared)
         self.results = PollResults(shared, self.announced, self.due)
-        self._polls: dict[int, tuple[TableState, WorkerProcess, Reading]] = {}
+        self._polls: dict[int, tuple[TableState, WorkerProcess, PollReading]] = {}
         self._stores: dict[str, _StorePolls] = {}
 
     @property
@@ -453,7 +453,7 @@ class BacklogPolling:
         state.history_wanted = False
         state.polling, state.poll_due, state.poll_again = True, None, False
         state.poll_began = self._shared.clock.monotonic()
-        reading = Reading(state.poll_began, jobs, known or "", options)
+        reading = PollReading(state.poll_began, jobs, known or "", options)
         worker = self._shared.assign(WATCH, request)
         self._polls[request.id] = (state, worker, reading)
         return worker

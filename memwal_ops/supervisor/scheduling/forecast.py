@@ -26,7 +26,7 @@ from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.history import LastRuns
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
-from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Clock, Reading
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Clock, PollReading
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from memwal_ops.text import time_text
 
@@ -419,7 +419,7 @@ class _Simulation:
         if (age := known.get("reading_seconds")) is not None:
             options = {name: entry.settings.options for name, entry in state.entries.items() if entry.settings.options}
             jobs = tuple(dict.fromkeys((*jobs_of("backlog"), *state.entries)))
-            state.reading = Reading(mono - age, jobs, played.fingerprint, options)
+            state.reading = PollReading(mono - age, jobs, played.fingerprint, options)
 
     # -- time
 

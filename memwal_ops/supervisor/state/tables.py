@@ -216,7 +216,7 @@ class TableJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PollReading:
     """A poll that read all figures of a table.
 
     Attributes:
@@ -260,7 +260,7 @@ class TableState:
     failed_polls: int = 0
     poll_began: float = float("-inf")
     result_at: float = float("-inf")
-    reading: Reading | None = None
+    reading: PollReading | None = None
     scheduled: dict[str, float] = field(default_factory=dict)
     unchanged: int = 0
     history: Mapping[str, Any] | None = None

@@ -20,7 +20,7 @@ from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.server import HttpServer
-from memwal_ops.supervisor.observe.heartbeat import Heartbeat, Notifier
+from memwal_ops.supervisor.observe.heartbeat import Heartbeat, SystemdNotifier
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.status import status_of
 from memwal_ops.supervisor.scheduling.discovery import discover
@@ -179,7 +179,7 @@ def test_systemd_is_notified(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
         listener.settimeout(600)
-        notifier = Notifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"})
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"})
         assert notifier.watchdog_seconds == 10
         notifier.ready("3 tables\nand a line")
         assert listener.recv(1000) == b"READY=1\nSTATUS=3 tables and a line"
@@ -193,12 +193,12 @@ def test_systemd_is_notified(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0memwal-ops-test-" + tmp_path.name)
         listener.settimeout(600)
-        Notifier({"NOTIFY_SOCKET": f"@memwal-ops-test-{tmp_path.name}"}).status("abstract")
+        SystemdNotifier({"NOTIFY_SOCKET": f"@memwal-ops-test-{tmp_path.name}"}).status("abstract")
         assert listener.recv(1000) == b"STATUS=abstract"
-    silent = Notifier({})
+    silent = SystemdNotifier({})
     assert silent.watchdog_seconds is None
     silent.ready("not started by systemd")
-    assert Notifier({"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}).watchdog_seconds is None
+    assert SystemdNotifier({"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}).watchdog_seconds is None
 
 
 def test_a_heartbeat_is_fetched_and_its_failure_is_none_of_ours() -> None:

@@ -12,7 +12,7 @@ import pytest
 from memwal_ops.errors import StorageCredentialsError
 from memwal_ops.storage.queues import Message, Queue
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events import Listener, Routes
+from memwal_ops.supervisor.events import EventListener, Routes
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from tests.support.s3_events import created
 from tests.support.waiting import until
@@ -69,7 +69,7 @@ class Heard:
         self.alive: list[bool] = []
         self.outcomes: list[str] = []
         assert settings.config.events is not None
-        self.listener = Listener(
+        self.listener = EventListener(
             settings.config.events,
             shared=shared,
             ready=lambda: True,
