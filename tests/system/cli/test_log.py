@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from memwal_ops import log as logging_setup
-from memwal_ops.core import registry
+from memwal_ops.core import run
 from memwal_ops.storage.options import redact
 from tests.support.run_cli import run_here, run_process
 from tests.support.tables.workload import Workload
@@ -126,7 +126,7 @@ def test_a_bug_of_ours_is_logged_with_its_place(
         local_variable = "abcdefgh".upper()
         raise KeyError(len(local_variable))
 
-    monkeypatch.setattr(registry, "open_table", fail)
+    monkeypatch.setattr(run, "open_table", fail)
     err = stream()
     monkeypatch.setattr(sys, "stderr", err)
     outcome = run_here(capfd, "inspect", uri, "--json")

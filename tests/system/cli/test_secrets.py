@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from memwal_ops.core import registry
+from memwal_ops.core import run
 from memwal_ops.errors import StorageError
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.run_cli import Outcome, run_here, run_process
@@ -137,7 +137,7 @@ def test_an_error_that_carries_an_option(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: type[Exception]
 ) -> None:
     """A client library puts what it was given into its message: the value is known, so it is masked."""
-    real = registry.open_table
+    real = run.open_table
 
     def fail(uri: str, options: dict[str, str], **named: str) -> object:
         try:
@@ -145,7 +145,7 @@ def test_an_error_that_carries_an_option(
         except Exception as error:
             raise raised(f"cannot use {options} ({options['aws_secret_access_key']})") from error
 
-    monkeypatch.setattr(registry, "open_table", fail)
+    monkeypatch.setattr(run, "open_table", fail)
     outcome = run_here(capfd, "inspect", str(tmp_path / "none"), "--json", *given(CREDENTIALS))
     assert outcome.code == (20 if raised is StorageError else 1)
     assert outcome.document["error"]["message"]
