@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import memwal_ops
+from memwal_ops.core.run import run_job
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -69,7 +70,7 @@ def walk(job: str, uri: str, *, apply: bool | None = None, **options: Any) -> Wa
     threading.setprofile(counted)
     sys.setprofile(counted)
     try:
-        memwal_ops.run_job(uri, job, apply=apply, **options)
+        run_job(uri, job, apply=apply, **options)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -25,8 +25,8 @@ from memwal_ops.errors import (
     TableNotFoundError,
     worst_exit_code,
 )
-from memwal_ops.storage.catalogs import Catalog, branch_uri, is_catalog
-from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.catalogs import Catalog, branch_uri
+from memwal_ops.storage.locations import BRANCHES_FOLDER, is_catalog
 from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WARNING, WORDS
 from memwal_ops.text import counted, grid, paragraph, printable, size_text
 

@@ -2,6 +2,9 @@
 
 It is the same under the supervisor, on a terminal, in Airflow and in a notebook: a job calls the few methods of
 :class:`RunContext`, and a front end passes a :class:`Listener`, or none.
+
+A job may publish several revisions, and fail afterwards. What a format publishes is recorded right after it became
+visible (:func:`record`); an error that ends the run then names it first, in every front end.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,13 +20,49 @@ from memwal_ops.core import tracing
 from memwal_ops.core.anchors import CommitGuard, Unguarded
 from memwal_ops.core.leases import record_by_hand
 from memwal_ops.core.past_runs import no_past_runs
+from memwal_ops.errors import MemwalOpsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.past_runs import PastRuns
     from memwal_ops.core.report import Report
     from memwal_ops.storage.api import Store
+
+
+_RUN: ContextVar[list[int] | None] = ContextVar("revisions of the run", default=None)
+_NAMED = 5
+
+
+def record(revision: int) -> None:
+    """Record a revision of the run's table that has just become visible; without a run, nothing is recorded."""
+    revisions = _RUN.get()
+    if revisions is not None and revision not in revisions[-1:]:
+        revisions.append(revision)
+
+
+@contextmanager
+def recording(revisions: list[int]) -> Iterator[None]:
+    """Record what is published in the block in ``revisions``.
+
+    Raises:
+        MemwalOpsError: that of the block; its remedy begins with what was published before.
+    """
+    before = len(revisions)
+    token = _RUN.set(revisions)
+    try:
+        yield
+    except MemwalOpsError as error:
+        if published := revisions[before:]:
+            error.remedy = f"{_text(published)} {error.remedy}"
+        raise
+    finally:
+        _RUN.reset(token)
+
+
+def _text(published: Sequence[int]) -> str:
+    shown = ", ".join(map(str, published[:_NAMED])) + (" ..." if len(published) > _NAMED else "")
+    return f"What this run published before stays: {'revisions' if len(published) > 1 else 'revision'} {shown}."
 
 
 class StopRequested(BaseException):

@@ -115,7 +115,8 @@ def load_format(entry: EntryPoint) -> TableFormat:
         raise JobPluginError(
             f"The table format {entry.name!r} ({entry.value}) cannot be imported: {error!r}."
         ) from error
-    check_format(loaded, entry)
+    if not is_built_in(entry):
+        check_format(loaded, entry)
     return loaded
 
 
@@ -131,7 +132,7 @@ def job_entries() -> list[EntryPoint]:
 
 
 def load_spec(entry: EntryPoint) -> JobSpec:
-    """Import and check the spec of a job.
+    """Import the spec of a job, and check that of another package.
 
     Raises:
         JobPluginError: it cannot be imported, or is invalid.
@@ -140,11 +141,12 @@ def load_spec(entry: EntryPoint) -> JobSpec:
         spec = entry.load()
     except (Exception, SystemExit) as error:
         raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
-    defect = defect_of(spec, entry)
+    defect = None if is_built_in(entry) else defect_of(spec, entry)
     if defect is not None:
         raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
     assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: defect_of checked it
-    add_pages(spec.pages)
+    if spec.pages:
+        add_pages(spec.pages)
     return spec
 
 
@@ -271,12 +273,16 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
     Raises:
         MemwalOpsError: the URI or an option is invalid, or the catalog has no such table, refused or failed.
     """
-    from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415
+    from memwal_ops.storage.locations import is_catalog, resolve_folder  # noqa: PLC0415 - as in locate
     from memwal_ops.storage.options import remember_options  # noqa: PLC0415 - as in locate
 
     catalog = format_with_catalog(uri)
-    if catalog is None:
+    if catalog is None and is_catalog(os.fspath(uri)):
+        from memwal_ops.storage.catalogs import resolve  # noqa: PLC0415 - few tables are in one
+
         return resolve(uri, storage_options)
+    if catalog is None:
+        return resolve_folder(os.fspath(uri), storage_options)
     given = {str(key): str(value) for key, value in (storage_options or {}).items()}
     remember_options(given)
     with format_errors(catalog):

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.anchors import Unguarded
-from memwal_ops.core.context import RunContext, StopRequested
+from memwal_ops.core.context import RunContext, StopRequested, recording
 from memwal_ops.core.options import OptionError, Options, boolean, describe
 from memwal_ops.core.outlook import rows_done
 from memwal_ops.core.protocols import ExplainsJobs
-from memwal_ops.core.published import recording
 from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.report import bounded
 from memwal_ops.core.tracing import performed

@@ -29,7 +29,15 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.storage.errors import RetryPolicy, retried
-from memwal_ops.storage.locations import BRANCHES_FOLDER, below, has_scheme, resolve_folder, scheme_of
+from memwal_ops.storage.locations import (
+    BRANCHES_FOLDER,
+    CATALOG,
+    below,
+    has_scheme,
+    is_catalog,
+    resolve_folder,
+    scheme_of,
+)
 from memwal_ops.storage.options import (
     RedactedOptions,
     canonical,
@@ -46,8 +54,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.locations import Location
 
 
-SCHEME = "lance+namespace"
-"""The scheme of the URIs."""
 PROPERTY = "namespace."
 """The prefix of storage options that are properties of the catalog."""
 BRANCH = "branch"
@@ -66,11 +72,6 @@ _BROKEN = (
 )
 _EXPIRES = ("expires_at_millis", "refresh_offset_millis")
 _DECLARED = ".lance-reserved"
-
-
-def is_catalog(uri: str) -> bool:
-    """Whether a URI is that of a catalog, or of a table in one."""
-    return uri.lower().startswith(f"{SCHEME}://")
 
 
 def is_secret_property(key: str, value: str) -> bool:
@@ -106,7 +107,9 @@ class Catalog:
         """
         parts = urlsplit(uri, allow_fragments=False)
         if not is_catalog(uri) or not parts.netloc:
-            raise InvalidUsageError(f"Not a catalog; write {SCHEME}://dir?root=/data or {SCHEME}://rest/PATH?uri=URL.")
+            raise InvalidUsageError(
+                f"Not a catalog; write {CATALOG}://dir?root=/data or {CATALOG}://rest/PATH?uri=URL."
+            )
         written = dict(parse_qsl(parts.query, keep_blank_values=True))
         branch = written.pop(BRANCH, None)
         named = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
@@ -126,7 +129,7 @@ class Catalog:
         properties = {**self.properties, **({} if self.branch is None else {BRANCH: self.branch})}
         shown = sorted((key, value) for key, value in properties.items() if not is_secret_property(key, value))
         query = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in shown)
-        return f"{SCHEME}://{self.impl}{path}{'?' * bool(query)}{query}"
+        return f"{CATALOG}://{self.impl}{path}{'?' * bool(query)}{query}"
 
     def tables(self) -> Iterator[str]:
         """The names of its tables that have data, ascending. One request for a page.
@@ -263,7 +266,7 @@ _IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_fi
 
 
 def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """Resolve a table's URI and options: see :func:`memwal_ops.storage.locations.resolve_folder`.
+    """Resolve a table's URI and options: see :func:`resolve_folder`.
 
     Raises:
         MemwalOpsError: as ``resolve_folder``; of a table in a catalog, as

@@ -6,7 +6,7 @@ Rust client. All code that depends on those messages is in this module. It does 
 
 Retry transient errors with jittered backoff, until a deadline.
 
-These are the only retries of requests: obstore's own is switched off (:mod:`memwal_ops.storage.clients`),
+These are the only retries of requests: obstore's own is switched off (:mod:`memwal_ops.storage.metering`),
 so that the two do not multiply, and no conditional write is repeated without reading back.
 :mod:`memwal_ops.storage.errors` defines which errors are transient.
 """

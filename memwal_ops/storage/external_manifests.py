@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
-    from memwal_ops.storage.clients import Client
     from memwal_ops.storage.dynamodb import VersionEntries
     from memwal_ops.storage.errors import RetryPolicy
     from memwal_ops.storage.locations import Location
+    from memwal_ops.storage.metering import Client
 
 _ROOT_FOLDER = "_versions"
 _FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"
@@ -81,7 +81,7 @@ def refuse_plain_uri(
     copied with the table's files counts for nothing. No request if there is none.
 
     Args:
-        location: of the table.
+        location: of the table, on S3.
         store: of the table.
         listed: the objects of ``_versions/``.
         is_own: whether the staged manifest with a path may be left by a killed job of memwal-ops.
@@ -90,7 +90,7 @@ def refuse_plain_uri(
         UnsupportedFeatureError: they are.
     """
     names = {meta.path.rpartition("/")[2]: meta.path for meta in listed}
-    if location.scheme != "s3" or MOVED in names:
+    if MOVED in names:
         return
     staged = next((path for path in names.values() if is_staged(path) and not is_own(path)), None)
     table, of_this = "TABLE", staged is not None

@@ -40,17 +40,17 @@ from typing import TYPE_CHECKING
 from memwal_ops.errors import BusyError, InvalidUsageError, ObjectNotFoundError
 from memwal_ops.storage import metering
 from memwal_ops.storage.api import LinkError, Listing, ObjectMeta
-from memwal_ops.storage.clients import local_client
-from memwal_ops.storage.entity_tags import unsupported
 from memwal_ops.storage.errors import translate
+from memwal_ops.storage.metering import local_client
 from memwal_ops.storage.object_store import ObjectStore, checked_path
+from memwal_ops.storage.probe import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.storage.api import Store
-    from memwal_ops.storage.clients import Client
     from memwal_ops.storage.errors import RetryPolicy
+    from memwal_ops.storage.metering import Client
 
 
 _PAGE = 1000

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.storage.aws import AwsAccess
 
+CATALOG = "lance+namespace"
+"""The scheme of the URIs of catalogs, and of tables in them."""
 _SCHEMES = {
     "s3": "s3",
     "s3a": "s3",
@@ -339,3 +341,8 @@ def _remote(rest: str) -> str:
     if any(segment in {"", ".", ".."} for segment in segments):
         raise InvalidUsageError(f"The URI's path has an empty, '.' or '..' segment: {redact(prefix)}.")
     return f"{bucket}/{prefix}" if prefix else bucket
+
+
+def is_catalog(uri: str) -> bool:
+    """Whether a URI is that of a catalog, or of a table in one."""
+    return uri.lower().startswith(f"{CATALOG}://")

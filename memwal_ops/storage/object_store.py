@@ -39,7 +39,6 @@ from memwal_ops.errors import (
 )
 from memwal_ops.storage import metering
 from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
-from memwal_ops.storage.entity_tags import accepted_spelling, bare, unsupported
 from memwal_ops.storage.errors import (
     RetryPolicy,
     call,
@@ -53,13 +52,14 @@ from memwal_ops.storage.errors import (
     starts_beyond_end,
     translate,
 )
+from memwal_ops.storage.probe import accepted_spelling, bare, unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import obstore
 
-    from memwal_ops.storage.clients import Client
+    from memwal_ops.storage.metering import Client
 
 
 class Pages:
@@ -431,7 +431,7 @@ class ObjectStore:
         """Replace the object if it still has ``e_tag``; False if it has another one or is absent (S4-021).
 
         Before the first swap, a temporary object is used to verify that the store compares tags;
-        see :func:`memwal_ops.storage.entity_tags.accepted_spelling`.
+        see :func:`memwal_ops.storage.probe.accepted_spelling`.
 
         Raises:
             ConditionalWriteUnsupportedError: the store has no compare-and-swap (local files).

@@ -14,9 +14,9 @@ from obstore.store import AzureStore, HTTPStore
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import metering
-from memwal_ops.storage.clients import check_known, remote_client
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.locations import bucket_and_prefix
+from memwal_ops.storage.metering import check_known, remote_client
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import service_of
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from memwal_ops.storage.api import Store
-    from memwal_ops.storage.clients import Client
     from memwal_ops.storage.errors import RetryPolicy
     from memwal_ops.storage.locations import Location
+    from memwal_ops.storage.metering import Client
 
 
 # obstore's names of options, and the environment variables that it reads by itself.

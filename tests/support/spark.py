@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.merge.api import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine
 
 # For a JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
 CHEAP_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

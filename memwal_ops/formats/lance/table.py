@@ -452,7 +452,8 @@ def read_table(location: Location, store: Store, known: Table | None = None) -> 
                     "store are behind its objects."
                 )
             continue
-        refuse_plain_uri(location, store, listed.files, partial(is_left_by_checked_commit, store, listed))
+        if location.scheme == "s3":
+            refuse_plain_uri(location, store, listed.files, partial(is_left_by_checked_commit, store, listed))
         naming = _naming_scheme(location, store, listed)
         try:
             if listed.newest is None:

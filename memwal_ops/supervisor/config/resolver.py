@@ -19,8 +19,8 @@ from memwal_ops.core.registry import format_of_folder, format_with_catalog, shor
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
-from memwal_ops.storage.catalogs import PROPERTY, is_catalog, is_secret_property
-from memwal_ops.storage.locations import S3, SCHEMES, scheme_of, split_query
+from memwal_ops.storage.catalogs import PROPERTY, is_secret_property
+from memwal_ops.storage.locations import S3, SCHEMES, is_catalog, scheme_of, split_query
 from memwal_ops.storage.options import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text, suggest
 from memwal_ops.supervisor.config.effective import DEFAULT, JobSettings, Settings, Source, TableSettings

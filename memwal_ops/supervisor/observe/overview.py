@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from memwal_ops.core.figures import backlog_of
-from memwal_ops.storage.catalogs import is_catalog
+from memwal_ops.storage.locations import is_catalog
 from memwal_ops.supervisor.observe.findings import (
     CRITICAL,
     NOT_READ,

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.registry import branches, locate, short_name
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
-from memwal_ops.storage.catalogs import Catalog, branch_uri, is_catalog, resolve
+from memwal_ops.storage.catalogs import Catalog, branch_uri, resolve
 from memwal_ops.storage.errors import RetryPolicy
-from memwal_ops.storage.locations import BRANCHES_FOLDER, decoded_name, is_database_table, split_query, store_key
+from memwal_ops.storage.locations import (
+    BRANCHES_FOLDER,
+    decoded_name,
+    is_catalog,
+    is_database_table,
+    split_query,
+    store_key,
+)
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact

@@ -19,7 +19,7 @@ import pytest
 
 from memwal_ops import errors, open_table
 from memwal_ops.formats.lance.commit import commit
-from memwal_ops.formats.lance.engines.merge import api
+from memwal_ops.formats.lance.engines.merge import collapse
 from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs import merge
@@ -183,7 +183,7 @@ def test_superseded(table: Workload, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     """Another merger lands everything between our plan and our commit."""
     real = LocalEngine.run
 
-    def run_late(self: LocalEngine, pinned: Table, *rest: object) -> api.PassResult:
+    def run_late(self: LocalEngine, pinned: Table, *rest: object) -> collapse.PassResult:
         monkeypatch.setattr(LocalEngine, "run", real)
         merge.apply(pinned, merge.MergeOptions())
         return self.run(pinned, *rest)  # type: ignore[arg-type]
@@ -354,7 +354,7 @@ def test_every_error_class_has_a_code_of_the_table() -> None:
     listed = {int(code): reason for code, reason, _ in rows}
     classes = [
         found
-        for module in (errors, commit, api)
+        for module in (errors, commit, collapse)
         for _, found in python_inspect.getmembers(module, python_inspect.isclass)
         if issubclass(found, errors.MemwalOpsError)
     ]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from memwal_ops.core.published import record, recording
+from memwal_ops.core.context import record, recording
 from memwal_ops.errors import MemwalOpsError
 
 CLAIM = re.compile(r"(nothing|not|never) (was |were |is )?(changed|published|committed)", re.IGNORECASE)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import Anchor, delete_proven
-from memwal_ops.core.published import record
+from memwal_ops.core.context import record
 from memwal_ops.errors import (
     CommitConflictError,
     CommitStateUnknownError,

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lance
 
+from memwal_ops.core.context import record
 from memwal_ops.core.holds import holds_in_force
-from memwal_ops.core.published import record
 from memwal_ops.errors import (
     CommitConflictError,
     LeaseLostError,

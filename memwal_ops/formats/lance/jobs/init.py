@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.core.published import record
+from memwal_ops.core.context import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
 from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.checks.rows import check_keys

@@ -41,7 +41,7 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_details,
     commit_indexes,
 )
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, Engine, MergePass, PassResult
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, Engine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
 from memwal_ops.formats.lance.generations.backlog import (
     Backlog,

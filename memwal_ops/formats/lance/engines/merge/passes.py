@@ -30,9 +30,11 @@ from memwal_ops.core import tracing
 from memwal_ops.errors import GenerationCorruptError, GenerationMissingError, MemwalOpsError, SchemaProjectionError
 from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.collapse import (
     SHOWN_KEYS,
+    BlockedRegionsError,
+    MergePass,
+    PassResult,
     collapse,
     read_all_keys,
     regions_by_key,
@@ -229,7 +231,7 @@ class LocalEngine:
     name = "local"
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
-        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.run`."""
+        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.run`."""
         try:
             with copies_of(table, merge_pass.max_bytes) as copies:
                 return _run(table, merge_pass, copies, note, on_rows)
@@ -238,7 +240,7 @@ class LocalEngine:
             pa.default_memory_pool().release_unused()
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.refuse_shared_keys`."""
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`."""
         try:
             refuse_shared_keys(table, whole)
         finally:

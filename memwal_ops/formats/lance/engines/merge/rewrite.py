@@ -30,7 +30,7 @@ from memwal_ops.errors import (
     SchemaProjectionError,
     StorageError,
 )
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER

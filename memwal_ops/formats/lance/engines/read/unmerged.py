@@ -20,7 +20,7 @@ from memwal_ops.errors import (
     RegionReplacedError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.generations.backlog import subtract
 from memwal_ops.formats.lance.generations.generation import generation_ref, named, same_fields

@@ -38,8 +38,14 @@ from memwal_ops.core.spark.session import our_tasks
 from memwal_ops.core.spark.stages import between_stages, in_parts, part_numbers, release_broadcast, reported, run_parts
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass, PassResult
-from memwal_ops.formats.lance.engines.merge.collapse import KeysOf, keys_of_all, newest_of
+from memwal_ops.formats.lance.engines.merge.collapse import (
+    BlockedRegionsError,
+    KeysOf,
+    MergePass,
+    PassResult,
+    keys_of_all,
+    newest_of,
+)
 from memwal_ops.formats.lance.engines.merge.locate import (
     count_deleted,
     index_is_cheaper,
@@ -342,7 +348,7 @@ class SparkEngine:
         self._checkpoint = checkpoint
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
-        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.run`.
+        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.run`.
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.
@@ -352,7 +358,7 @@ class SparkEngine:
             return self._pass(table, merge_pass).run(note, on_rows)
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.refuse_shared_keys`.
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`.
 
         Raises:
             SparkUnavailableError: the executors' Python cannot run our tasks.

@@ -30,7 +30,7 @@ from memwal_ops.core.spark.session import our_tasks, session
 from memwal_ops.core.spark.stages import Counters, Stages, between_stages, release, reported
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_committable, check_takes_rows
-from memwal_ops.formats.lance.engines.merge.api import MergePass
+from memwal_ops.formats.lance.engines.merge.collapse import MergePass
 from memwal_ops.formats.lance.engines.merge.locate import key_code
 from memwal_ops.formats.lance.engines.merge.passes import commit_files, open_generations
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, remove_files

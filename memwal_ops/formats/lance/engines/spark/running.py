@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.protocols import Table as AnyTable
     from memwal_ops.core.spark.stages import StageProgress
-    from memwal_ops.formats.lance.engines.merge.api import MergePass
+    from memwal_ops.formats.lance.engines.merge.collapse import MergePass
     from memwal_ops.formats.lance.generations.generation import SealedGeneration
     from memwal_ops.formats.lance.table import Table
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.spark.stages import release
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.merge.collapse import shared_keys_error
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, shared_keys_error
 from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.spark import tasks
 from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
@@ -60,7 +59,7 @@ class Shuffle:
         self._configure()
 
     def refuse_shared_keys(self) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.api.Engine.refuse_shared_keys`.
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`.
 
         Raises:
             BlockedRegionsError: regions that share a key.

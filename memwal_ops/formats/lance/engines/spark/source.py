@@ -30,8 +30,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge.api import MergePass
-from memwal_ops.formats.lance.engines.merge.collapse import collapse
+from memwal_ops.formats.lance.engines.merge.collapse import MergePass, collapse
 from memwal_ops.formats.lance.engines.merge.locate import locate
 from memwal_ops.formats.lance.engines.merge.passes import open_generations
 from memwal_ops.formats.lance.engines.spark.tasks import TASK_BYTES, spark_schema, to_spark

@@ -31,8 +31,7 @@ from lance.blob import BlobType
 
 from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import GenerationCorruptError, UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.merge.collapse import read_keys
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, read_keys
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, lookup_keys, scan_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors, open_dataset

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 from lance.optimize import Compaction
 
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.core.context import RunContext
+from memwal_ops.core.context import RunContext, record
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.outlook import rates_of, seconds_at
-from memwal_ops.core.published import record
 from memwal_ops.errors import (
     AnswersWorseError,
     IndexesBehindError,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwal_ops.core.demo import DemoRun
-    from memwal_ops.formats.lance.engines.merge.api import PassResult
+    from memwal_ops.formats.lance.engines.merge.collapse import PassResult
 
 
 def demo(run: DemoRun) -> Iterator[str]:

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import NextRun, next_run, rates_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
+from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.files.versions import operation_of, read_version_manifest
+from memwal_ops.formats.lance.files.versions import (
+    DATA_FOLDER,
+    VERSIONS_FOLDER,
+    decode_named,
+    operation_of,
+    read_version_manifest,
+)
 from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
@@ -22,28 +29,31 @@ from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
 from memwal_ops.formats.lance.jobs.inspect.report import (
     STATES,
+    BranchState,
     DroppedIndexes,
     GenerationState,
     IndexState,
     Inspection,
     RegionState,
-    read_branches,
 )
 from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import check_versions, names_damage
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
+from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
     from memwal_ops.core.past_runs import PastRuns
+    from memwal_ops.core.protocols import TableBranch
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.generations.generation_files import CheckedBacklog, GenerationFiles
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.storage.api import ObjectMeta
 
 _CONCURRENT_REGIONS = 16
 _EARLIER_VERSIONS = 16
@@ -54,7 +64,7 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     """One version of a table, and the newest state of its regions."""
     context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
-    branches = read_branches(table, datetime.now(UTC) - options.stale)
+    branches = _branches(table, datetime.now(UTC) - options.stale)
     return replace(
         found,
         branches=branches,
@@ -220,3 +230,48 @@ def _next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
             run = next_run(spec, figures, rates_of(name, past(table.location.address, name)), why)
             found |= {} if run is None else {name: run}
     return found
+
+
+def _branches(table: Table, before: datetime) -> tuple[BranchState, ...]:
+    """The branches of a table that was opened at its root, ascending by name.
+
+    Requests: a listing of their records; for each branch a request and a listing, for a stale one two of each.
+
+    Args:
+        table: at its root; of a branch, or of an export, nothing is read.
+        before: a branch that was written last before that is stale.
+    """
+    if table.branch_name is not None or table.location.files is not None:
+        return ()
+    return tuple(_branch(table, record, before) for record in list_branches(table.store))
+
+
+def _branch(table: Table, record: TableBranch, before: datetime) -> BranchState:
+    folder = branch_folder(record.name)
+    named = (
+        (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta)
+        for meta in table.store.list(f"{folder}/{VERSIONS_FOLDER}")
+    )
+    versions = {name.version: meta for name, meta in named if name is not None and not name.detached}
+    if not versions:
+        return BranchState(record, None, 0, None, record.created < before)
+    newest = versions[max(versions)]
+    state = BranchState(record, max(versions), len(versions), newest.last_modified, newest.last_modified < before)
+    if not state.stale:
+        return state
+    objects = list(table.store.list(folder))
+    kept = _kept_bytes(table, newest, objects, folder)
+    size = sum(meta.size for meta in objects)
+    return BranchState(record, state.version, state.versions, state.written, state.stale, size, kept)
+
+
+def _kept_bytes(table: Table, newest: ObjectMeta, objects: Iterable[ObjectMeta], folder: str) -> int:
+    try:
+        manifest = decode_named(newest.path, table.store.get(newest.path)).manifest
+    except ObjectNotFoundError:
+        return 0  # expired since it was listed
+    below = f"{folder}/{DATA_FOLDER}/"
+    elsewhere = {meta.path.removeprefix(below) for meta in objects if meta.path.startswith(below)}
+    elsewhere |= {file.path for fragment in table.manifest.manifest.fragments for file in fragment.files}
+    files = {file.path: file.file_size_bytes for fragment in manifest.fragments for file in fragment.files}
+    return sum(size for path, size in files.items() if path not in elsewhere)

@@ -1,7 +1,4 @@
-"""The report of an inspection, as a document and as text.
-
-Read the branches of a table: where each left, when it was written last, and what those that are stale hold.
-"""
+"""The report of an inspection, as a document and as text."""
 
 from __future__ import annotations
 
@@ -12,17 +9,14 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.registry import MAIN
-from memwal_ops.errors import NoMemWalIndexError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER, VERSIONS_FOLDER, decode_named
+from memwal_ops.errors import NoMemWalIndexError
 from memwal_ops.formats.lance.generations.wal import MOST_READ
 from memwal_ops.formats.lance.indexes.snapshots import is_external
 from memwal_ops.formats.lance.layouts import MixedLayoutsError
-from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.text import counted, grid, known_sum, paragraph, printable, size_text, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.core.outlook import NextRun
@@ -33,7 +27,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.retention.damage import VersionsCheck
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
-    from memwal_ops.storage.api import ObjectMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,51 +56,6 @@ class BranchState:
         """The entry of ``branches``; times as of ISO 8601."""
         root = document(self.record, "parent_revision", parent=self.record.parent or MAIN)
         return root | {"parent_version": self.record.parent_revision} | document(self, "record")
-
-
-def read_branches(table: Table, before: datetime) -> tuple[BranchState, ...]:
-    """The branches of a table that was opened at its root, ascending by name.
-
-    Requests: a listing of their records; for each branch a request and a listing, for a stale one two of each.
-
-    Args:
-        table: at its root; of a branch, or of an export, nothing is read.
-        before: a branch that was written last before that is stale.
-    """
-    if table.branch_name is not None or table.location.files is not None:
-        return ()
-    return tuple(_state(table, record, before) for record in list_branches(table.store))
-
-
-def _state(table: Table, record: TableBranch, before: datetime) -> BranchState:
-    folder = branch_folder(record.name)
-    named = (
-        (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta)
-        for meta in table.store.list(f"{folder}/{VERSIONS_FOLDER}")
-    )
-    versions = {name.version: meta for name, meta in named if name is not None and not name.detached}
-    if not versions:
-        return BranchState(record, None, 0, None, record.created < before)
-    newest = versions[max(versions)]
-    state = BranchState(record, max(versions), len(versions), newest.last_modified, newest.last_modified < before)
-    if not state.stale:
-        return state
-    objects = list(table.store.list(folder))
-    kept = _kept_bytes(table, newest, objects, folder)
-    size = sum(meta.size for meta in objects)
-    return BranchState(record, state.version, state.versions, state.written, state.stale, size, kept)
-
-
-def _kept_bytes(table: Table, newest: ObjectMeta, objects: Iterable[ObjectMeta], folder: str) -> int:
-    try:
-        manifest = decode_named(newest.path, table.store.get(newest.path)).manifest
-    except ObjectNotFoundError:
-        return 0  # expired since it was listed
-    below = f"{folder}/{DATA_FOLDER}/"
-    elsewhere = {meta.path.removeprefix(below) for meta in objects if meta.path.startswith(below)}
-    elsewhere |= {file.path for fragment in table.manifest.manifest.fragments for file in fragment.files}
-    files = {file.path: file.file_size_bytes for fragment in manifest.fragments for file in fragment.files}
-    return sum(size for path, size in files.items() if path not in elsewhere)
 
 
 def describe_branches(branches: Sequence[BranchState], version: int) -> Iterator[str]:

@@ -28,8 +28,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
-from memwal_ops.formats.lance.engines.merge.collapse import collapse, read_all_keys
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergePass, collapse, read_all_keys
 from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
 from memwal_ops.formats.lance.engines.merge.passes import refuse_shared_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError, MergePass
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergePass
 from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
 from memwal_ops.formats.lance.jobs import merge
 from tests.integration.contracts.small import flush, keys, make, rows, values
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.merge.api import Engine, PassResult
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine, PassResult
 
 pytestmark = pytest.mark.timeout(1800)  # the first test on Spark starts it, on whatever machine this runs
 REGIONS = [str(uuid.UUID(int=number, version=4)) for number in range(1, 13)]

@@ -16,7 +16,7 @@ from memwal_ops.core.leases import Holder, acquire, release
 from memwal_ops.core.maintain import scan_table
 from memwal_ops.core.table_history import poll_table
 from memwal_ops.errors import GenerationCorruptError
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.table import open_lance_table
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest

@@ -25,7 +25,7 @@ from tests.support.tables import wire
 from tests.support.tables.files import Files
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.merge.api import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 PERSON = pa.struct([("first", pa.string()), ("last", pa.string())])

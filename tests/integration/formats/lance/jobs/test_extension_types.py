@@ -23,7 +23,7 @@ from tests.support.gc_options import IMMEDIATE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.api import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.api import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine
 
 PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 POSITION = "lance-schema:unenforced-primary-key:position"

@@ -24,7 +24,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.api import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import Engine
     from tests.support.tables.lsm_table import LsmTable
 
 LAYOUTS: dict[str, type[LsmTable]] = {"shard": Workload, "region": RegionLayout}

@@ -13,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwal_ops.errors import DuplicateKeysError, GenerationCorruptError, InvariantViolatedError
-from memwal_ops.formats.lance.engines.merge.api import BlockedRegionsError
-from memwal_ops.formats.lance.engines.merge.collapse import SHOWN_KEYS, collapse, read_keys, shared_keys_error
+from memwal_ops.formats.lance.engines.merge.collapse import (
+    SHOWN_KEYS,
+    BlockedRegionsError,
+    collapse,
+    read_keys,
+    shared_keys_error,
+)
 from memwal_ops.formats.lance.generations.generation import GenerationRef
 
 A, B, C = (UUID(int=number) for number in (1, 2, 3))
