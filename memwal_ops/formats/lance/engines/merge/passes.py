@@ -50,12 +50,15 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import lance
+    import numpy.typing as npt
 
     from memwal_ops.formats.lance.commit.commit import CommitNote
     from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite
     from memwal_ops.formats.lance.generations.generation import GenerationCopies, GenerationRef
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
+
+    ReadKeys = Callable[[Table, MergePass], Iterator[tuple[UUID, pa.Table]]]
 
 
 _CONCURRENT_OPENS = 8
@@ -115,16 +118,6 @@ def commit_files(
     with deleted_unless_named(lambda: remove_files(table, files)):
         return commit_strict(table, operation, progress, note, records=records)
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from uuid import UUID
-
-    import numpy.typing as npt
-
-    from memwal_ops.formats.lance.table import Table
-
-    ReadKeys = Callable[[Table, MergePass], Iterator[tuple[UUID, pa.Table]]]
 
 _CONCURRENTLY_OPEN = 64
 # Grouping by key needs about three times the memory of the keys.

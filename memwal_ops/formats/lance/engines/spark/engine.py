@@ -73,10 +73,11 @@ from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     import numpy.typing as npt
+    from pyspark import Broadcast as SparkBroadcast
     from pyspark.sql import SparkSession
 
     from memwal_ops.core.spark.stages import StageProgress
@@ -86,14 +87,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import numpy.typing as npt
-    from pyspark import Broadcast as SparkBroadcast
-
     ItemTask = Callable[[Iterable[Any]], Iterator[dict[str, Any]]]
+
 
 _CHUNK_BYTES = TASK_BYTES // 16
 

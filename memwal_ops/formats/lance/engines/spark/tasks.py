@@ -38,7 +38,17 @@ from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_e
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import lance
     import numpy.typing as npt
+
+    from memwal_ops.core.spark.stages import Counters
+    from memwal_ops.formats.lance.engines.merge.locate import KeyCode
+    from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
+    from memwal_ops.storage.locations import Location
+
+    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 ORDINAL_SHIFT = 41
@@ -142,19 +152,6 @@ def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _plain(array: pa.Array) -> pa.Array:
     return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import lance
-    import numpy.typing as npt
-
-    from memwal_ops.core.spark.stages import Counters
-    from memwal_ops.formats.lance.engines.merge.locate import KeyCode
-    from memwal_ops.formats.lance.generations.generation import Generation, SealedGeneration
-    from memwal_ops.storage.locations import Location
-
-    Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 TASK_BYTES = 256 << 20
 """Memory that one task may use for rows in flight, in bytes."""
