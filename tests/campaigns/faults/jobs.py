@@ -19,7 +19,7 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneErro
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import expire, merge, snapshot, verify
-from memwal_ops.formats.lance.jobs.catchup import codebook_migration
+from memwal_ops.formats.lance.jobs.catchup import job
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
@@ -136,7 +136,7 @@ def _finish_rebuild(prepared: Prepared) -> None:
 def _migrate(table: Table) -> Any:
     """All steps in one run, as a script might do; writers that were not restarted end it early."""
     for _ in range(ENOUGH_RUNS):
-        report = codebook_migration.migrate(table, OLD, NEW)
+        report = job.migrate(table, OLD, NEW)
         if report.decision in {"done", "waiting"}:
             return report
     raise AssertionError(report)
@@ -299,7 +299,7 @@ JOBS = {
         ),
         Job(
             "migrate-codebook",
-            "memwal_ops.formats.lance.jobs.catchup.codebook_migration",
+            "memwal_ops.formats.lance.jobs.catchup.job",
             _migrate,
             _finish_migration,
             regions=1,

@@ -1,20 +1,35 @@
-"""Decide which segments of an index are written again by an update, what that costs, and whether it is due."""
+"""Decide which segments of an index an update writes again, what that costs, and whether it is due.
+
+Evidence, of answers and of the bounds of codes, has one built anew instead. pylance trains the bounds of IVF_SQ and
+IVF_HNSW_SQ once, by at most 65,536 rows, and keeps them in updates. Components beyond them get the outermost code:
+rows of which many components are far beyond are not found (recall 0.97 -> 0.00).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from memwal_ops.core.table_history import polled_options
-from memwal_ops.errors import MemwalOpsError
+from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
+from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
+from memwal_ops.formats.lance.answers.check import why_low
+from memwal_ops.formats.lance.answers.sample import sample_queries
+from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,
     coverage,
     covered_by,
     fragments_held,
+    index_folder,
     is_nested,
 )
-from memwal_ops.formats.lance.indexes.index_faults import last_client
+from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
+from memwal_ops.formats.lance.indexes.index_faults import dot_product_error, last_client
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
 from memwal_ops.formats.lance.policy import SegmentDebt, SegmentPolicy, SegmentSize, is_costly, is_due, is_urgent
@@ -22,10 +37,16 @@ from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_m
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from memwal_ops.core.context import RunContext
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex
+    from memwal_ops.formats.lance.indexes.codebook import ScalarBounds
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+
 
 # The types of which pylance answers rightly by several segments, each with the first release whose own update was seen
 # to keep that (tests/integration/contracts/test_segments.py).
@@ -53,8 +74,8 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
     """
     options = polled_options("catchup", CatchupOptions)
     fragments = table.manifest.manifest.fragments
-    rows = sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)
-    sizes = {one.id: sum(file.file_size_bytes for file in one.files) for one in fragments}
+    rows = sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments)
+    sizes = {fragment.id: sum(file.file_size_bytes for file in fragment.files) for fragment in fragments}
     indexes = base_indexes(table)
     lacking = {name: coverage(one.covered, table.manifest) for name, one in indexes.items()}
     debts = debts_of(table, options)
@@ -65,20 +86,20 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         for name in behind
         if merged
         or debts[name].excess
-        or is_costly(sum(sizes[one] for one in lacking[name].uncovered), debts[name].bytes)
+        or is_costly(sum(sizes[fragment] for fragment in lacking[name].uncovered), debts[name].bytes)
         or is_due(rows - lacking[name].uncovered_rows, lacking[name].uncovered_rows,
                   anew=is_written_anew(table, indexes[name], options))
     ]  # fmt: skip
     return {
         "indexes": len(indexes),
-        "uncovered_rows": max((one.uncovered_rows for one in lacking.values()), default=0),
-        "uncovered_fragments": max((len(one.uncovered) for one in lacking.values()), default=0),
+        "uncovered_rows": max((lack.uncovered_rows for lack in lacking.values()), default=0),
+        "uncovered_fragments": max((len(lack.uncovered) for lack in lacking.values()), default=0),
         "merged_regions": merged,
         "indexes_behind": len(behind),
         "indexes_due": len(due),
-        "indexes_urgent": sum(is_urgent(rows - one.uncovered_rows, one.uncovered_rows) for one in lacking.values()),
-        "index_debt": sum(one.bytes for one in debts.values()),
-        "index_debt_rows": sum(one.uncovered_rows for one in lacking.values()),
+        "indexes_urgent": sum(is_urgent(rows - lack.uncovered_rows, lack.uncovered_rows) for lack in lacking.values()),
+        "index_debt": sum(debt.bytes for debt in debts.values()),
+        "index_debt_rows": sum(lack.uncovered_rows for lack in lacking.values()),
     }
 
 
@@ -157,8 +178,115 @@ def _uncovered(table: Table, index: BaseIndex) -> int:
 
 def _sizes(table: Table, index: BaseIndex) -> list[SegmentSize]:
     fragments = table.manifest.manifest.fragments
-    rows = {one.id: one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments}
+    rows = {fragment.id: fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments}
     return [
         SegmentSize(sum(rows.get(fragment, 0) for fragment in covered_by([entry])), bytes_of([entry]))
         for entry in index.segments
     ]
+
+
+_TRAINED_BY = 65_536
+# Up to here a new row is found as well as the others: the tails of a distribution that the bounds were trained by.
+_MARGIN = 0.1
+_FEW = 0.01
+# Rows of the sample without which a training may miss all of their kind, and the next run would build anew again.
+_SEEN = 16
+
+
+def why_retrain(table: Table, index: BaseIndex, context: RunContext) -> str:
+    """Why a vector index is to be trained anew; empty: it is not.
+
+    Only one to which rows were appended since it was trained: otherwise each run would train it by the same rows.
+
+    Raises:
+        UnsupportedFeatureError, StorageError: the index or the table cannot be read.
+    """
+    appended = len(index.segments) > 1
+    if not appended and coverage(index.covered, table.manifest).complete:
+        return ""
+    if dot_product_error(table, index) is not None:
+        return "rows that pylance adds to product quantization with the metric dot hide all others"
+    return table.once(("why retrain", index.name), lambda: _why_low(table, index, context)) if appended else ""
+
+
+def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
+    pinned = Pinned(table.dataset, table.location.uri)
+    asked = pinned.indexes.get(index.name)
+    if asked is None:
+        return ""
+    drawn = sample_queries(pinned, asked, seed=table.version)
+    return next(why_low(measure(pinned, asked, drawn, Reader(context.checkpoint))), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """New rows beyond the bounds, or unknown bounds. ``anew``: building the index anew helps."""
+
+    why: str
+    anew: bool
+
+
+def misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None:
+    """What is wrong with the bounds of an index for the rows that it does not cover; None: nothing.
+
+    Reads their vectors once for a table value, by batches.
+    """
+    if not index.type.endswith("_SQ"):
+        return None
+    return table.once(("misfit", index.name), lambda: _misfit(table, index, context))
+
+
+def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None:
+    uncovered = coverage(index.covered, table.manifest).uncovered
+    pinned = Pinned(table.dataset, table.location.uri)
+    asked = pinned.indexes.get(index.name)
+    if not uncovered or asked is None:
+        return None
+    try:
+        bounds = scalar_bounds(table.location, index_folder(table, index.segments[-1]), index.name)
+        if not pa.types.is_fixed_size_list(asked.arrow):
+            raise UnsupportedFeatureError(f"{asked.column} is of type {asked.arrow}.")
+        counts = [*Reader(context.checkpoint).each(pinned, sorted(uncovered), _Beyond(asked, bounds))]
+    except (StorageError, UnsupportedFeatureError) as error:
+        return Misfit(f"whether new rows are within the bounds of its codes is not known: {error}", anew=False)
+    beyond, rows = (sum(parts) for parts in zip(*counts, strict=True))
+    if beyond <= _FEW * rows:
+        return None
+    why = (
+        f"{beyond:,} of {rows:,} new rows are beyond the bounds of its codes ({bounds.low:.4g} to {bounds.high:.4g}), "
+        "and would hardly be found"
+    )
+    if table.log.keeps_codebooks:
+        return Misfit(f"{why}; beside a log it keeps them, so use --migrate-codebook {index.name} NEW.", anew=False)
+    total = coverage(frozenset(), table.manifest).uncovered_rows
+    if beyond * _TRAINED_BY < _SEEN * max(total, _TRAINED_BY):
+        return Misfit(f"{why}; they are too few for a training to find them", anew=False)
+    return Misfit(why, anew=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beyond:
+    """Counts vectors with a component far beyond the bounds."""
+
+    index: AskedIndex
+    bounds: ScalarBounds
+
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[int, int]:
+        """Of these fragments, how many, and of how many vectors."""
+        beyond = rows = 0
+        for _, vectors in batches(pinned, self.index, group):
+            usable = vectors[usable_rows(vectors, self.bounds.metric)].astype(np.float64)
+            rows += len(usable)
+            beyond += _beyond(usable, self.bounds)
+        return beyond, rows
+
+
+def _beyond(vectors: NDArray[Any], bounds: ScalarBounds) -> int:
+    if not len(vectors):
+        return 0
+    lows, highs = vectors.min(axis=1), vectors.max(axis=1)
+    if bounds.metric == "cosine":
+        lengths = np.linalg.norm(vectors, axis=1)
+        lows, highs = lows / lengths, highs / lengths
+    margin = _MARGIN * (bounds.high - bounds.low)
+    return int(np.count_nonzero((lows < bounds.low - margin) | (highs > bounds.high + margin)))

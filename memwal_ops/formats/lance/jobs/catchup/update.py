@@ -39,10 +39,10 @@ from memwal_ops.formats.lance.indexes.index_arguments import has_no_update
 from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
 from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.catchup.builders import Builders
 from memwal_ops.formats.lance.jobs.catchup.building import (
     ALWAYS,
     AUTO,
+    Builders,
     build_segments,
     covered_after,
     kept_segments,
@@ -50,10 +50,9 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
     rebuild_arguments,
     refused,
 )
-from memwal_ops.formats.lance.jobs.catchup.evidence import misfit, why_retrain
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of
+from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of, misfit, why_retrain
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -110,7 +109,7 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
     reports: list[IndexReport] = []
     for name in _in_order(table, wanted, options):
         report = _planned(table, wanted[name], debts[name], builders, options, context)
-        written = sum(one.bytes_written for one in reports)
+        written = sum(report.bytes_written for report in reports)
         if report.decision == "would_update" and _exceeds(options, written, report.bytes_written):
             why = _WOULD_USE_BUDGET
             report = replace(report, decision="over_budget", why=why, method=None, engine=None, bytes_written=0)

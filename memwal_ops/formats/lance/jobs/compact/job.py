@@ -1,11 +1,11 @@
 """The compact job: rewrite small or much-deleted base fragments, and preserve the MemWAL index.
 
-Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits:
-it succeeds over a merge that only added rows, and conflicts with one that changed a rewritten
-fragment, or with a change of indexes; then everything is planned again. Two checks
-are added. A rebase ignores versions that are missing (docs/upstream/updates_double_rows_beside_a_cleanup.py),
-so nothing is committed if one is missing. And pylance changes the MemWAL index, which :mod:`compact_memwal` restores;
-a plain table has none. The rewriting itself may run on Spark; all else is the same there.
+Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits: it succeeds over
+a merge that only added rows, and conflicts with one that changed a rewritten fragment, or with a change of indexes;
+then everything is planned again. Two checks are added. A rebase ignores versions that are missing
+(docs/upstream/updates_double_rows_beside_a_cleanup.py), so nothing is committed if one is missing. And pylance
+changes the MemWAL index, which :mod:`memwal_ops.formats.lance.jobs.compact.corrections` restores; a plain table has
+none. The rewriting itself may run on Spark; all else is the same there.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
-from memwal_ops.formats.lance.jobs.compact.answers import AnswersGuard
-from memwal_ops.formats.lance.jobs.compact.indexes import exclude_dropped_rows, left_behind, unchecked_segments
-from memwal_ops.formats.lance.jobs.compact.memwal import check_progress, clear_coverage, restore_memwal_index
+from memwal_ops.formats.lance.jobs.compact.corrections import (
+    AnswersGuard,
+    check_progress,
+    clear_coverage,
+    exclude_dropped_rows,
+    left_behind,
+    restore_memwal_index,
+    unchecked_segments,
+)
 from memwal_ops.formats.lance.jobs.compact.planning import (
     COMMIT_OPTIONS,
     Planner,
@@ -51,9 +57,9 @@ from memwal_ops.formats.lance.jobs.compact.planning import (
     compaction_debt,
     debt,
     index_budget,
+    refuse_settings,
 )
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
-from memwal_ops.formats.lance.jobs.compact.settings import refuse_settings
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CatchupOptions, CompactOptions
 from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
@@ -493,13 +499,17 @@ def _too_large(rewritten: int, options: CompactOptions) -> str | None:
 
 def _with_files(table: Table, files: Collection[str]) -> set[int]:
     """Fragments that have any of these data files."""
-    return {one.id for one in table.manifest.manifest.fragments if any(file.path in files for file in one.files)}
+    return {
+        fragment.id
+        for fragment in table.manifest.manifest.fragments
+        if any(file.path in files for file in fragment.files)
+    }
 
 
 def _changed(old: Table, new: Table) -> set[int]:
     """Fragments of ``old`` that are gone in ``new``, or have other deletions or files."""
     current = {fragment.id: fragment for fragment in new.manifest.manifest.fragments}
-    return {one.id for one in old.manifest.manifest.fragments if current.get(one.id) != one}
+    return {fragment.id for fragment in old.manifest.manifest.fragments if current.get(fragment.id) != fragment}
 
 
 def _refuse_broken_indexes(table: Table) -> None:
@@ -563,7 +573,9 @@ def backlog(table: Table) -> Mapping[str, float]:
 def _size(table: Table) -> Mapping[str, float]:
     """Live rows and bytes, as the manifest records them; without what an old release did not record."""
     fragments = table.manifest.manifest.fragments
-    rows = {"table_rows": sum(one.physical_rows - one.deletion_file.num_deleted_rows for one in fragments)}
-    sizes = [file.file_size_bytes for one in fragments for file in one.files]
-    known = all(one.physical_rows for one in fragments)
+    rows = {
+        "table_rows": sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments)
+    }
+    sizes = [file.file_size_bytes for fragment in fragments for file in fragment.files]
+    known = all(fragment.physical_rows for fragment in fragments)
     return {**(rows if known else {}), **({"table_bytes": sum(sizes)} if all(sizes) else {})}

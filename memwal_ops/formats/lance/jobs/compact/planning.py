@@ -1,7 +1,11 @@
 """Plan a compaction: the policy chooses groups of fragments, pylance makes a task of each.
 
-pylance's own planner joins all neighbors below the target each time. It is asked for one group at once, with all other
-fragments excluded and the rows of the group as its target, so that a group becomes one fragment.
+pylance's own planner joins all neighbors below the target each time. It is asked for one group at once, with all
+other fragments excluded and the rows of the group as its target, so that a group becomes one fragment.
+
+Settings are checked before anything is written. pylance obeys ``lance.compaction.*`` in the table's config wherever a
+compaction has no option of its own, and ``lance.row_lineage.*`` in each. What would lead to a table that this release
+refuses is refused here.
 """
 
 from __future__ import annotations
@@ -11,34 +15,183 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lance.file import LanceFileReader
 from lance.optimize import Compaction
 
 from memwal_ops.core.table_history import polled_options
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.errors import InvalidUsageError, MemwalOpsError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.datasets import lance_options as storage_options
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage, covered_by
+from memwal_ops.formats.lance.indexes.index_faults import last_written
 from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of
-from memwal_ops.formats.lance.jobs.compact.indexes import left_behind, unchecked_segments
-from memwal_ops.formats.lance.jobs.compact.settings import PREFIX, lance_options, policy_of, settings_of
-from memwal_ops.formats.lance.options import CompactOptions
-from memwal_ops.formats.lance.policy import FragmentSize, Group
-from memwal_ops.formats.lance.wire.version_manifest import moved_later
+from memwal_ops.formats.lance.jobs.compact.corrections import left_behind, unchecked_segments
+from memwal_ops.formats.lance.options import (
+    DEFAULT_DELETED_FRACTION,
+    DEFAULT_TARGET_BYTES,
+    DEFAULT_TARGET_ROWS,
+    CompactOptions,
+)
+from memwal_ops.formats.lance.policy import FragmentSize, Group, Policy
+from memwal_ops.formats.lance.wire.version_manifest import MIXED_FILE_VERSIONS, STABLE_ROW_IDS, moved_later
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import lance
     from lance.optimize import CompactionOptions, CompactionTask
 
-    from memwal_ops.formats.lance.policy import Policy
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
+
+
+PREFIX = "lance.compaction."
+_VERSION = f"{PREFIX}data_storage_version"
+_SPILL = "lance.row_lineage.spill"
+# The first release that opens a table with data files of several versions.
+_OPENS_MIXED = 12
+_INVALID = "Invalid user input"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that compactions obey.
+
+    Attributes:
+        value: the number.
+        source: ``option``; ``table``: its config; or ``default``.
+    """
+
+    value: float
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of ``settings``."""
+        return {"value": self.value, "from": self.source}
+
+
+def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
+    """The settings of a compaction: those of the run, else the owner's in the table's config, else defaults.
+
+    Raises:
+        InvalidUsageError: a value in the table's config is not a valid number.
+    """
+
+    def chosen(name: str, key: str, read: Callable[[str], float], default: float) -> Setting:
+        if (given := getattr(options, name)) is not None:
+            return Setting(given, "option")
+        if (text := table.manifest.manifest.config.get(PREFIX + key)) is None:
+            return Setting(default, "default")
+        try:
+            return Setting(read(text), "table")
+        except ValueError as error:
+            raise _refused(table, f"{PREFIX}{key} is not a valid number: {text!r}.") from error
+
+    factor = CompactOptions().tier_factor
+    return {
+        "target_rows": chosen("target_rows", "target_rows_per_fragment", _positive, DEFAULT_TARGET_ROWS),
+        # A fragment may have up to twice the target size, and a file no more than the owner says.
+        "target_bytes": chosen(
+            "target_bytes", "max_bytes_per_file", lambda text: max(1, _positive(text) // 2), DEFAULT_TARGET_BYTES
+        ),
+        "tier_factor": Setting(options.tier_factor, "default" if options.tier_factor == factor else "option"),
+        "deleted_fraction": chosen(
+            "deleted_fraction", "materialize_deletions_threshold", float, DEFAULT_DELETED_FRACTION
+        ),
+    }
+
+
+def policy_of(settings: Mapping[str, Setting]) -> Policy:
+    """The policy of these settings."""
+    return Policy(
+        target_rows=int(settings["target_rows"].value),
+        target_bytes=int(settings["target_bytes"].value),
+        tier_factor=int(settings["tier_factor"].value),
+        deleted_fraction=settings["deleted_fraction"].value,
+    )
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+def lance_options(settings: Mapping[str, Setting], options: CompactOptions, **more: Any) -> CompactionOptions:
+    """What every plan of pylance is given."""
+    chosen: CompactionOptions = {
+        "target_rows_per_fragment": int(settings["target_rows"].value),
+        "materialize_deletions_threshold": settings["deleted_fraction"].value,
+        # Not as the table's config may say: rows of indexes would be lost (docs/upstream.md).
+        "defer_index_remap": False,
+    }
+    if options.storage_version is not None:
+        chosen["data_storage_version"] = options.storage_version
+    chosen.update(more)  # type: ignore[typeddict-item]  # options of pylance by their names
+    return chosen
+
+
+def refuse_settings(table: Table, options: CompactOptions) -> None:
+    """Refuse a compaction that pylance refuses by the table's settings, or that would give it an unsupported feature.
+
+    Args:
+        table: the version that is to be compacted.
+        options: those of the run.
+
+    Raises:
+        InvalidUsageError: pylance refuses a setting or an option.
+        UnsupportedFeatureError: the compaction could give the table a feature that this release does not support, or
+            those do not that wrote the table.
+    """
+    manifest, uri = table.manifest.manifest, table.location.uri
+    if manifest.reader_feature_flags & STABLE_ROW_IDS and manifest.config.get(_SPILL, "").strip().lower() == "true":
+        raise UnsupportedFeatureError(
+            f"{uri} has the setting {_SPILL}, by which a compaction may move row ids into data files: the table would "
+            "have spilled row lineage (feature flag 2048), which this release of memwal-ops does not support.",
+            remedy=f'Turn it off (lance.dataset(URI).update_config({{"{_SPILL}": "false"}})), then run it again.',
+        )
+    given = lance_options(settings_of(table, options), options)
+    if not options.allow_upgrade:
+        _refuse_upgrade(table, given)
+    everything = [fragment.id for fragment in manifest.fragments]
+    try:
+        with lance_errors("plan the compaction of", uri):
+            Compaction.plan(table.dataset, {**given, "excluded_fragment_ids": everything})
+    except StorageError as error:
+        if _INVALID not in str(error):
+            raise
+        raise _refused(table, str(error)) from error
+
+
+def _refused(table: Table, why: str) -> InvalidUsageError:
+    config = table.manifest.manifest.config
+    settings = ", ".join(f"{key} = {value}" for key, value in sorted(config.items()) if PREFIX in key)
+    return InvalidUsageError(
+        f"{why} The table's settings: {settings or 'none'}.",
+        remedy="Correct the setting that the message names by lance.dataset(URI).update_config({KEY: VALUE}), or "
+        "remove it by the value None.",
+    )
+
+
+def _refuse_upgrade(table: Table, options: CompactionOptions) -> None:
+    """Refuse files of another version where a release that cannot read such a table is among its last writers."""
+    manifest = table.manifest.manifest
+    wanted = options.get("data_storage_version") or manifest.config.get(_VERSION)
+    if wanted in {None, manifest.data_format.version} or manifest.reader_feature_flags & MIXED_FILE_VERSIONS:
+        return
+    for written in last_written(table):
+        if not written.ours and (written.major is None or written.major < _OPENS_MIXED):
+            raise UnsupportedFeatureError(
+                f"{table.location.uri} would have mixed data file versions (feature flag 256, since Lance 12) by files "
+                f"of version {wanted}: {written.release} wrote version {written.version}, and could not read it "
+                "any more.",
+                remedy="Once no release before 12.0 uses the table: memwal-ops compact URI --allow-upgrade.",
+            )
+
 
 COMMIT_OPTIONS: CompactionOptions = {"defer_index_remap": False}
 # Rows that are read at once have about this size, whatever their width, and what is read ahead this one.
@@ -64,22 +217,22 @@ def fragment_sizes(
     segments: dict[int, list[bytes]] = defaultdict(list)
     for index in base_indexes(table).values():
         for entry in index.segments:
-            for fragment in covered_by([entry]):
-                segments[fragment].append(entry.uuid.uuid)
+            for fragment_id in covered_by([entry]):
+                segments[fragment_id].append(entry.uuid.uuid)
     # Covered by an index that pylance could not remap, or not correctly.
     kept = _indexed_elsewhere(table) | covered_by(moved_later(table.manifest))
     sizes = []
-    for one in table.manifest.manifest.fragments:
-        size = sum(file.file_size_bytes for file in one.files)
-        deleted = one.deletion_file.num_deleted_rows
-        rows = one.physical_rows - deleted
-        if one.id in kept or (limit is not None and one.id not in limit):
-            sizes.append(FragmentSize(one.id, rows, 0, size, (one.id,)))
+    for fragment in table.manifest.manifest.fragments:
+        size = sum(file.file_size_bytes for file in fragment.files)
+        deleted = fragment.deletion_file.num_deleted_rows
+        rows = fragment.physical_rows - deleted
+        if fragment.id in kept or (limit is not None and fragment.id not in limit):
+            sizes.append(FragmentSize(fragment.id, rows, 0, size, (fragment.id,)))
         else:
-            covered, unused = frozenset(segments[one.id]), min(size, dropped.get(one.id) or 0)
-            files, forced = len(one.files), one.id in demanded
-            more = again.get(one.id, 0)
-            sizes.append(FragmentSize(one.id, rows, deleted, size, covered, unused, files, forced, more))
+            covered, unused = frozenset(segments[fragment.id]), min(size, dropped.get(fragment.id) or 0)
+            files, forced = len(fragment.files), fragment.id in demanded
+            more = again.get(fragment.id, 0)
+            sizes.append(FragmentSize(fragment.id, rows, deleted, size, covered, unused, files, forced, more))
     return sizes
 
 
@@ -108,7 +261,7 @@ def dropped_bytes(table: Table) -> Mapping[int, int | None]:
 
     Requests: two for each of 4 files that have the same columns, which are made once in a process.
     """
-    fields = {one.id for one in table.manifest.manifest.fields}
+    fields = {field_.id for field_ in table.manifest.manifest.fields}
     shares: dict[tuple[int, ...], list[float | None]] = defaultdict(list)
     found: dict[int, int | None] = {}
     for fragment in table.manifest.manifest.fragments:
@@ -120,7 +273,7 @@ def dropped_bytes(table: Table) -> Mapping[int, int | None]:
             known = shares[tuple(file.fields)]
             if len(known) < _SAMPLED_FILES:
                 known.append(_share(table, file, dead))
-            read = [one for one in known if one is not None]
+            read = [share for share in known if share is not None]
             size = int(file.file_size_bytes * sum(read) / len(read)) if read and file.file_size_bytes else None
             before = found.get(fragment.id, 0)
             found[fragment.id] = None if size is None or before is None else before + size
@@ -142,8 +295,8 @@ def _share(table: Table, file: table_pb2.DataFile, columns: tuple[int, ...]) -> 
 @lru_cache(maxsize=4096)
 def _share_of_file(uri: str, columns: tuple[int, ...], options: tuple[tuple[str, str], ...]) -> float:
     with lance_errors("read the columns of", uri):
-        found = LanceFileReader(uri, storage_options=dict(options) or None).file_statistics().columns
-    sizes = [int(one.size_bytes) for one in found]
+        columns_of = LanceFileReader(uri, storage_options=dict(options) or None).file_statistics().columns
+    sizes = [int(column.size_bytes) for column in columns_of]
     return sum(size for at, size in enumerate(sizes) if at in columns) / max(1, sum(sizes))
 
 
@@ -170,14 +323,14 @@ class Debt:
 
 def debt(groups: Collection[Group], policy: Policy) -> Debt:
     """What a compaction of the groups reads and writes."""
-    every = [one for group in groups for one in group]
+    every = [fragment for group in groups for fragment in group]
     return Debt(
         fragments=len(every),
-        rows=sum(one.rows for one in every),
+        rows=sum(fragment.rows for fragment in every),
         bytes_read=_bytes(every),
-        bytes_written=int(sum(one.live_bytes + one.indexed_again for one in every)),
+        bytes_written=int(sum(fragment.live_bytes + fragment.indexed_again for fragment in every)),
         after=sum(map(policy.fragments_after, groups)),
-        dropped=sum(one.dropped for one in every),
+        dropped=sum(fragment.dropped for fragment in every),
     )
 
 
@@ -248,9 +401,9 @@ class Planner:
         smaller = budget
         while smaller // 2 < self.policy.target_bytes:
             policy = self.policy.within(smaller)
-            found = [one for group in due for one in ([group] if _bytes(group) <= budget else policy.groups(group))]
-            if found:
-                return found
+            divided = [part for group in due for part in ([group] if _bytes(group) <= budget else policy.groups(group))]
+            if divided:
+                return divided
             smaller *= max(2, self.policy.tier_factor)
         return due
 
@@ -266,7 +419,7 @@ class Planner:
         chosen: list[Group] = []
         for group in groups:
             if rows is not None:
-                rows -= sum(one.rows for one in group)
+                rows -= sum(fragment.rows for fragment in group)
             if chosen and rows is not None and rows < 0:
                 break
             if _bytes(group) <= budget:
@@ -295,10 +448,10 @@ class Planner:
         return tasks
 
     def _task_options(self, group: Group) -> CompactionOptions:
-        chosen = {one.id for one in group}
+        chosen = {fragment.id for fragment in group}
         # pylance joins fragments below the target only, by all of their rows, also those that are deleted.
         joins = len(group) > 1
-        rows = sum(one.rows + (one.deleted + 1 if joins else 0) for one in group)
+        rows = sum(fragment.rows + (fragment.deleted + 1 if joins else 0) for fragment in group)
         after = 1 if joins else self.policy.fragments_after(group)
         return lance_options(
             self.settings,
@@ -312,7 +465,11 @@ class Planner:
 
     def _memory(self, group: Group) -> Mapping[str, int]:
         """Bounds of what is in memory at once, unless the table's owner set them."""
-        width = max(1, sum(one.bytes for one in group) // max(1, sum(one.rows + one.deleted for one in group)))
+        width = max(
+            1,
+            sum(fragment.bytes for fragment in group)
+            // max(1, sum(fragment.rows + fragment.deleted for fragment in group)),
+        )
         batch = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // width))
         # A buffer below the size of a batch would never be filled, and the scan would not end.
         bounds = {"batch_size": batch, "io_buffer_size": max(_READ_AHEAD_BYTES, 4 * batch * width)}
@@ -381,7 +538,7 @@ def _to_join_more(table: Table, target_rows: int) -> str:
 
 
 def _bytes(fragments: Iterable[FragmentSize]) -> int:
-    return sum(one.bytes for one in fragments)
+    return sum(fragment.bytes for fragment in fragments)
 
 
 def _indexed_elsewhere(table: Table) -> frozenset[int]:

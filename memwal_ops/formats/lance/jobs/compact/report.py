@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.jobs.answers_guard import Comparison
-    from memwal_ops.formats.lance.jobs.compact.settings import Setting
+    from memwal_ops.formats.lance.jobs.compact.planning import Setting
 
 
 class CompactDecision(enum.StrEnum):

@@ -11,9 +11,9 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.jobs.catchup import evidence as bounds
+from memwal_ops.formats.lance.jobs.catchup import tiers as bounds
 from memwal_ops.formats.lance.jobs.catchup import update
-from memwal_ops.formats.lance.jobs.catchup.evidence import Misfit
+from memwal_ops.formats.lance.jobs.catchup.tiers import Misfit
 from tests.support.tables import indexed
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.catchup.codebook_migration import migrate
+from memwal_ops.formats.lance.jobs.catchup.job import migrate
 from tests.support.json_types import assert_json
 from tests.support.tables.files import Files
 from tests.support.tables.indexed import VECTOR_KINDS, check_queries, claims, create, expected, rows, write

@@ -112,7 +112,7 @@ def test_what_the_guard_refuses_is_built_anew_in_the_same_run(tmp_path: Path, mo
     build(uri, EVERY[:ROWS], "dot")
     lance.write_dataset(rows(EVERY[ROWS:]), uri, mode="append")
     monkeypatch.setattr(building, "refusal", lambda *_, **__: None)
-    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.evidence.dot_product_error", lambda *_: None)
+    monkeypatch.setattr("memwal_ops.formats.lance.jobs.catchup.tiers.dot_product_error", lambda *_: None)
     report = run_job(uri, "catchup", retrain="auto")
     assert [(one.decision, one.method) for one in report.indexes] == [("updated", "rebuild")]
     assert "would answer worse" in str(report.indexes[0].why)

@@ -19,7 +19,7 @@ from memwal_ops.formats.lance.commit import commit, rebased_commit
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.jobs.catchup import building
-from memwal_ops.formats.lance.jobs.compact import answers, job
+from memwal_ops.formats.lance.jobs.compact import corrections, job
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from memwal_ops.formats.lance.retention.garbage import find_leftovers, sweep_leftovers
 from memwal_ops.formats.lance.wire.version_manifest import encode_fragment_bitmap
@@ -53,13 +53,13 @@ def with_log(tmp_path: Path) -> str:
 
 def before_asking(monkeypatch: pytest.MonkeyPatch, plant: Callable[[Table, Table], None]) -> None:
     """Change what a compaction would publish, as if pylance had made it so."""
-    real = answers._Question.__call__
+    real = corrections._Question.__call__
 
     def planted(self: Any, later: Table) -> None:
         plant(self.before, later)
         real(self, later)
 
-    monkeypatch.setattr(answers._Question, "__call__", planted)
+    monkeypatch.setattr(corrections._Question, "__call__", planted)
 
 
 def not_remapped(only: str) -> Callable[[Table, Table], None]:
@@ -143,7 +143,7 @@ def test_the_guard_may_be_off_and_nothing_is_asked_without_an_index(
 ) -> None:
     plain = made.copy(str(tmp_path / "plain.lance"))
     made.create_indexes()
-    monkeypatch.setattr(answers, "commit_checked", None)
+    monkeypatch.setattr(corrections, "commit_checked", None)
     assert run_job(plain.uri, "compact").to_json()["answers"] == []
     assert run_job(made.uri, "compact", answers="off").to_json()["answers"] == []
     assert made.read() == made.model
@@ -233,7 +233,7 @@ def test_a_rebased_version_is_asked_if_its_indexes_are_others(
 ) -> None:
     """Rows that came meanwhile change no answer of what was asked."""
     made.create_indexes("IVF_FLAT")
-    real, seen = answers._Question.__call__, []
+    real, seen = corrections._Question.__call__, []
 
     def beside(self: Any, later: Table) -> None:
         real(self, later)
@@ -241,7 +241,7 @@ def test_a_rebased_version_is_asked_if_its_indexes_are_others(
         if len(seen) == 2:  # after the version that reserves ids
             made.append(10)
 
-    monkeypatch.setattr(answers._Question, "__call__", beside)
+    monkeypatch.setattr(corrections._Question, "__call__", beside)
     report = run_job(made.uri, "compact")
     assert (report.decision, report.commit_conflicts) == ("compacted", 0)
     assert len(seen) == 3
