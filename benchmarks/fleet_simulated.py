@@ -2,7 +2,7 @@
 
 Arrivals follow a power law, a part of the tables has bursts, a part is dead. Sizes of rows, and so the cost of a run by
 what it saves, differ by orders of magnitude. The order and the budget of memwal-ops are the real ones
-(:mod:`memwal_ops.core.turns`, :mod:`memwal_ops.core.fleet_budget`, :mod:`memwal_ops.core.worth`). The oracle knows what
+(:mod:`memwal_ops.core.worth`, :mod:`memwal_ops.core.fleet_budget`, :mod:`memwal_ops.core.worth`). The oracle knows what
 each run will really use, keeps nothing for objectives, owes no turn to anybody, and chooses in hindsight how many
 fragments a run is worth at least.
 """
@@ -19,8 +19,7 @@ from memwal_ops.core.cost import LIST_PRICES, Spent, money_of, money_text
 from memwal_ops.core.fleet_budget import FleetBudget, amounts_of
 from memwal_ops.core.job import DebtSpec, JobSpec, Saving
 from memwal_ops.core.options import Options
-from memwal_ops.core.turns import Due, Turns
-from memwal_ops.core.worth import expected_amounts, worth_of
+from memwal_ops.core.worth import Due, Turns, expected_amounts, worth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -25,6 +25,7 @@ from memwal_ops.cli.printing import check_replaceable, echo, echo_json, echo_res
 from memwal_ops.core.export import ExportsMetadata, export_table
 from memwal_ops.core.protocols import CompilesCode
 from memwal_ops.core.registry import formats, locate, location_of, short_name
+from memwal_ops.core.spark.session import MIN_JAVA_VERSION, find_java
 from memwal_ops.core.table_history import history_document
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
@@ -34,7 +35,6 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.java import MIN_JAVA_VERSION, find_java
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.external_manifests import manifest_entries
 from memwal_ops.storage.objects import open_store

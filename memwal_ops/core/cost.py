@@ -128,7 +128,7 @@ class Spent:
         seconds: how long it took.
         used: its document, see :class:`memwal_ops.core.usage.Measurement`.
         work: how much it did, see :func:`memwal_ops.core.outlook.rows_done`; 0: nothing, or that cannot be told.
-        achieved: what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
+        achieved: what it achieved, see :func:`memwal_ops.core.usage.achieved_by`.
     """
 
     seconds: float

@@ -398,6 +398,10 @@ def locate(
             f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
             remedy=f"Give one of them; memwal-ops scan --database {shlex.quote(location.uri)} lists what they need.",
         )
+    stub = find_stub(uri, storage_options)
+    if stub is not None and stub.with_data:
+        remedy = f"memwal-ops repair {shlex.quote(location.uri)} shows what can be done: it may have been a table."
+        raise NotALanceTableError(stub.evidence, remedy=remedy)
     known = ", ".join(formats())
     raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
 

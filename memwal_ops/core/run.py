@@ -14,7 +14,6 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memwal_ops.core.achieved import achieved_by
 from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.context import RunContext, StopRequested, recording
 from memwal_ops.core.options import OptionError, Options, boolean, describe
@@ -23,7 +22,7 @@ from memwal_ops.core.protocols import ExplainsJobs
 from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.report import bounded
 from memwal_ops.core.tracing import performed
-from memwal_ops.core.usage import Measurement
+from memwal_ops.core.usage import Measurement, achieved_by
 from memwal_ops.errors import InvalidUsageError, JobPluginError, LeaseLostError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact

@@ -1,7 +1,7 @@
-"""Measure what a run uses: requests, bytes, processor time and memory (:class:`Measurement`).
+"""Measure what a run uses (:class:`Measurement`), and tell what it achieved by its report (:func:`achieved_by`).
 
-All are those of the whole process: of two runs at once in one process, each is measured with the other. Workers and
-commands run one at a time.
+Requests, bytes, processor time and memory are those of the whole process: of two runs at once in one process, each is
+measured with the other. Workers and commands run one at a time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,93 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.outlook import rows_done
 from memwal_ops.storage.metering import LOCAL, REMOTE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from memwal_ops.storage.locations import Location
+
+
+SUMS = ("fragments", "versions", "bytes_freed", "rows_merged", "rows_rewritten", "rows_indexed")
+"""What is summed up over runs: fragments and versions fewer, bytes freed, rows merged, rewritten, newly indexed."""
+_RECALLS = ("recall_before", "recall_after")
+
+
+def achieved_by(job: str, report: Mapping[str, Any]) -> dict[str, float]:
+    """What a run achieved; of ``maintain``, its steps together. Without what it did not do.
+
+    Besides :data:`SUMS`, ``recall_before`` and ``recall_after`` of the index that has the lowest one, if it was asked.
+    """
+    steps = report.get("steps")
+    if isinstance(steps, list):
+        parts = [achieved_by(str(step["step"]), step["report"]) for step in steps if step.get("report")]
+        sums = {name: sum(part.get(name, 0) for part in parts) for name in SUMS}
+        recalls = [part for part in parts if "recall_after" in part]
+        sums |= {name: recalls[-1][name] for name in _RECALLS if recalls and name in recalls[-1]}
+    else:
+        sums = {name: count(report) for name, count in _COUNTS.get(job, {}).items()}
+        sums |= _recalls(report)
+    return {name: value for name, value in sums.items() if value or name in _RECALLS}
+
+
+def _fragments(report: Mapping[str, Any]) -> float:
+    return float(report.get("fragments_removed") or 0) - float(report.get("fragments_added") or 0)
+
+
+def _expired(report: Mapping[str, Any]) -> float:
+    counts = report.get("counts")
+    return float(counts.get("expire", 0)) if isinstance(counts, dict) and report.get("apply") else 0.0
+
+
+def _freed(job: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda report: rows_done(job, report) if report.get("apply") else 0.0
+
+
+def _acted(job: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda report: 0.0 if report.get("decision") == "dry_run" else rows_done(job, report)
+
+
+_COUNTS: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], float]]] = {
+    "merge": {"rows_merged": _acted("merge")},
+    "compact": {
+        "fragments": lambda report: 0.0 if report.get("decision") == "dry_run" else _fragments(report),
+        "rows_rewritten": _acted("compact"),
+    },
+    "catchup": {"rows_indexed": _acted("catchup")},
+    "expire": {"versions": _expired, "bytes_freed": _freed("expire")},
+    "gc": {"bytes_freed": _freed("gc")},
+}
+
+
+def _recalls(report: Mapping[str, Any]) -> dict[str, float]:
+    """Of the index with the lowest recall afterwards; empty if no vector index was asked."""
+    asked = [*_of_guard(report), *_of_verify(report)]
+    if not asked:
+        return {}
+    before, after = min(asked, key=lambda recall: recall[1])
+    return {"recall_after": after} | ({} if before is None else {"recall_before": before})
+
+
+def _of_guard(report: Mapping[str, Any]) -> Iterable[tuple[float | None, float]]:
+    """Recall before and after of what the guard of catchup and compact compared."""
+    entries = [entry.get("answers") for entry in _entries(report, "indexes")] + _entries(report, "answers")
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("found"), int | float):
+            yield entry.get("found_before"), float(entry["found"])
+
+
+def _of_verify(report: Mapping[str, Any]) -> Iterable[tuple[float | None, float]]:
+    for entry in _entries(report, "answers"):
+        if isinstance(entry.get("recall"), int | float):
+            yield None, float(entry["recall"])
+
+
+def _entries(report: Mapping[str, Any], name: str) -> list[Any]:
+    entries = report.get(name)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
 
 _CLEAR = "/proc/self/clear_refs"
 _STATUS = "/proc/self/status"

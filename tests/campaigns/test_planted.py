@@ -15,7 +15,7 @@ import pytest
 from memwal_ops.formats.lance import table as tables
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge import locate
-from memwal_ops.formats.lance.files.branch import Branch
+from memwal_ops.formats.lance.files.datasets import Branch
 from memwal_ops.formats.lance.generations import backlog
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import evidence

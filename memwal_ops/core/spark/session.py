@@ -1,27 +1,61 @@
-"""Start a Spark session for the command line, and check every session before it is used.
-
-Check whether Spark can run on this machine: PySpark, pandas and Java, and their versions.
-"""
+"""Check that Spark can run here (PySpark, pandas, Java, their versions), start a session, and check every one."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import re
+import shutil
+import subprocess
 import sys
 import warnings
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.spark.stages import between_stages, brief, is_crash, is_gone
 from memwal_ops.errors import SparkJobFailedError, SparkUnavailableError
-from memwal_ops.java import MIN_JAVA_VERSION, find_java
 from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
+
+
+MIN_JAVA_VERSION = 17
+_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java on this machine.
+
+    Attributes:
+        path: path of the program.
+        version: major version; None if it does not run or prints none.
+        output: first line of ``java -version``, or why it does not run.
+    """
+
+    path: str
+    version: int | None
+    output: str
+
+
+def find_java() -> Java | None:
+    """The Java in ``JAVA_HOME``, else the one on the ``PATH``, else None. Starts it to ask its version."""
+    home = os.environ.get("JAVA_HOME")
+    path = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if path is None or not os.path.isfile(path):
+        return None
+    try:
+        output = subprocess.run(  # noqa: S603 - the program that PySpark would start
+            [path, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        ).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        return Java(path, None, f"{path} does not run: {error}")
+    number = re.search(r'version "(?:1\.)?(\d+)', output)
+    return Java(path, None if number is None else int(number[1]), output.partition("\n")[0])
 
 
 _OLDEST_PYSPARK = (4, 1)

@@ -33,8 +33,7 @@ from memwal_ops.errors import (
     TableNotFoundError,
 )
 from memwal_ops.formats.lance.engines.spark.load import SparkTable, bulk_load, running
-from memwal_ops.formats.lance.files.branch import REFS_FOLDER
-from memwal_ops.formats.lance.files.datasets import is_one_of, lance_errors, lance_options, open_dataset
+from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, is_one_of, lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.files.versions import VERSION_HINT, VERSIONS_FOLDER, version_of_main
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file, rows_without_values, snapshot_path
 from memwal_ops.formats.lance.regions.manifests import HINT

@@ -57,7 +57,7 @@ class LanceFormat:
 
     def branches(self, store: Store) -> tuple[TableBranch, ...]:
         """See :class:`memwal_ops.core.protocols.HasBranches`. A listing, and one request for each branch."""
-        from memwal_ops.formats.lance.files.branch import list_branches  # noqa: PLC0415 - as above
+        from memwal_ops.formats.lance.files.datasets import list_branches  # noqa: PLC0415 - as above
 
         return list_branches(store)
 

@@ -25,8 +25,14 @@ from memwal_ops.errors import (
     TableNotFoundError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.files.branch import Branch, resolve_branch
-from memwal_ops.formats.lance.files.datasets import PinnedDataset, lance_errors, open_dataset, require_pylance
+from memwal_ops.formats.lance.files.datasets import (
+    Branch,
+    PinnedDataset,
+    lance_errors,
+    open_dataset,
+    require_pylance,
+    resolve_branch,
+)
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
     VERSION_HINT,

@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from memwal_ops.core.achieved import SUMS
 from memwal_ops.core.cost import money_of, monthly_storage, relative_error
+from memwal_ops.core.usage import SUMS
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET

@@ -10,8 +10,7 @@ from memwal_ops.core.cost import expected_cost, money_of
 from memwal_ops.core.figures import jobs_of
 from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, FleetBudget, amounts_of
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.turns import ASKED, BY_WORTH, SAFETY, Due, Turns
-from memwal_ops.core.worth import expected_amounts, worth_of
+from memwal_ops.core.worth import ASKED, BY_WORTH, SAFETY, Due, Turns, expected_amounts, worth_of
 from memwal_ops.supervisor.membership.records import published
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
 

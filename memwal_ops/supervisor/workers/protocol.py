@@ -110,7 +110,7 @@ class Result:
         fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
         unchanged: the table has the fingerprint of the request, and no figures were read.
         used: of a run or a poll, what it used, see :class:`memwal_ops.core.usage.Measurement`; None: unknown.
-        achieved: of a run, what it achieved, see :func:`memwal_ops.core.achieved.achieved_by`.
+        achieved: of a run, what it achieved, see :func:`memwal_ops.core.usage.achieved_by`.
         applies: of a poll that opened the table, those of its jobs that apply to it; else None.
         recorded: of a poll, the last runs by the leases of ``failing`` jobs: outcome, instance, finished.
     """

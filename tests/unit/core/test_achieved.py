@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.core.achieved import achieved_by
+from memwal_ops.core.usage import achieved_by
 
 COMPACT = {"decision": "compacted", "fragments_removed": 12, "fragments_added": 2, "rows_rewritten": 900}
 ASKED = [{"index": "a", "found": 0.98, "found_before": 0.96}, {"index": "b", "found": 0.91, "found_before": None}]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal_ops.core.turns import ASKED, SHARE, Due, Turns
-from memwal_ops.core.worth import Missed, Worth
+from memwal_ops.core.worth import ASKED, SHARE, Due, Missed, Turns, Worth
 
 
 def due(name: str, since: float, saves: float = 0.0, costs: float = 1.0, **more: object) -> Due:

@@ -1,42 +1,168 @@
-"""Open Lance datasets below a table's location, with caches that fit into a job's memory budget.
+"""Open Lance datasets below a table's location, on a branch or main, with caches that fit into a job's memory budget.
 
-Translate pylance's untyped errors.
+pylance's errors are untyped: ``OSError``, ``ValueError`` and ``RuntimeError`` with text, and a Rust panic as a
+``BaseException``. The texts are classified by :mod:`memwal_ops.storage.errors`, since the object stores have the same
+ones. Values for pylance's filters are written as SQL literals.
 
-pylance raises ``OSError``, ``ValueError`` and ``RuntimeError`` with text, and a Rust
-panic as a ``BaseException``. The texts are classified by
-:mod:`memwal_ops.storage.errors`, since the object stores have the same ones.
-
-Write values as SQL literals, for filters of pylance.
+A branch is the folder ``tree/NAME`` of its table (a name may contain slashes), with versions, data files and regions
+of its own. What keeps its versions is elsewhere: tags and branches are in ``_refs/`` of the root, child branches
+are folders beside it. So a job that opened a branch by its path reads both below the root.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 from packaging.version import InvalidVersion, Version
 
-from memwal_ops.errors import ForeignRootError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.core.protocols import TableBranch
+from memwal_ops.errors import (
+    ForeignRootError,
+    InvalidUsageError,
+    MemwalOpsError,
+    ObjectNotFoundError,
+    TableCorruptError,
+    UnsupportedFeatureError,
+)
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import log_folder
 from memwal_ops.log import LastOpened
 from memwal_ops.storage.errors import translate
-from memwal_ops.storage.locations import below, has_scheme
+from memwal_ops.storage.export_file import NotExportedError
+from memwal_ops.storage.locations import BRANCHES_FOLDER, below, has_scheme, split_query
+from memwal_ops.storage.locations import LOCAL as LOCAL_SCHEMES
 from memwal_ops.storage.metering import LOCAL, REMOTE, Traffic
+from memwal_ops.storage.objects import open_store
 from memwal_ops.version import OLDEST_PYLANCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
+    from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
+
+
+REFS_FOLDER = "_refs"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch of a table, or main.
+
+    Attributes:
+        name: its name; None: main.
+        root: the root of its table, to be read only; of main, the table's own store.
+    """
+
+    name: str | None
+    root: Store
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the root; empty: the root itself."""
+        return branch_folder(self.name)
+
+
+def branch_folder(name: str | None) -> str:
+    """The folder of a branch below the root; empty for main."""
+    return "" if name is None else f"{BRANCHES_FOLDER}/{name}"
+
+
+def list_branches(root: Store) -> tuple[TableBranch, ...]:
+    """The branches of a table, ascending by name. A listing, and one request for each.
+
+    Raises:
+        TableCorruptError: the record of one does not decode.
+    """
+    branches = []
+    for meta in root.list(f"{REFS_FOLDER}/branches"):
+        name = unquote(meta.path.rpartition("/")[2].removesuffix(".json"))
+        try:
+            record = json.loads(root.get(meta.path))
+            created = datetime.fromtimestamp(int(record["createAt"]), UTC)
+            branches.append(TableBranch(name, record["parentBranch"], int(record["parentVersion"]), created))
+        except ObjectNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+            raise TableCorruptError(f"{meta.path}, the record of a branch, cannot be read: {error!r}.") from error
+    return tuple(sorted(branches, key=lambda branch: branch.name))
+
+
+def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
+    """By the name of each tag of a table its branch and version. A listing, and one request for each.
+
+    Raises:
+        TableCorruptError: the record of one does not decode.
+        StorageError: the store failed.
+    """
+    tags: dict[str, tuple[str | None, int]] = {}
+    for meta in root.list(f"{REFS_FOLDER}/tags"):
+        try:
+            record = json.loads(root.get(meta.path))
+            tags[unquote(meta.path.rpartition("/")[2].removesuffix(".json"))] = (
+                record["branch"],
+                int(record["version"]),
+            )
+        except ObjectNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableCorruptError(f"{meta.path}, the record of a tag, cannot be read: {error!r}.") from error
+    return tags
+
+
+def branch_location(location: Location, own: str | None, name: str | None) -> Location:
+    """The location of another branch of a table; ``own``: the branch that is opened, None: main.
+
+    Raises:
+        InvalidUsageError: the root of the table is not known.
+    """
+    root = location if own is None else _root(location, own)
+    if name is None:
+        return root
+    uri, query = split_query(root.uri)
+    return replace(root, uri=f"{uri}/{branch_folder(name)}{query}", catalog=None)
+
+
+def resolve_branch(location: Location, store: Store, name: str | None) -> Branch:
+    """The branch at a location, by the name that its newest version records. No request is made.
+
+    Raises:
+        InvalidUsageError: its path does not end with ``tree/NAME``, so that the root is unknown.
+        NotExportedError: it is read from an export, which has no more than the branch's folder.
+    """
+    if name is None:
+        return Branch(None, store)
+    if location.files is not None:
+        raise NotExportedError(f"The tags and branches of {location.uri} are in its table's root, not in the export.")
+    return Branch(name, open_store(_root(location, name)))
+
+
+def _root(location: Location, name: str) -> Location:
+    ending, (uri, query) = f"/{branch_folder(name)}", split_query(location.uri)
+    if location.scheme not in LOCAL_SCHEMES and not uri.endswith(ending) and unquote(uri).endswith(ending):
+        scheme, _, path = unquote(uri).partition("://")
+        uri = f"{scheme}://{quote(path)}"
+    if not uri.endswith(ending):
+        raise InvalidUsageError(
+            f"{location.uri} is branch {name} of a table, and its tags and child branches are in the table's root, "
+            f"which this path does not show: it does not end with {ending}.",
+            remedy=f"Open the branch by its own path, TABLE{ending}. To keep a copy, clone it deeply: the files and "
+            "tags of a copied folder stay in the table that it was copied from.",
+        )
+    return replace(location, uri=f"{uri.removesuffix(ending)}{query}", catalog=None)
 
 
 def is_panic(error: BaseException) -> bool:

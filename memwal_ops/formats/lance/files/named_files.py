@@ -19,8 +19,7 @@ from memwal_ops.errors import (
     TableCorruptError,
     UnsupportedFeatureError,
 )
-from memwal_ops.formats.lance.files.branch import REFS_FOLDER
-from memwal_ops.formats.lance.files.datasets import own_log
+from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, own_log
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, log_folder

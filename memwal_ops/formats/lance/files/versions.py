@@ -40,7 +40,7 @@ from memwal_ops.storage.locations import BRANCHES_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.formats.lance.files.branch import Branch
+    from memwal_ops.formats.lance.files.datasets import Branch
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.storage.api import ObjectMeta, Store
 

@@ -221,6 +221,10 @@ def partitions_of(location: Location, folders: Iterable[str]) -> int | None:
 
 
 def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:
+    if stored.data_type not in _TENSOR_TYPES:
+        raise ValueError(
+            f"its centroids are no floats (type {stored.data_type} of Lance): pylance trains an index with no others."
+        )
     return np.frombuffer(stored.data, _TENSOR_TYPES[stored.data_type]).reshape([*stored.shape])
 
 

@@ -47,8 +47,7 @@ from memwal_ops.formats.lance.checks.base import (
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
 from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
-from memwal_ops.formats.lance.files.branch import list_branches
-from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
+from memwal_ops.formats.lance.files.datasets import lance_errors, list_branches, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory

@@ -37,7 +37,7 @@ from memwal_ops.errors import (
     StorageError,
     TableCorruptError,
 )
-from memwal_ops.formats.lance.files.branch import REFS_FOLDER
+from memwal_ops.formats.lance.files.datasets import REFS_FOLDER
 from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Place, Places, files_of
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,

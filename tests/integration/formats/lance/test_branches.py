@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import take_hold
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.formats.lance.files.branch import resolve_branch
+from memwal_ops.formats.lance.files.datasets import resolve_branch
 from memwal_ops.formats.lance.options import ExpireOptions
 from memwal_ops.formats.lance.retention.garbage import find_leftovers
 from memwal_ops.formats.lance.retention.live_versions import named_versions

@@ -14,8 +14,7 @@ from memwal_ops.core import certificate
 from memwal_ops.core.erasure import SAFE_AGE, Holder, read_followers
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.branch import REFS_FOLDER, branch_location
-from memwal_ops.formats.lance.files.datasets import open_dataset
+from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_location, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,

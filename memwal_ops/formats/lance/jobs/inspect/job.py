@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.outlook import NextRun, next_run, rates_of
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.branch import branch_folder, list_branches
-from memwal_ops.formats.lance.files.datasets import lance_errors
+from memwal_ops.formats.lance.files.datasets import branch_folder, lance_errors, list_branches
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
     VERSIONS_FOLDER,

@@ -22,6 +22,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import parameters_of, without_hints
 from memwal_ops.formats.lance.jobs.catchup import building
+from memwal_ops.memwal import create_mem_wal
 from tests.support.tables import indexed
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.schemas import PRIMARY_KEY
@@ -462,3 +463,15 @@ def test_a_nested_index_all_of_whose_rows_were_rewritten(tmp_path: Path, kind: s
     assert (report.decision, report.to_json()["indexes"][0]["method"]) == ("caught_up", "update")
     assert lance.dataset(uri).count_rows("outer.inner = 7") == 2
     assert run_job(uri, "verify", answers=True).decision == "healthy"
+
+
+def test_a_codebook_of_bytes_is_refused_by_name(tmp_path: Path) -> None:
+    """Beside a log, an index is built anew with its centroids; pylance takes none of bytes."""
+    uri = str(tmp_path / "t.lance")
+    key = pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY)
+    vectors = [[(row * 7 + part) % 251 for part in range(8)] for row in range(96)]
+    schema = pa.schema([key, ("v", pa.list_(pa.uint8(), 8))])
+    table = pa.table({"id": [*range(96)], "v": vectors}, schema=schema)
+    lance.write_dataset(table, uri).create_index("v", "IVF_FLAT", num_partitions=2, metric="hamming")
+    create_mem_wal(uri)
+    assert "its centroids are no floats" in " ".join(run_job(uri, "catchup", rebuild=True).describe().split())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -124,3 +125,14 @@ def test_a_folder_of_another_name_is_no_stub(tmp_path: Path) -> None:
     assert find_stub(tmp_path / "notes") is None
     with pytest.raises(NotALanceTableError):
         run_job(str(tmp_path / "notes"), "repair")
+
+
+def test_a_table_that_lost_its_versions_is_no_folder_to_leave_out(tmp_path: Path) -> None:
+    """Its rows are there: the remedy is not to exclude it, but what can be done."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": [1]}), uri)
+    shutil.rmtree(tmp_path / "t.lance/_versions")
+    with pytest.raises(NotALanceTableError, match="no version, but 1 file that may have rows") as refused:
+        open_table(uri)
+    assert "memwal-ops repair" in refused.value.remedy
+    assert "exclude" not in refused.value.remedy
