@@ -1,8 +1,10 @@
-"""Make the site's page of all commands from their options; with ``--check``, report options without a help text."""
+"""Make the site's page of all commands; ``--check``: options without a help text, references that lead nowhere."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import builtins
 import inspect
 import re
 import sys
@@ -132,6 +134,41 @@ def _row(option: Option, key: str) -> str:
     return f"| {flags} | `{key}` | {value} | {shown} | {option.help} |"
 
 
+_PACKAGE = Path(__file__).resolve().parent.parent / "memwal_ops"
+_REFERENCE = re.compile(r":(?:mod|func|class|meth|data|attr|exc):`~?([\w.]+)`")
+
+
+def lost_references() -> Iterator[str]:
+    """References of docstrings to what is neither in their module nor, by its whole path, in another one."""
+    texts = {
+        ".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+        for path in sorted(_PACKAGE.rglob("*.py"))
+    }
+    names = {module: _names(text) for module, text in texts.items()}
+    for module, text in texts.items():
+        for target in _REFERENCE.findall(text):
+            owner, _, name = target.rpartition(".")
+            is_elsewhere = target in texts or any(
+                name in names.get(one, ()) for one in (owner, owner.rpartition(".")[0])
+            )
+            if not is_elsewhere and not {target.split(".")[0], target} & (names[module] | {*dir(builtins)}):
+                yield f"{module}: {target}"
+
+
+def _names(text: str) -> set[str]:
+    """What a module defines or imports, and what its classes define."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add((alias or name).split(".")[0])
+    return names
+
+
 def main() -> None:
     """Entry of ``make docs``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,6 +180,8 @@ def main() -> None:
         print(_BUILT)
     elif unexplained := [line for line in text.splitlines() if re.search(r"^\| `.*\|\s*(None)?\s*\|$", line)]:
         sys.exit("\n".join(["Options without a help text:", *unexplained]))
+    elif lost := [*lost_references()]:
+        sys.exit("\n".join(["References that lead nowhere:", *lost]))
 
 
 if __name__ == "__main__":

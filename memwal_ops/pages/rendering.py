@@ -60,7 +60,7 @@ def render(template: str, **model: Any) -> bytes:
     Args:
         template: its name without suffix, such as ``overview`` or ``table``.
         **model: its variables. Strings are redacted and escaped wherever they are printed; only charts, which are
-            :class:`markupsafe.Markup`, are not.
+            ``markupsafe.Markup``, are not.
     """
     _seen.texts = {}
     now = datetime.now(UTC)

@@ -112,7 +112,7 @@ class TableSettings:
     """One entry of ``tables``: a table by its URI, or a pattern for many.
 
     Attributes:
-        format: the table's format; None if it must be detected from the table (:func:`discover`).
+        format: the table's format; None if it must be detected from the table.
         poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
         expect_writes_within: a longer time without a write to its log is a finding; None: any time is as expected.
         by_format: the jobs of each format.

@@ -258,7 +258,7 @@ class Resolver:
     def _format(self, place: Place, entry: TableConfig) -> str | None:
         """Return the table's format: from the file, by the scheme, the only one installed, or that of a local folder.
 
-        No request is sent to a store here: :func:`discover` detects the format of other tables.
+        No request is sent to a store here: discovery detects the format of other tables.
         """
         if entry.format is not None:
             if entry.format in self._jobs:

@@ -60,7 +60,7 @@ class RunEnds:
     def finish(
         self, entry: TableJob, outcome: str, details: dict[str, Any], remaining: Mapping[str, float] | None = None
     ) -> None:
-        """Record the end of a run, whatever its outcome; ``remaining``: see :class:`Result`."""
+        """Record the end of a run, whatever its outcome; ``remaining``: see ``Result`` of a worker."""
         shared = self._shared
         now, mono = shared.clock.now(), shared.clock.monotonic()
         run, entry.run = entry.run, None

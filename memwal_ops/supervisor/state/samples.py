@@ -1,7 +1,7 @@
 """Choose what the history keeps of the figures of tables over time, for the charts of the pages.
 
 Charts survive a restart, and ten thousand tables must not fill the disk: a table is sampled when its figures have
-changed, at most once a minute, and less often in a large fleet; :meth:`History.thin_samples` keeps fewer of the older
+changed, at most once a minute, and less often in a large fleet; ``History.thin_samples`` keeps fewer of the older
 ones. Ages alone are no change.
 """
 

@@ -184,8 +184,8 @@ class Unflushed:
 def read_unflushed(table: Table, backlog: Backlog) -> Unflushed:
     """Read the ends of all logs of a backlog.
 
-    Requests: none for a table whose log was listed (:func:`listed_log`), else 2 to 4 for each region. And of a log that
-    is quiet, the first entries that are not flushed.
+    Requests: none for a table whose log was listed (``listed_log``), else 2 to 4 for each region. And of a log that is
+    quiet, the first entries that are not flushed.
     """
     manifests = [region.manifest for region in backlog.regions.values()]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:

@@ -1,7 +1,7 @@
 """Ask an index state that is not published yet, and compare its answers with those of the state before.
 
 Scalar and text indexes are compared with a scan: answers that the later state gets wrong, and more of them than the
-earlier one, make it worse. Searches of vector indexes are compared with each other (:mod:`pooled`): their cost does not
+earlier one, make it worse. Searches of vector indexes are compared with each other: their cost does not
 depend on the size of the table.
 """
 

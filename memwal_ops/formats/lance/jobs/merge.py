@@ -198,7 +198,7 @@ _log = get_logger(__name__)
 
 
 def restore_index(table: Table, backlog: Backlog) -> Table:
-    """Restore specs of regions, and the progress of blocked ones, if older versions prove it (:mod:`lost_index`).
+    """Restore specs of regions, and the progress of blocked ones, if older versions prove it.
 
     Returns:
         The newest version then, else ``table``.

@@ -365,7 +365,7 @@ def index_is_cheaper(table: Table, winners: Winners) -> bool:
 def is_indexed(table: Table, key: str) -> bool:
     """Whether there is a B-tree index over exactly this column, and a sample of its rows is found by it.
 
-    Timeline of the loss otherwise: an index lacks rows that it claims to cover (:mod:`.index_faults` has how); a
+    Timeline of the loss otherwise: an index lacks rows that it claims to cover (``index_faults`` has how); a
     look-up does not find the base row of a key, which then stands twice, or is not deleted.
     """
     field = next(

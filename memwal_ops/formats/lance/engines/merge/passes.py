@@ -127,7 +127,7 @@ _REGION = "__memwal_ops_region"
 
 
 def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = None) -> None:
-    """Block every region that shares a key with another one; see :meth:`Engine.refuse_shared_keys`.
+    """Block every region that shares a key with another one; see ``Engine.refuse_shared_keys``.
 
     Reads the keys of all generations as many times as needed to hold those of one part of the hash values in a quarter
     of ``whole.max_bytes``.

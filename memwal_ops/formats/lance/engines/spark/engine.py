@@ -2,11 +2,11 @@
 
 A pass has one of two plans, which write the same rows and deletions as the local engine does, by its functions:
 
-* :mod:`.broadcast`: the driver finds the newest rows, as their keys are few. Nothing is shuffled.
-* :mod:`.shuffle`: executors find them; keys and locators are shuffled. The driver's memory grows with the number of
-  generations and fragments, not with that of rows.
+* broadcast, here: the driver finds the newest rows, as their keys are few. Nothing is shuffled.
+* shuffle (:mod:`memwal_ops.formats.lance.engines.spark.shuffle`): executors find them; keys and locators are shuffled.
+  The driver's memory grows with the number of generations and fragments, not with that of rows.
 
-Carry out a pass whose keys fit the driver: without a shuffle, as Spark's broadcast joins.
+A broadcast has three steps:
 
 1. **keys**: the driver reads the keys of all generations and finds the newest row of each, by the code of the local
    engine.
@@ -15,12 +15,8 @@ Carry out a pass whose keys fit the driver: without a shuffle, as Spark's broadc
 3. **write**: each task gets the mask of its generations' newest rows, one bit for each row, and writes fragments.
 
 The driver's memory is bounded by the size of the pass's keys (:data:`DRIVER_KEY_BYTES`); the base's keys are never sent
-to it. Tasks are those of RDDs: nothing is planned, compiled or converted by Spark SQL.
-
-The tasks of a pass whose newest rows the driver has found: delete superseded rows, and write the newest ones.
-
-Their inputs are positions, masks and keys, their results the written files; no rows are transferred. Like those of
-:mod:`.tasks`, they may run twice.
+to it. Tasks are those of RDDs: nothing is planned, compiled or converted by Spark SQL. Their inputs are positions,
+masks and keys, their results the written files; no rows are transferred, and a task may run twice.
 """
 
 from __future__ import annotations

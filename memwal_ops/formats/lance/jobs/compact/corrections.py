@@ -180,7 +180,7 @@ def check_progress(before: Mapping[UUID, int], after: Mapping[UUID, int], table:
 def clear_coverage(table: Table, note: CommitNote, retry: CommitRetry) -> Table:
     """Remove the fragment bitmap of the MemWAL index, which Lance refuses to compact; return the newest version.
 
-    Earlier releases of memwal-ops created the index with one (:func:`with_details`).
+    Earlier releases of memwal-ops created the index with one.
     """
 
     def change(newest: Table) -> IndexChange | None:

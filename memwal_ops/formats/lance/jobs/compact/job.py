@@ -274,7 +274,7 @@ def apply(
         CommitConflictError: too many commit conflicts in a row.
         IndexesBehindError: an index cannot be opened, so that its coverage would be lost.
         InvariantViolatedError: merge progress is lower than it was.
-        SparkUnavailableError, SparkJobFailedError: see :class:`SparkExecutor`.
+        SparkUnavailableError, SparkJobFailedError: Spark is missing or failed.
         InvalidUsageError: pylance refuses a setting of the table for compactions.
         UnsupportedFeatureError: a table whose manifest must not be rewritten here, whose setting
             ``lance.auto_cleanup`` would make the commit delete files that must be kept, or whose setting
