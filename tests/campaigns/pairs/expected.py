@@ -45,10 +45,6 @@ REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
         "somebody keeps such a row, or versions are young",
     ),
     (
-        "verify.*", "findings", "index_catchup", lambda row: row["layout"] != "none",
-        "a catch-up entry is compared with fragments that a compaction has numbered anew: a false alarm, not a loss",
-    ),
-    (
         "writer log", "unsupported_feature|invalid_usage", "layout|migrat", lambda row: row["job"] == "migrate",
         "of the other layout",
     ),

@@ -37,7 +37,7 @@ from memwal_ops.formats.lance.generations.generation_files import look_at_genera
 from memwal_ops.formats.lance.generations.wal import read_epochs, wal_entry_path
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_faults import checked_fault, dot_product_error
-from memwal_ops.formats.lance.indexes.snapshots import read_snapshot, stale_entries
+from memwal_ops.formats.lance.indexes.snapshots import history_shows_coverage, read_snapshot, stale_entries
 from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.retention.damage import check_versions, damages
@@ -216,6 +216,15 @@ def check_catchup(table: Table) -> Iterator[Finding]:
                 "caught up.",
                 "A query by this index alone misses rows that were merged.", "memwal-ops catchup URI",
                 runbook(18) or "", about=name,
+            )  # fmt: skip
+        elif wrong and not history_shows_coverage(table, indexes[name]):
+            yield Finding(
+                Severity.WARNING, "index_catchup", f"the index {name!r}",
+                "No version that is left shows that the fragments that it covers reach as far as its catch-up entry: "
+                "some were rewritten since, or versions have expired.",
+                "If they do not, a query by this index misses rows.",
+                "memwal-ops catchup URI lowers the entry to what is shown, or covers the rest.", runbook(18) or "",
+                about=name,
             )  # fmt: skip
         elif wrong:
             yield Finding(

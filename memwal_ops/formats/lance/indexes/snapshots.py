@@ -203,6 +203,14 @@ def stale_entries(table: Table, names: Iterable[str]) -> dict[str, dict[UUID, in
     return stale
 
 
+def history_shows_coverage(table: Table, index: BaseIndex) -> bool:
+    """Whether the versions that are left show up to where an index covers what was merged.
+
+    They do not where the fragments of earlier versions were rewritten since, or such versions have expired.
+    """
+    return _progress_covered(table, index.covered)[1]
+
+
 def _correct_entry(table: Table, index: BaseIndex, recorded: Mapping[UUID, int] | None) -> dict[UUID, int] | None:
     """The correct entry of an index; None: the recorded one is kept."""
     merged = table.index.merged_generations
