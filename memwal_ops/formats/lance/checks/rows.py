@@ -34,6 +34,7 @@ from memwal_ops.formats.lance.regions.key_files import (
 )
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
+from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,6 +179,8 @@ def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Findi
         missed = 0 if bloom is None else generation.unknown_to(bloom, kinds)
         if missed:
             yield _lacks("key_filter", path, missed, "of a sample")
+    except NotExportedError:
+        return
     except InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
 

@@ -12,6 +12,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import ObjectNotFoundError, StorageCredentialsError, StorageError
+from memwal_ops.formats.lance.files.versions import VERSION_HINT
 from memwal_ops.formats.lance.retention.damage import name_damage
 from tests.support.run_cli import contents, run_here
 from tests.support.tables import wire
@@ -119,6 +120,9 @@ def test_a_newest_manifest_of_no_bytes_is_critical_and_its_message_says_what_hel
     error = run_here(capfd, "inspect", made.uri, "--json").document["error"]
     assert (error["exit_code"], name in error["remedy"], "aside" in error["remedy"]) == (9, True, True)
     Path(made.uri, name).rename(tmp_path / "aside")
+    hint = Path(made.uri, VERSION_HINT)
+    assert hint.name in run_here(capfd, "inspect", made.uri, "--json").document["error"]["remedy"]
+    hint.rename(tmp_path / "hint")
     assert run_here(capfd, "check", "--nagios", made.uri).code == 0
     assert run_job(made.uri, "maintain", apply=True).exit_code == 0
     assert run_job(made.uri, "verify").exit_code == 0

@@ -58,7 +58,7 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 return real(dataset, results, options)
 
         monkeypatch.setattr(job, "Compaction", Beside)
-        monkeypatch.setattr("memwal_ops.core.anchors._BACKOFF_SECONDS", 0)
+        monkeypatch.setattr("memwal_ops.core.commit_retry._BACKOFF_SECONDS", 0)
         return seen
 
     return install

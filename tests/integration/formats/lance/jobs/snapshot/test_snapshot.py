@@ -358,7 +358,7 @@ def test_a_hint_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
 def test_a_store_where_others_always_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Workload(1, regions=1, base_rows=20).create(str(tmp_path / "t.lance")).step(2)
     made.close()
-    monkeypatch.setattr("memwal_ops.core.anchors._BACKOFF_SECONDS", 0)
+    monkeypatch.setattr("memwal_ops.core.commit_retry._BACKOFF_SECONDS", 0)
     monkeypatch.setattr("memwal_ops.formats.lance.commit.commit.refuse_if_not_newest", lambda *_: None)
 
     class Busy(StoreWrapper):
