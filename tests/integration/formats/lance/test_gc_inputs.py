@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -16,12 +17,15 @@ from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.memwal import RegionWriter, create_mem_wal
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.files import Files
 from tests.support.tables.layouts import LAYOUTS
+from tests.support.tables.schemas import PRIMARY_KEY
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.support.tables.lsm_table import LsmTable
@@ -136,3 +140,31 @@ def test_fragments_that_change_faster_than_the_index(tmp_path: Path) -> None:
         (reached,) = covered_generations(after)["id_idx"].values()
         assert reached == 0, "the index was not built again since generation 1"
         assert all(not any(claim.values()) for claim in stale_entries(after, ["id_idx"]).values())
+
+
+def test_a_compaction_of_covered_rows_proves_no_entry_wrong(tmp_path: Path) -> None:
+    """Earlier versions name the covered fragments by other ids: the entry cannot be judged, and is right."""
+    uri = str(tmp_path / "t.lance")
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY), pa.field("w", pa.int64())])
+
+    def rows(keys: Sequence[int], write: int) -> pa.Table:
+        return pa.table({"id": [*keys], "w": [write] * len(keys)}, schema=schema)
+
+    def put(keys: Sequence[int], write: int) -> None:
+        writer = RegionWriter(uri, "00000000-0000-4000-8000-000000000007")
+        writer.put(rows(keys, write))
+        writer.close()
+
+    lance.write_dataset(rows(range(96), 0), uri, max_rows_per_file=32).create_scalar_index("w", "BITMAP")
+    create_mem_wal(uri)
+    put([1, 2, 3, 7, 96, 97], 1)
+    run_job(uri, "maintain")
+    put([40, 70, 76, 80, 98, 101], 4)
+    run_job(uri, "merge")
+    put([1, 2, 78, 89, 111, 112], 9)
+    assert run_job(uri, "compact", tier_factor=1, deleted_fraction=0.01).decision == "compacted"
+    report = run_job(uri, "verify")
+    assert [(finding.check, finding.severity) for finding in report.findings.kept] == [("index_catchup", "warning")]
+    assert report.exit_code == 0
+    run_job(uri, "catchup")
+    assert run_job(uri, "verify").decision == "healthy"
