@@ -29,7 +29,7 @@ check: $(VENV)/.dev  ## Check style, types, layers, and run the unit tests (unde
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m pytest -q -n 2 -m "not s3 and not long" tests/unit
 
-test: $(VENV)/.compiled  ## Run what a change must pass (7 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
+test: $(VENV)/.compiled  ## Run what a change must pass (10 minutes on 2 idle cores; narrow it with PYTEST_ARGS="-k words")
 	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
 
 # CAMPAIGN_SEED=N runs other random cases than the last time. FAULT_PARTS, SIM_HISTORIES and others say how many: tests/README.md.
