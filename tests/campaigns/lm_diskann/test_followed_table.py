@@ -80,11 +80,16 @@ def test_answers_are_those_of_the_followed_version(
     actors = [begin(what) for what in range(3)]
     searcher = start(log, _ACTORS, "search", uri, folder, "1")
     ended.append(searcher)
-    until, kills = time.monotonic() + SECONDS, 0
+    until, kills, followed = time.monotonic() + SECONDS, 0, 0
     while time.monotonic() < until or len(versions(log)) < 4:
         time.sleep(random.uniform(3, 8))
         assert searcher.poll() is None, log.read_text()
         what = int(random.choice([0, 1, 2], p=[0.4, 0.4, 0.2]))
+        if what == len(regions):
+            # On a busy machine it would be killed before it got anywhere, again and again.
+            if len(versions(log)) == followed:
+                continue
+            followed = len(versions(log))
         assert actors[what].poll() is None, "\n".join(path.read_text()[-3000:] for path in tmp_path.glob("writer-*"))
         actors[what].kill()
         actors[what].wait()
