@@ -62,7 +62,7 @@ BUGS: dict[str, Bug] = {
     "merged_generations_are_read_again": Bug(_UNMERGED, "subtract(manifest, table.index.merged_generations.get(region_id, 0))", "subtract(manifest, 0)", _MERGE),
     "logs_are_not_read": Bug(_UNMERGED, "        elif log:\n", "        elif not log:\n", _MERGE),
     "a_scan_ignores_the_filter_in_memory": Bug(_SCAN, "part.winners)), wanted, self.filter)", "part.winners)), wanted, None)", _MERGE),
-    "dropped_rows_fill_results": Bug("jobs.compact.indexes", "if not manifest.reader_feature_flags & STABLE_ROW_IDS or", "if manifest.reader_feature_flags & STABLE_ROW_IDS or", {"row_ids": "stable", "vector_index": "IVF_FLAT", "deletions": "most", "job": "compact_all"}),
+    "dropped_rows_fill_results": Bug("jobs.compact.corrections", "if not manifest.reader_feature_flags & STABLE_ROW_IDS or", "if manifest.reader_feature_flags & STABLE_ROW_IDS or", {"row_ids": "stable", "vector_index": "IVF_FLAT", "deletions": "most", "job": "compact_all"}),
     # What is kept, and what is deleted.
     "tags_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch == self._own}", "return frozenset(self._branched)", {"holder": "tag", "job": "expire"}),
     "holds_keep_nothing": Bug(_LIVE, "at = self.named() | {version for hold in self.holds for version in hold.versions}", "at = self.named()", {"holder": "hold", "job": "expire"}),

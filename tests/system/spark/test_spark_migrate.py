@@ -13,7 +13,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.errors import FragmentCorruptError, InvariantViolatedError, SparkUnavailableError
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.lance.export import LanceSink
-from memwal_ops.formats.zeppelin.jobs import migrate
+from memwal_ops.formats.zeppelin.jobs import migrate_spark
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 from tests.support.zeppelin.server import edit
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("spark")]
 
 @pytest.fixture(autouse=True)
 def few_rows_in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrate, "_ROWS_PER_TASK", 4)
+    monkeypatch.setattr(migrate_spark, "_ROWS_PER_TASK", 4)
 
 
 def namespace(path: Path, dialect: str) -> NamespaceUnderTest:
@@ -70,7 +70,7 @@ def test_the_same_table_as_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: str, broadcast: int
 ) -> None:
     made = namespace(tmp_path, dialect)
-    monkeypatch.setattr(migrate, "_BROADCAST", broadcast)
+    monkeypatch.setattr(migrate_spark, "_BROADCAST", broadcast)
     values = [
         {
             "mixed": "a",
