@@ -189,7 +189,7 @@ class _Run:
 
     def _run(self) -> Plan:
         cell, prepared = self.cell, self.prepared
-        self.takes |= self.job.takes | ({"repair"} & {self.job.name, cell.other})
+        self.takes |= self.job.takes
         plan = Plan(cell.point, cell.fault, self._others)
         try:
             report = plan.run(self.job.run, prepared.uri)

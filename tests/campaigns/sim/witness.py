@@ -57,7 +57,6 @@ _MAY_GO = {
     "any": re.compile(r"_versions/d.*|_versions/[^-]+-.*|_transactions/.*|_mem_wal_ops/.*|_indices/.*"),
 }
 _MAY_CHANGE = re.compile(r".*(version_hint|latest_version_hint)\.json|_refs/.*")
-_TRANSACTION = re.compile(r"_transactions/[^/]+\.txn")
 # What a table consists of.
 _KNOWN = re.compile(
     rf"(?:tree/[^/]+/)?(?:_versions/(?:d?\d+\.manifest|\d+\.manifest-{_UUID}|latest_version_hint\.json)|_transactions/[^/]+\.txn)"
@@ -135,9 +134,7 @@ class Witness:
         allowed = [self.may_go[kind] for kind in kinds if kind in self.may_go]
         taken = sorted(path for path in gone if not any(one.fullmatch(path) for one in allowed))
         assert not taken, f"{kinds} took {taken}"
-        # A repair writes the newest version's transaction again from its manifest, also where another commit just did.
-        again = _TRANSACTION if "repair" in kinds else _MAY_CHANGE
-        rewritten = sorted(path for path in changed if not (_MAY_CHANGE.fullmatch(path) or again.fullmatch(path)))
+        rewritten = sorted(path for path in changed if not _MAY_CHANGE.fullmatch(path))
         assert not rewritten, f"{kinds} rewrote {rewritten}"
         strange = sorted(path for path in now.keys() - self.files.keys() if not self.known.fullmatch(path))
         assert not strange, f"{kinds} made {strange}"

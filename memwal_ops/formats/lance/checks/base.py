@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from memwal_ops.core.verification import Finding, Severity, finding_of
 from memwal_ops.errors import (
     ForeignRootError,
@@ -42,10 +40,14 @@ from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
-from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
-from memwal_ops.formats.lance.wire.version_manifest import LOST_VALUES, decode_version_manifest, lost_dictionary
+from memwal_ops.formats.lance.wire.version_manifest import (
+    LOST_VALUES,
+    decode_version_manifest,
+    is_transaction,
+    lost_dictionary,
+)
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.text import counted
@@ -88,8 +90,8 @@ def check_files(table: Table) -> Iterator[Finding]:
 
 def _is_transaction(table: Table, path: str) -> bool:
     try:
-        return bool(table_pb2.Transaction.FromString(table.store.get(path)).uuid)
-    except (ObjectNotFoundError, DecodeError):
+        return is_transaction(table.store.get(path))
+    except ObjectNotFoundError:
         return False
 
 

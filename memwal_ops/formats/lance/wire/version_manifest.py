@@ -504,6 +504,14 @@ def _append(out: bytearray, message: Message) -> int:
     return position
 
 
+def is_transaction(data: bytes) -> bool:
+    """Whether the bytes of a transaction file decode, and have an id."""
+    try:
+        return bool(pb.Transaction.FromString(data).uuid)
+    except DecodeError:
+        return False
+
+
 def lance_major(manifest: pb.Manifest) -> int | None:
     """The major number of the Lance release that wrote a version; None if it does not name a Lance release."""
     number = re.match(r"(\d+)\.", manifest.writer_version.version)

@@ -50,6 +50,7 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_version_hint,
     listed_as_stored,
 )
+from memwal_ops.formats.lance.wire.version_manifest import is_transaction
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
@@ -242,7 +243,8 @@ def transaction_fix(table: Table, finding: Finding) -> Fix[Table]:
     def make(table: Table, keep: Keep) -> FixAttempt:
         path, data = _inline_transaction(table)
         place = ObjectPlace(table.store, path)
-        if (present := place.read()) == data:
+        present = place.read()
+        if present is not None and is_transaction(present):  # also where another commit just made the newest version
             return FixAttempt.GONE
         keep(place.name, present, data)
         return FixAttempt.DONE if place.swap(present, data) else FixAttempt.GONE
