@@ -16,8 +16,8 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import SparkJobFailedError
 from memwal_ops.formats.lance.answers.asked_index import Reader
+from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader
 from memwal_ops.formats.lance.engines.spark.running import TaskRunner
-from memwal_ops.formats.lance.jobs.verify import SparkReader
 from memwal_ops.formats.lance.options import VerifyOptions
 from tests.support.tables.answering import DIMENSION, rebuilt_elsewhere, vectors
 

@@ -1,7 +1,4 @@
-"""The verify job: check the objects of a table and their references, without changing anything.
-
-Read the rows with which a verification compares on Spark: each task some groups of fragments.
-"""
+"""The verify job: check the objects of a table and their references, without changing anything."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.options import EngineChoice, choose_engine
-from memwal_ops.core.spark.runner import Stage
-from memwal_ops.core.spark.stages import in_parts, part_numbers
 from memwal_ops.core.verification import (
     AnswersOptions,
     Finding,
@@ -28,7 +23,7 @@ from memwal_ops.core.verification import (
     missing_object,
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
-from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Reader, Repeated
+from memwal_ops.formats.lance.answers.asked_index import Reader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import (
     check_catchup,
@@ -46,8 +41,7 @@ from memwal_ops.formats.lance.checks.base import (
     contents_of,
 )
 from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
-from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
-from memwal_ops.formats.lance.files.datasets import lance_errors, list_branches, open_dataset
+from memwal_ops.formats.lance.files.datasets import list_branches
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -61,76 +55,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.spark.runner import Count
     from memwal_ops.core.verification import VerifyOptions
-    from memwal_ops.formats.lance.engines.spark.indexing import ReadKeys
-    from memwal_ops.formats.lance.engines.spark.running import TaskRunner
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
-
-
-_R = TypeVar("_R")
-# A task may start again, and reads everything once more.
-_MOST_ROWS = 64 << 20
-_ASK = Stage("ask", "compare answers of indexes with rows", "comparing answers")
-
-
-class SparkReader(Reader):
-    """Reads rows by the tasks of a runner, of one version of one table."""
-
-    def __init__(self, table: Table, runner: TaskRunner, checkpoint: Callable[[], object]) -> None:
-        super().__init__(checkpoint)
-        self._table, self._runner = table, runner
-
-    def each(
-        self,
-        pinned: Pinned,
-        fragments: Sequence[int],
-        work: Callable[[Pinned, Sequence[int]], _R],
-        max_rows: int = ROWS,
-    ) -> Iterator[_R]:
-        """See :meth:`Reader.each`; the results of all groups are there before the first is returned."""
-        if not fragments:
-            return
-        share = -(-sum(pinned.physical(fragment) for fragment in fragments) // self._runner.cores)
-        groups = pinned.chunks([*fragments], min(max_rows, share))
-        sizes = [sum(pinned.physical(fragment) for fragment in group) for group in groups]
-        tasks = in_parts(groups, part_numbers(sizes, self._runner.cores, _MOST_ROWS))
-        location, version = self._table.location.refreshed(), self._table.version
-
-        def compare(part: Sequence[Sequence[int]], count: Count) -> list[_R]:
-            with lance_errors("open", location.uri):
-                opened = Pinned(open_dataset(location, version=version), location.uri)
-            results = []
-            for group in part:
-                results.append(work(opened, group))
-                count(sum(opened.fragments[fragment].physical_rows for fragment in group), 0)
-            return results
-
-        results, figures = self._runner.run(self._table, _ASK, tasks, compare)
-        self._add(_ASK.name, figures)
-        for result in results:
-            yield from result
-
-    def repeated_keys(self, table: Table, columns: Sequence[str]) -> Repeated:
-        """See :meth:`Reader.repeated_keys`; memory of the driver: none that grows with the table."""
-        stage = Stage("keys", "count keys of several rows", "counting keys")
-        return self._counted(table, stage, keys_of(table.schema, columns))
-
-    def repeated_row_ids(self, table: Table) -> Repeated:
-        """See :meth:`Reader.repeated_row_ids`; memory of the driver: none that grows with the table."""
-        stage = Stage("row ids", "count row ids of several rows", "counting row ids")
-        return self._counted(table, stage, row_ids_of(int(table.manifest.manifest.next_row_id)))
-
-    def _counted(self, table: Table, stage: Stage, read: ReadKeys) -> Repeated:
-        counts, figures = count_repeated(self._runner, table, stage, read)
-        self._add(stage.name, figures)
-        return Repeated(*counts)
-
-    def _add(self, name: str, figures: Mapping[str, float]) -> None:
-        known: Mapping[str, Any] = self.stages.get(name, {})
-        self.stages[name] = {key: round(known.get(key, 0) + value, 6) for key, value in figures.items()}
 
 
 _CONCURRENT_REGIONS = 8
@@ -401,6 +329,7 @@ def reader_of(
     if choice.name != "spark":
         yield Reader(context.checkpoint), choice
         return
+    from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader  # noqa: PLC0415 - Spark only
     from memwal_ops.formats.lance.engines.spark.running import TaskRunner  # noqa: PLC0415
 
     with TaskRunner(options.master, context, "memwal-ops verify") as runner:
