@@ -314,8 +314,6 @@ def _warmed() -> Iterator[Check]:
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     """Check the store, then the table; stop after an error that makes the rest meaningless."""
-    from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - see above
-
     location = location_of(uri, options)
     if location.scheme == "file":
         if not os.path.isdir(location.uri):
@@ -363,8 +361,6 @@ def _deleted(store: Store, name: str) -> None:
 
 
 def _guarantees(store: Store) -> Iterator[Check]:
-    from memwal_ops.storage.external_manifests import manifest_entries  # noqa: PLC0415 - as above
-    from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes  # noqa: PLC0415
 
     try:
         probe_conditional_writes(store, again=True)

@@ -16,7 +16,13 @@ from click.core import ParameterSource
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, worst_exit_code
+from memwal_ops.errors import (
+    InvalidUsageError,
+    MemwalOpsError,
+    NotALanceTableError,
+    TableNotFoundError,
+    worst_exit_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,8 +76,11 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
         chosen = chosen_options(context, given)
         if isinstance(uri, tuple):
             if len(uri) != 1 or database is not None:
-                places = _tables(uri, database, namespace, storage_options)
-                return _on_each_table(first.name, places, storage_options, branch, chosen, as_json=as_json)
+                tables = _tables(uri, database, namespace, storage_options)
+                places = _places(tables, storage_options, branch)
+                return _on_each(
+                    first.name, "tables", places, storage_options, chosen, database=database, as_json=as_json
+                )
             [uri] = uri
         if export_file is not None:
             if uri is not None or namespace is not None or branch is not None or storage_options:
@@ -86,7 +95,8 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
             uri = uri_of(file)
         place = _named(uri, namespace, storage_options)
         if branch == ALL_BRANCHES and first.name in _OF_ALL_BRANCHES:
-            return _on_each_branch(first.name, place, storage_options, chosen, as_json=as_json)
+            branches = _branch_uris(place, storage_options)
+            return _on_each(first.name, "branches", branches, storage_options, chosen, as_json=as_json)
         place = on(place, branch, storage_options)
         return _printed(*_ran(first.name, place, storage_options, chosen, as_json=as_json), as_json=as_json)
 
@@ -188,67 +198,78 @@ def _tables(uris: tuple[str, ...], database: str | None, namespace: str | None, 
         raise InvalidUsageError("Give URIs of tables, or --database DIR.")
     if database is None:
         return [_named(uri, namespace, storage) for uri in dict.fromkeys(uris)]
-    from memwal_ops.core.maintain import skipped_stub, tables_of_database  # noqa: PLC0415 - the clients of stores: not for --help
-    from memwal_ops.errors import TableNotFoundError  # noqa: PLC0415 - as above
+    from memwal_ops.core.maintain import tables_of_database  # noqa: PLC0415 - the clients of stores: not for --help
 
-    def is_stub(uri: str) -> bool:
-        try:
-            return skipped_stub(uri, storage) is not None
-        except MemwalOpsError:
-            return False  # the run on it tells why
-
-    tables = [uri for uri in tables_of_database(database, storage)[0] if not is_stub(uri)]
-    if not tables:
-        raise TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
+    tables, _ = tables_of_database(database, storage)
     return tables
 
 
-def _on_each_table(
-    job: str, uris: list[str], storage: dict[str, str], branch: str | None, chosen: Mapping[str, Any], *, as_json: bool
-) -> int:
-    """Run a job on several tables, or on each branch of them. Returns the worst exit code."""
+def _places(tables: list[str], storage: dict[str, str], branch: str | None) -> dict[str, str]:
+    """The URIs to run on, by the name that each is shown by: of each table, or of each branch of them."""
     if branch != ALL_BRANCHES:
-        places = {uri: on(uri, branch, storage) for uri in uris}
-        return _on_each(job, "tables", places, storage, chosen, as_json=as_json)
-    places = {}
-    for uri in uris:
+        return {table: on(table, branch, storage) for table in tables}
+    places: dict[str, str] = {}
+    for table in tables:
         with suppress(MemwalOpsError):  # the run on the table itself tells why it cannot be read
-            places |= {place: place for place in _branch_uris(uri, storage).values()}
-        places.setdefault(uri, uri)
-    return _on_each(job, "tables", places, storage, chosen, as_json=as_json)
-
-
-def _on_each_branch(job: str, uri: str, storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool) -> int:
-    """Run a job on main and on each branch. Returns the worst exit code."""
-    return _on_each(job, "branches", _branch_uris(uri, storage), storage, chosen, as_json=as_json)
+            places |= {uri: uri for uri in _branch_uris(table, storage).values()}
+        places.setdefault(table, table)
+    return places
 
 
 def _branch_uris(uri: str, storage: dict[str, str]) -> dict[str, str]:
     from memwal_ops.core.registry import MAIN, branches  # noqa: PLC0415 - not for --help
-    from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - as above
+    from memwal_ops.storage.catalogs import branch_uri  # noqa: PLC0415 - not for --help
 
     return {MAIN: uri} | {branch.name: branch_uri(uri, branch.name) for branch in branches(uri, storage)}
 
 
 def _on_each(
-    job: str, what: str, places: Mapping[str, str], storage: dict[str, str], chosen: Mapping[str, Any], *, as_json: bool
+    job: str,
+    what: str,
+    places: Mapping[str, str],
+    storage: dict[str, str],
+    chosen: Mapping[str, Any],
+    *,
+    database: str | None = None,
+    as_json: bool,
 ) -> int:
-    """Run a job at each place; an error at one does not stop the others. Returns the worst exit code."""
+    """Run a job at each place; an error at one does not stop the others. Returns the worst exit code.
+
+    Args:
+        database: the LanceDB folder that was listed: what an interrupted drop or creation left there is no table.
+
+    Raises:
+        TableNotFoundError: there is no table.
+    """
     documents: dict[str, Any] = {}
     codes: list[int] = []
     for name, place in places.items():
         try:
             output, code = _ran(job, place, storage, chosen, as_json=as_json)
         except MemwalOpsError as error:
+            is_none = isinstance(error, NotALanceTableError | TableNotFoundError)
+            if database is not None and is_none and _is_stub(place, storage):
+                continue
             output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
         if not as_json:
             echo(f"{chr(10) if codes else ''}{name}\n{output}")
         documents[name] = output
         codes.append(code)
+    if not documents:
+        raise TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
     if as_json:
         echo_json({what: documents})
     return worst_exit_code(codes)
+
+
+def _is_stub(uri: str, storage: dict[str, str]) -> bool:
+    from memwal_ops.core.maintain import skipped_stub  # noqa: PLC0415 - the clients of stores: not for --help
+
+    try:
+        return skipped_stub(uri, storage) is not None
+    except MemwalOpsError:
+        return False
 
 
 def _printed(output: Any, code: int, *, as_json: bool) -> int:
@@ -268,9 +289,9 @@ def _ran(
         InvalidUsageError: the job, or an option of it, does not apply to the table.
     """
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not for --help
-    from memwal_ops.cli.ledger import RunHistory, expected  # noqa: PLC0415 - see above
-    from memwal_ops.cli.progress import running  # noqa: PLC0415 - see above
-    from memwal_ops.core.run import Run, plugin_errors  # noqa: PLC0415 - see above
+    from memwal_ops.cli.ledger import RunHistory, expected  # noqa: PLC0415 - not for --help
+    from memwal_ops.cli.progress import running  # noqa: PLC0415 - not for --help
+    from memwal_ops.core.run import Run, plugin_errors  # noqa: PLC0415 - not for --help
 
     bound_allocators()
     history = RunHistory()

@@ -348,7 +348,10 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
     location = location_of(uri, storage_options)
     if not is_database_table(location.uri.rsplit("/", 1)[-1]):
         return None
-    store = open_store(location)
+    return _stub_at(location, open_store(location))
+
+
+def _stub_at(location: Location, store: Store) -> Stub | None:
     finders = (format_ for format_ in formats().values() if isinstance(format_, FindsStubs))
     return next((stub for finder in finders if (stub := finder.find_stub(location, store)) is not None), None)
 
@@ -398,7 +401,7 @@ def locate(
             f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
             remedy=f"Give one of them; memwal-ops scan --database {shlex.quote(location.uri)} lists what they need.",
         )
-    stub = find_stub(uri, storage_options)
+    stub = _stub_at(location, store) if is_database_table(location.uri.rsplit("/", 1)[-1]) else None
     if stub is not None and stub.with_data:
         remedy = f"memwal-ops repair {shlex.quote(location.uri)} shows what can be done: it may have been a table."
         raise NotALanceTableError(stub.evidence, remedy=remedy)

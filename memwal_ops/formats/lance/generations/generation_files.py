@@ -245,12 +245,8 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
         if state.fault is not None and _is_first(state.fault[0], known.get(region_id))
     ]
     faults = {fault.region_id: fault for fault in still_blocked(table, states)}
-    regions = {
-        region_id: _sized(region, files.get(region_id))
-        if (fault := faults.get(region_id)) is None
-        else _sized(region, files.get(region_id)).before(fault.generation or 0)
-        for region_id, region in backlog.regions.items()
-    }
+    regions = {region_id: _sized(region, files.get(region_id)) for region_id, region in backlog.regions.items()}
+    regions |= {region_id: regions[region_id].before(fault.generation or 0) for region_id, fault in faults.items()}
     blocked = tuple((known | faults)[region_id] for region_id in sorted({*known, *faults}))
     return CheckedBacklog(replace(backlog, regions=regions, blocked=blocked), files)
 

@@ -136,7 +136,7 @@ def _revision(
             int(fragment.physical_rows) - int(fragment.deletion_file.num_deleted_rows)
             for fragment in manifest.fragments
         ),
-        sum(int(file.file_size_bytes) for file in files) if all(file.file_size_bytes for file in files) else None,
+        known_sum(int(file.file_size_bytes) or None for file in files),
         sum(max(0, span.stop - span.start) for span in merged.values()),
         known_sum(generation.physical_rows for generation in known),
         known_sum(generation.accounted_bytes for generation in known),
