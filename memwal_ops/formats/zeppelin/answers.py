@@ -6,7 +6,8 @@ What is right is computed here, by other code than that of queries and of compac
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,8 +67,8 @@ def check_answers(
     if others:
         results += _lists(table, others, context, size if size <= options.max_bytes else None)
     findings = [[*_findings(answers)] for answers in results]
-    results = [with_findings(answers, wrong) for answers, wrong in zip(results, findings, strict=True)]
-    return results, [finding for wrong in findings for finding in wrong] if not options.deep else []
+    results = [*map(with_findings, results, findings)]
+    return results, [*chain.from_iterable(findings)] if not options.deep else []
 
 
 def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]:
@@ -81,13 +82,12 @@ def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]
         read = _READ * size if name == VECTORS else size
         queries = min(options.samples, rows) if name == VECTORS else 0
         fits = read <= options.max_bytes
-        planned.append(IndexAnswers(
-            index=name,
-            type="IVF" if name == VECTORS else _KINDS[name.partition(" ")[0]],
-            queries=queries,
-            bytes_at_most=read if fits else 0,
-            skipped="" if fits else f"it would read about {read:,} bytes: above --max-bytes",
-        ))  # fmt: skip
+        kind = "IVF" if name == VECTORS else _KINDS[name.partition(" ")[0]]
+        skipped = "" if fits else f"it would read about {read:,} bytes: above --max-bytes"
+        size_at_most = read if fits else 0
+        planned.append(
+            IndexAnswers(index=name, type=kind, queries=queries, bytes_at_most=size_at_most, skipped=skipped)
+        )
     return planned
 
 
@@ -165,22 +165,17 @@ def _scanned(
 ) -> tuple[list[list[float]], list[NDArray[np.float64]]]:  # fmt: skip
     """Per query the distances of the rows that were ``returned``, and those of the nearest of all rows."""
     real, nearest = [list[float]() for _ in drawn], [np.full(_K, np.inf) for _ in drawn]
-    for ids, vectors in _slices(table, log):
+    parts = ((rows, at) for rows in live_rows(table, log) for at in range(0, len(rows.ids), _AT_ONCE))
+    for part, begins in parts:
         context.checkpoint()
-        far = np.stack([_exact(vectors, vector, metric) for vector in drawn])
-        for place, name in enumerate(ids):
+        some = slice(begins, begins + _AT_ONCE)
+        far = np.stack([_exact(part.vectors[some], vector, metric) for vector in drawn])
+        for place, name in enumerate(part.ids[some]):
             for number in returned.get(name, ()):
                 real[number].append(float(far[number, place]))
         for number, row in enumerate(far):
             nearest[number] = np.partition(np.concatenate([nearest[number], row]), _K - 1)[:_K]
     return real, nearest
-
-
-def _slices(table: Namespace, log: Inputs) -> Iterator[tuple[Sequence[str], Matrix]]:
-    """Ids and vectors of all live rows, some thousands at a time."""
-    for part in live_rows(table, log):
-        for begins in range(0, len(part.ids), _AT_ONCE):
-            yield part.ids[begins : begins + _AT_ONCE], part.vectors[begins : begins + _AT_ONCE]
 
 
 def _exact(vectors: Matrix, wanted: Matrix, metric: str) -> NDArray[np.float64]:
@@ -206,9 +201,8 @@ def _lists(table: Namespace, names: list[str], context: RunContext, size: int | 
     if table.manifest.dialect != WIKI or size is None:
         why = "its clusters do not fit into --max-bytes" if size is None else "its keys are those of another program"
         return [IndexAnswers(index=name, type=kinds[name], segments=segments, skipped=why) for name in names]
-    asked, wrong, missing, extra = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    counts: dict[str, dict[str, Any]] = {name: defaultdict(int) for name in names}
     errors: dict[str, str] = {}
-    examples: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"missing": [], "extra": []})
     rows = 0
     for segment in table.manifest.segments:
         reader = SegmentReader(table.store, segment)
@@ -227,35 +221,24 @@ def _lists(table: Namespace, names: list[str], context: RunContext, size: int | 
                     errors |= {f"{kind} {field}": str(error) for field in wanted}
                     continue
                 for field in wanted:
-                    name, there = f"{kind} {field}", listed.get(field, {})
-                    right = expected_rows(kind, cluster.attributes, field)
-                    for key in right.keys() | there.keys():
-                        asked[name] += 1
-                        lost = right.get(key, {}).keys() - there.get(key, {}).keys()
-                        more = there.get(key, {}).keys() - right.get(key, {}).keys()
-                        wrong[name] += bool(lost or more)
-                        missing[name] += len(lost)
-                        extra[name] += len(more)
-                        examples[name]["missing"] += [f"{number}:{at}" for at in sorted(lost)]
-                        examples[name]["extra"] += [f"{number}:{at}" for at in sorted(more)]
-                        del examples[name]["missing"][5:], examples[name]["extra"][5:]
-    return [
-        IndexAnswers(
-            index=name,
-            type=kinds[name],
-            segments=segments,
-            queries=asked[name],
-            wrong=max(wrong[name], int(name in errors)),
-            missing=missing[name],
-            extra=extra[name],
-            examples_missing=examples[name]["missing"],
-            examples_extra=examples[name]["extra"],
-            rows_compared=rows,
-            bytes_at_most=size,
-            error=errors.get(name, ""),
-        )
-        for name in names
-    ]
+                    right, there = expected_rows(kind, cluster.attributes, field), listed.get(field, {})
+                    _compare(right, there, number, counts[f"{kind} {field}"])
+    for name, why in errors.items():
+        counts[name] |= {"wrong": counts[name]["wrong"] or 1, "error": why}
+    common: dict[str, Any] = {"segments": segments, "rows_compared": rows, "bytes_at_most": size}
+    return [IndexAnswers(index=name, type=kinds[name], **common, **counts[name]) for name in names]
+
+
+def _compare(right: Listed, there: Listed, cluster: int, counts: dict[str, Any]) -> None:
+    for key in right.keys() | there.keys():
+        lost = right.get(key, {}).keys() - there.get(key, {}).keys()
+        more = there.get(key, {}).keys() - right.get(key, {}).keys()
+        counts["queries"] += 1
+        counts["wrong"] += bool(lost or more)
+        for name, rows in (("missing", lost), ("extra", more)):
+            counts[name] += len(rows)
+            examples = (f"{cluster}:{row}" for row in sorted(rows))
+            counts[f"examples_{name}"] = [*(counts[f"examples_{name}"] or ()), *examples][:5]
 
 
 def listed_rows(kind: str, data: bytes) -> Mapping[str, Listed]:
@@ -305,41 +288,31 @@ def expected_rows(kind: str, rows: Sequence[Attributes | None], field: str) -> L
 
 
 def _key(value: Any) -> str:
-    match value:
-        case bool():
-            return "b:true" if value else "b:false"
-        case float():
-            return f"f:{np.float64(value).view(np.uint64)}"
-        case _:
-            return f"{'s' if isinstance(value, str) else 'i'}:{value}"
+    if isinstance(value, bool):
+        return "b:true" if value else "b:false"
+    if isinstance(value, float):
+        return f"f:{np.float64(value).view(np.uint64)}"
+    return f"{'s' if isinstance(value, str) else 'i'}:{value}"
 
 
 def _findings(answers: IndexAnswers) -> Iterator[Finding]:
-    place = f"the index {answers.index!r}"
+    def wrong(check: str, evidence: str, consequence: str) -> Finding:
+        return Finding(Severity.ERROR, check, f"the index {answers.index!r}", evidence, consequence, _REWRITE, _PAGE)
+
     if answers.error:
-        yield Finding(
-            Severity.ERROR, "index_misses_rows", place, answers.error, "Queries by it fail.", _REWRITE, _PAGE
-        )  # fmt: skip
+        yield wrong("index_misses_rows", answers.error, "Queries by it fail.")
     if answers.index == VECTORS and answers.wrong:
-        yield Finding(
-            Severity.ERROR, "index_recall_low", place,
+        yield wrong(
+            "index_recall_low",
             f"{counted(answers.wrong, 'query', 'queries')} of {answers.queries:,} miss some of the {_K} nearest rows, "
             "although all clusters are probed.",
-            "Queries by it do not find the nearest rows.", _REWRITE, _PAGE,
-        )  # fmt: skip
+            "Queries by it do not find the nearest rows.",
+        )
     if answers.missing:
-        yield Finding(
-            Severity.ERROR, "index_misses_rows", place,
-            f"It lacks {counted(answers.missing, 'row')}, for example (cluster:row) {_some(answers.examples_missing)}.",
-            "Queries by it do not find rows that exist.", _REWRITE, _PAGE,
-        )  # fmt: skip
+        some = ", ".join(map(str, answers.examples_missing))
+        lacks = f"It lacks {counted(answers.missing, 'row')}, for example (cluster:row) {some}."
+        yield wrong("index_misses_rows", lacks, "Queries by it do not find rows that exist.")
     if answers.extra:
-        yield Finding(
-            Severity.ERROR, "index_returns_dead_rows", place,
-            f"It has {counted(answers.extra, 'row')} too many, as (cluster:row) {_some(answers.examples_extra)}.",
-            "Queries by it return rows that do not match.", _REWRITE, _PAGE,
-        )  # fmt: skip
-
-
-def _some(examples: Any) -> str:
-    return ", ".join(map(str, examples))
+        some = ", ".join(map(str, answers.examples_extra))
+        more = f"It has {counted(answers.extra, 'row')} too many, as (cluster:row) {some}."
+        yield wrong("index_returns_dead_rows", more, "Queries by it return rows that do not match.")

@@ -11,19 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import errors
 from memwal_ops.core.protocols import Blocked, TableSummary
 from memwal_ops.core.table_history import built_in_backlog, cached_for_poll, poll_cache
-from memwal_ops.errors import (
-    FragmentCorruptError,
-    FragmentMissingError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    SegmentCorruptError,
-    TableCorruptError,
-)
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.lease import LEASE, read_lease
 from memwal_ops.formats.zeppelin.namespace import read_revision
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.lease import LeaseRecord
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.segments import Needed
+    from memwal_ops.formats.zeppelin.segments import SegmentObject
     from memwal_ops.formats.zeppelin.specs import InspectOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Fragment
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
@@ -65,15 +58,12 @@ class BlockedPart:
     Attributes:
         kind: ``fragment``, ``segment`` or ``lease``.
         id: of the fragment or segment; of the lease its path.
-        error: the reason.
-        path: of the object.
-        missing: whether it does not exist.
         has_rows: whether rows are lost with it: a merge cannot write it again.
     """
 
     kind: str
     id: str
-    error: MemwalOpsError
+    error: errors.MemwalOpsError
     path: str = ""
     missing: bool = False
     has_rows: bool = True
@@ -84,11 +74,10 @@ class BlockedPart:
         return {self.kind: self.id, "reason": error.reason, "detail": str(error), "remedy": error.remedy}
 
 
-class Listed:
+class Listings:
     """Sizes of a namespace's objects; each folder is listed once."""
 
     def __init__(self, store: Store) -> None:
-        """Keep the store; nothing is listed."""
         self._store = store
         self._folders: dict[str, Mapping[str, ObjectMeta]] = {}
 
@@ -104,21 +93,19 @@ class Listed:
         return path in self.folder(path) or self._store.head(path) is not None
 
 
-def damaged_parts(table: Namespace, listed: Listed | None = None) -> tuple[BlockedPart, ...]:
-    """The parts of the live manifest with an object that is missing or cut: fragments in their order, then segments.
-
-    And the lease, if it cannot be read: no compaction can start.
+def damaged_parts(table: Namespace, listed: Listings | None = None) -> tuple[BlockedPart, ...]:
+    """The parts of the live manifest whose objects are missing or cut: fragments in order, segments, the lease.
 
     Raises ``StorageError``: the store failed.
     """
-    parts = damaged_parts_of(table, table.manifest, listed or Listed(table.store))
+    parts = damaged_parts_of(table, table.manifest, listed or Listings(table.store))
     if parts and (newest := table.newest()).data != table.data:
         # A compaction replaced them meanwhile, and gc collected them.
         live = {*newest.manifest.fragment_ids, *newest.manifest.segment_ids}
         parts = tuple(part for part in parts if part.id in live)
     try:
         read_lease(table)
-    except TableCorruptError as error:
+    except errors.TableCorruptError as error:
         parts = (*parts, BlockedPart("lease", LEASE, error, LEASE, has_rows=False))
     return parts
 
@@ -129,7 +116,7 @@ def unchecked(manifest: Manifest) -> tuple[str, ...]:
     return tuple(name for name in [*manifest.fragment_ids, *manifest.segment_ids] if name in skipped)
 
 
-def damaged_parts_of(table: Namespace, manifest: Manifest, listed: Listed) -> tuple[BlockedPart, ...]:
+def damaged_parts_of(table: Namespace, manifest: Manifest, listed: Listings) -> tuple[BlockedPart, ...]:
     """As :func:`damaged_parts`, of a manifest of the namespace."""
     skipped = {*unchecked(manifest)}
     refs = [ref for ref in manifest.fragments if ref.id not in skipped]
@@ -141,15 +128,14 @@ def damaged_parts_of(table: Namespace, manifest: Manifest, listed: Listed) -> tu
     return (*parts, *(part for part in faults if part is not None))
 
 
-def _missing(refs: list[FragmentRef], listed: Listed) -> Iterator[BlockedPart]:
+def _missing(refs: list[FragmentRef], listed: Listings) -> Iterator[BlockedPart]:
     absent = [ref for ref in refs if ref.key not in listed.folder(ref.key)]
     for number, ref in enumerate(absent):
         if number >= _CHECKED or not listed.exists(ref.key):
-            error = FragmentMissingError(f"The fragment {ref.key} is listed, but does not exist.")
-            yield BlockedPart("fragment", ref.id, error, ref.key, missing=True)
+            yield BlockedPart("fragment", ref.id, _absent(ref), ref.key, missing=True)
 
 
-def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: Listed) -> Iterator[BlockedPart]:
+def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: Listings) -> Iterator[BlockedPart]:
     """Fragments whose size differs from the recorded one, or whose text has no end."""
     sizes = {ref.key: meta.size for ref in refs if (meta := listed.folder(ref.key).get(ref.key)) is not None}
     existing = [ref for ref in refs if ref.key in sizes]
@@ -159,7 +145,7 @@ def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: List
         start = max(0, sizes[ref.key] - _TAIL)
         try:
             return _ENDS.search(store.get_range(ref.key, start, sizes[ref.key] - start)) is not None
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return True  # listed, and collected since
 
     for ref in existing:
@@ -171,10 +157,10 @@ def _cut(store: Store, manifest: Manifest, refs: list[FragmentRef], listed: List
 
 
 def _corrupt(ref: FragmentRef, wrong: str) -> BlockedPart:
-    return BlockedPart("fragment", ref.id, FragmentCorruptError(f"The fragment {ref.key} {wrong}."), ref.key)
+    return BlockedPart("fragment", ref.id, errors.FragmentCorruptError(f"The fragment {ref.key} {wrong}."), ref.key)
 
 
-def _segment_fault(table: Namespace, segment: SegmentRef, listed: Listed) -> BlockedPart | None:
+def _segment_fault(table: Namespace, segment: SegmentRef, listed: Listings) -> BlockedPart | None:
     """The first object of a segment that is missing or cut, with the number of others."""
     dimensions = table.meta.dimensions
     needed = SegmentReader(table.store, segment).needed(dimensions)
@@ -199,8 +185,8 @@ def _segment_fault(table: Namespace, segment: SegmentRef, listed: Listed) -> Blo
     return None
 
 
-def _segment_part(segment: SegmentRef, needed: Needed, wrong: str, *, missing: bool = False) -> BlockedPart:
-    error = SegmentCorruptError(f"{needed.path}{wrong}.", remedy=None if needed.has_rows else REWRITE)
+def _segment_part(segment: SegmentRef, needed: SegmentObject, wrong: str, *, missing: bool = False) -> BlockedPart:
+    error = errors.SegmentCorruptError(f"{needed.path}{wrong}.", remedy=None if needed.has_rows else REWRITE)
     return BlockedPart("segment", segment.id, error, needed.path, missing, needed.has_rows)
 
 
@@ -215,12 +201,12 @@ def summarize(table: Namespace) -> TableSummary:
     return TableSummary(table.revision, backlog, len(table.manifest.fragments), blocked)
 
 
-def missing_of(table: Namespace, revision: int, listed: Listed | None = None) -> str | None:
+def missing_of(table: Namespace, revision: int, listed: Listings | None = None) -> str | None:
     """An object with rows that a revision lists and that is missing or cut; ``listed``: shared by several revisions."""
     if revision != table.revision and not table.has_revision(revision):
         return None
     manifest = table.manifest if revision == table.revision else read_revision(table, revision)
-    parts = damaged_parts_of(table, manifest, listed or Listed(table.store))
+    parts = damaged_parts_of(table, manifest, listed or Listings(table.store))
     return next((part.path for part in parts if part.has_rows), None)
 
 
@@ -233,7 +219,7 @@ def figures(table: Namespace) -> Mapping[str, float]:
 
     A log of contested rows alone is no backlog: no compaction changes it, and each poll would start another one.
     """
-    listed = Listed(table.store)
+    listed = Listings(table.store)
     blocked = cached_for_poll(table, "damaged", lambda: damaged_parts(table, listed))
     left = cached_for_poll(table, "contested", lambda: contested(table))
     refs, now = () if left.alone else table.manifest.fragments, datetime.now(UTC)
@@ -255,16 +241,13 @@ def figures(table: Namespace) -> Mapping[str, float]:
 class Contested:
     """Ids that are both in wiki ``pending_deletes`` and in the log: it is not defined which came later (S4-014).
 
-    Attributes:
-        ids: ascending.
-        alone: whether a compaction has nothing else to do.
+    ``alone``: a compaction has nothing else to do.
     """
 
     ids: tuple[str, ...] = ()
     alone: bool = False
 
     def __str__(self) -> str:
-        """How many there are, and the first ones."""
         some = ", ".join(map(repr, self.ids[:_NAMED])) + (", ..." if len(self.ids) > _NAMED else "")
         return f"{counted(len(self.ids), 'id is', 'ids are')} both in pending_deletes and in the log: {some}"
 
@@ -277,7 +260,7 @@ def contested(table: Namespace) -> Contested:
     newest: dict[str, bool] = {}
     whole = not any(ref.is_empty for ref in table.manifest.fragments)
     for _, fragment in read_fragments(table, table.manifest.fragments, None):
-        if isinstance(fragment, MemwalOpsError):
+        if isinstance(fragment, errors.MemwalOpsError):
             whole = False  # it blocks the log, and those behind it are not compacted
             break
         newest |= dict.fromkeys(fragment.deletes, False) | dict.fromkeys(fragment.ids, True)
@@ -306,24 +289,34 @@ def read_fragment(table: Namespace, ref: FragmentRef, dimensions: int | None = N
     return _decoded(table, ref, dimensions, _fetched(table, ref))
 
 
-def _fetched(table: Namespace, ref: FragmentRef) -> bytes:
+def _fetched(table: Namespace, ref: FragmentRef) -> bytes | None:
     try:
         return table.store.get(ref.key)
-    except ObjectNotFoundError as error:
-        raise FragmentMissingError(f"The fragment {ref.key} is listed, but does not exist.") from error
+    except errors.ObjectNotFoundError:
+        return None
 
 
-def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes) -> Fragment:
+def _absent(ref: FragmentRef) -> errors.FragmentMissingError:
+    return errors.FragmentMissingError(f"The fragment {ref.key} is listed, but does not exist.")
+
+
+def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: bytes | None) -> Fragment:
+    if data is None:
+        raise _absent(ref)
     try:
         fragment = decode_fragment(data, table.manifest.dialect)
     except UnstorableError as error:
-        raise FragmentCorruptError(
+        raise errors.FragmentCorruptError(
             f"The fragment {ref.key} cannot be used: {error}", remedy=remedies.CORRECT
         ) from error
-    except InvalidFormatError as error:
-        raise FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
+    except errors.InvalidFormatError as error:
+        raise errors.FragmentCorruptError(f"The fragment {ref.key} cannot be read: {error}") from error
     if dimensions is not None and fragment.dimensions not in {None, dimensions}:
-        raise other_dimensions(ref, fragment, dimensions)
+        raise errors.FragmentCorruptError(
+            f"The fragment {ref.key} cannot be used: its vectors have {fragment.dimensions} dimensions; those before "
+            f"have {dimensions}.",
+            remedy=remedies.CORRECT,
+        )
     wrong = None
     if fragment.id != ref.id:
         wrong = f"its id is {fragment.id}"
@@ -335,43 +328,26 @@ def _decoded(table: Namespace, ref: FragmentRef, dimensions: int | None, data: b
         listed = f"{ref.vectors} and {ref.deletes}"
         wrong = f"it has {len(fragment.ids)} vectors and {len(fragment.deletes)} deletes; the manifest has {listed}"
     if wrong is not None:
-        raise FragmentCorruptError(f"The fragment {ref.key} cannot be used: {wrong}.")
+        raise errors.FragmentCorruptError(f"The fragment {ref.key} cannot be used: {wrong}.")
     return fragment
-
-
-def other_dimensions(ref: FragmentRef, fragment: Fragment, dimensions: int) -> FragmentCorruptError:
-    """The error of a fragment whose vectors are not of the dimensions of those before."""
-    return FragmentCorruptError(
-        f"The fragment {ref.key} cannot be used: its vectors have {fragment.dimensions} dimensions; those before have "
-        f"{dimensions}.",
-        remedy=remedies.CORRECT,
-    )
 
 
 def read_fragments(
     table: Namespace, refs: Sequence[FragmentRef], dimensions: int | None
-) -> Iterator[tuple[FragmentRef, Fragment | MemwalOpsError]]:
+) -> Iterator[tuple[FragmentRef, Fragment | errors.MemwalOpsError]]:
     """Read listed fragments in order; an error in place of one that cannot be used.
 
-    The bytes of a few are fetched at once. They are decoded one at a time, as that needs many times their size.
+    The bytes of a few are fetched at once. They are decoded one at a time, as that needs many times their size. Without
+    ``dimensions``, those of the first vector hold for all.
     """
-
-    def fetched(ref: FragmentRef) -> bytes | FragmentMissingError:
+    for ref, data in concurrently(partial(_fetched, table), refs, threads=_CONCURRENT_READS):
         try:
-            return _fetched(table, ref)
-        except FragmentMissingError as error:
-            return error
-
-    for ref, data in concurrently(fetched, refs, threads=_CONCURRENT_READS):
-        if isinstance(data, FragmentMissingError):
-            yield ref, data
-            continue
-        try:
-            fragment: Fragment | MemwalOpsError = _decoded(table, ref, dimensions, data)
-        except FragmentCorruptError as error:
-            fragment = error
-        yield ref, fragment
-        del fragment  # before the next one is decoded
+            fragment = _decoded(table, ref, dimensions, data)
+            dimensions = dimensions or fragment.dimensions
+            yield ref, fragment
+            del fragment  # before the next one is decoded
+        except (errors.FragmentMissingError, errors.FragmentCorruptError) as error:
+            yield ref, error
 
 
 @dataclass(frozen=True)
@@ -474,7 +450,7 @@ def plan(table: Namespace, options: InspectOptions, context: RunContext | None =
     del context
     try:
         stored = read_lease(table)
-    except TableCorruptError:
+    except errors.TableCorruptError:
         stored = None  # among what is damaged
     with poll_cache():
         metrics = figures(table)

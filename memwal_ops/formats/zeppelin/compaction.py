@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.zeppelin.backlog import BlockedPart, other_dimensions, read_fragments
+from memwal_ops.formats.zeppelin.backlog import BlockedPart, read_fragments
 from memwal_ops.formats.zeppelin.segments import (
     SAMPLES_PER_CLUSTER,
     Rows,
@@ -30,7 +30,7 @@ from memwal_ops.formats.zeppelin.segments import (
     Training,
     by_cluster,
     clusters_for,
-    create,
+    create_object,
     imbalance,
     joined,
     make_quantizer,
@@ -75,8 +75,7 @@ class Inputs:
     Attributes:
         table: the manifest at which it was read, with our token in it.
         fragments: exactly the fragments that were read.
-        rows: the newest upserts, of ids that are not hidden.
-        contested: the newest upserts of hidden ids.
+        rows: the newest upserts, of ids that are not hidden; ``contested``: those of hidden ids.
         deleted: ids whose newest write is a delete.
         hidden: ids that no query returns (wiki ``pending_deletes``).
         upserts: all upserts that were read.
@@ -151,18 +150,13 @@ def metric_of(table: Namespace, metric: str | None) -> tuple[str, str | None]:
         raise UnsupportedFeatureError(
             f"{table.location.uri} has the metric {recorded}, not {metric}.", remedy="Leave --metric out."
         )
-    if recorded is None and metric is None and (trained := _trained_metric(table)) is not None:
-        return trained, None
-    if recorded is None and metric is None:
-        return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
-    return recorded or metric or "", None
-
-
-def _trained_metric(table: Namespace) -> str | None:
-    """The metric that the newest segment was built for; None: another program built it, or there is none."""
+    if recorded is not None or metric is not None:
+        return recorded or metric or "", None
     segments = table.manifest.segments
     last = read_training(table.store, segments[-1].id) if segments else None
-    return None if last is None else last.metric
+    if last is not None and last.metric is not None:
+        return last.metric, None
+    return "cosine", "This namespace does not record its metric; cosine was assumed. Give --metric."
 
 
 def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: RunContext) -> Inputs:
@@ -178,10 +172,6 @@ def read_inputs(table: Namespace, fragments: Sequence[FragmentRef], context: Run
         if not isinstance(fragment, Fragment):
             blocked = BlockedPart("fragment", ref.id, fragment)
             break
-        if dimensions is not None and fragment.dimensions not in {None, dimensions}:
-            blocked = BlockedPart("fragment", ref.id, other_dimensions(ref, fragment, dimensions))
-            break
-        dimensions = dimensions or fragment.dimensions
         ends = len(ids) + len(fragment.ids)
         newest.update(dict.fromkeys(fragment.deletes))
         newest.update(zip(fragment.ids, range(len(ids), ends), strict=True))
@@ -228,7 +218,6 @@ class Compaction:
     def __init__(
         self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext, spark: TaskRunner | None = None
     ) -> None:
-        """Keep the arguments; no segment is read. ``spark`` runs the tasks that assign rows and write clusters."""
         self.built = Built(None)
         self._spark = spark
         self._inputs, self._options, self._metric, self._context = inputs, options, metric, context
@@ -255,9 +244,9 @@ class Compaction:
         (segment,) = self._segments
         reader = SegmentReader(self._store, segment)
         centroids = reader.centroids()
-        new, rows = self._inputs.rows, self._inputs.rows.ids
+        new = self._inputs.rows
         with self._context.phase("assign"):
-            labels = nearest(new.vectors, centroids, self._metric) if rows else np.zeros(0, np.intp)
+            labels = nearest(new.vectors, centroids, self._metric) if new.ids else np.zeros(0, np.intp)
         added = dict(by_cluster(new, labels))
         kept: Sample | None = None
         if self._kind in {"scalar", "product"}:
@@ -267,7 +256,11 @@ class Compaction:
                 writer.expect()
                 writer.take(self._tasks(writer).extend(self._spark, reader, added))
             else:
-                self._write_extended(writer, reader, added)
+                for number, live in enumerate(reader.clusters()):
+                    rows = [live.without(self._superseded), *([added.pop(number)] if number in added else [])]
+                    writer.add(joined(rows, centroids.shape[1]))
+                    del live, rows  # before the next cluster is read
+                    self._context.advance("writing clusters", "clusters", total=len(centroids))
             sizes = [*writer.sizes]
             if any(sizes):
                 upserts = self._inputs.upserts + (0 if last is None else last.upserts)
@@ -276,13 +269,6 @@ class Compaction:
                 left = imbalance(sizes) if last is None else last.imbalance
                 self._finish(writer, Training(base, min(left, imbalance(sizes)) if last is None else left, upserts))
         return sizes
-
-    def _write_extended(self, writer: SegmentWriter, reader: SegmentReader, added: dict[int, Rows]) -> None:
-        for number, live in enumerate(reader.clusters()):
-            rows = [live.without(self._superseded), *([added.pop(number)] if number in added else [])]
-            writer.add(joined(rows, writer.centroids.shape[1]))
-            del live, rows  # before the next cluster is read
-            self._context.advance("writing clusters", "clusters", total=len(writer.centroids))
 
     def _tasks(self, writer: SegmentWriter) -> SparkClusters:
         from memwal_ops.formats.zeppelin.spark import SparkClusters  # noqa: PLC0415 - Spark only
@@ -366,21 +352,10 @@ class Compaction:
     def _writing(self, centroids: Matrix, sample: Matrix | None) -> Iterator[SegmentWriter]:
         table, dialect = self._inputs.table, self._inputs.table.manifest.dialect
         name = f"seg{'-' if dialect == WIKI else '_'}{new_ulid()}"
-        bitmaps = {
-            *self._options.bitmap_field,
-            *(field for segment in self._segments for field in segment.bitmap_fields),
-        }
-        texts = {*self._options.fts_field, *(field for segment in self._segments for field in segment.fts_fields)}
-        segment = SegmentRef(
-            name,
-            f"segments/{name}/",
-            0,
-            len(centroids),
-            self._kind,
-            tuple(sorted(bitmaps)),
-            tuple(sorted(texts)),
-            created_at=timestamp(datetime.now(UTC)),
-        )
+        bitmaps = {*self._options.bitmap_field}.union(*(segment.bitmap_fields for segment in self._segments))
+        texts = {*self._options.fts_field}.union(*(segment.fts_fields for segment in self._segments))
+        fields, created = (tuple(sorted(bitmaps)), tuple(sorted(texts))), timestamp(datetime.now(UTC))
+        segment = SegmentRef(name, f"segments/{name}/", 0, len(centroids), self._kind, *fields, created_at=created)
         quantizer = None if sample is None else make_quantizer(self._kind, sample)
         writer = SegmentWriter(table.store, segment, centroids, quantizer)
         self.built.paths = writer.paths
@@ -404,7 +379,7 @@ class Compaction:
         self.built.segment = replace(segment, vectors=self.built.rows)
         path = training_path(segment.id)
         self.built.paths.append(path)
-        create(self._store, path, training_bytes(replace(training, metric=self._metric, objects=writer.objects)))
+        create_object(self._store, path, training_bytes(replace(training, metric=self._metric, objects=writer.objects)))
 
 
 def staging_path(token: int) -> str:
@@ -426,11 +401,9 @@ class Spill:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete the files."""
         if self._folder is not None:
             self._folder.cleanup()
 

@@ -19,14 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import (
-    BusyError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.namespace import FencedError, retried
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
@@ -74,9 +67,9 @@ def decode_lease(data: bytes) -> LeaseRecord:
         token = document["fencing_token"]
         times = [_moment(document[name]) for name in ("acquired_at", "expires_at")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidFormatError(f"It is not a lease: {error!r:.120}.") from error
+        raise errors.InvalidFormatError(f"It is not a lease: {error!r:.120}.") from error
     if not isinstance(holder, str) or type(token) is not int or not 0 <= token <= MAX_TOKEN:
-        raise InvalidFormatError(f"It is not a lease: holder {holder!r:.40}, token {token!r:.40}.")
+        raise errors.InvalidFormatError(f"It is not a lease: holder {holder!r:.40}, token {token!r:.40}.")
     return LeaseRecord(holder, token, times[0], times[1])
 
 
@@ -112,13 +105,8 @@ class HeldLease:
 def held_lease(table: Namespace, ttl: timedelta, wait: timedelta = timedelta(0)) -> Iterator[HeldLease]:
     """Hold the namespace's lease during the block; renewed every third of ``ttl``, released by expiry at the end.
 
-    Args:
-        table: the namespace.
-        ttl: it expires that long after its last renewal.
-        wait: how long to wait for a lease that another compactor holds.
-
     Raises:
-        BusyError: another compactor holds it.
+        BusyError: another compactor holds it, for longer than ``wait``.
         UnsupportedFeatureError: there is no higher token.
         TableCorruptError: ``lease.json`` cannot be read.
     """
@@ -160,12 +148,12 @@ def read_lease(table: Namespace) -> tuple[LeaseRecord, str] | None:
     """
     try:
         data, tag = table.store.get_with_tag(LEASE)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     try:
         return decode_lease(data), tag
-    except InvalidFormatError as error:
-        raise TableCorruptError(
+    except errors.InvalidFormatError as error:
+        raise errors.TableCorruptError(
             f"{LEASE} of {table.location.uri} cannot be read: {error}", remedy=remedies.lease(table.manifest.token)
         ) from error
 
@@ -179,13 +167,18 @@ def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
         now = datetime.now(UTC)
         if stored is not None and stored[0].expires > now:
             if time.monotonic() >= deadline:
-                raise BusyError(_busy(table, stored[0], now))
+                left = stored[0].expires - now
+                skew = " That is far ahead: the holder's clock, or the local one, is wrong." * (left > _IMPLAUSIBLE)
+                raise errors.BusyError(
+                    f"{stored[0].holder} compacts {table.location.uri} (token {stored[0].token}); its lease ends in "
+                    f"{left.total_seconds():.0f} s.{skew}"
+                )
             time.sleep(_POLL_SECONDS)
             continue
         # Also above the manifest's token: after a lease was removed, the next one must not start at 1 again.
         token = 1 + max(table.newest().manifest.token, 0 if stored is None else stored[0].token)
         if token > MAX_TOKEN:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"{table.location.uri} has the fencing token {token - 1}, the highest there is: no compactor can fence "
                 "the one that had it.",
                 remedy="Migrate the namespace, or create another one: a token that starts again fences nothing.",
@@ -195,7 +188,7 @@ def _acquire(table: Namespace, ttl: timedelta, wait: timedelta) -> HeldLease:
             return HeldLease(token, holder)
         attempts += 1
         if attempts >= _ATTEMPTS:
-            raise BusyError(f"The lease of {table.location.uri} was taken by others {attempts} times in a row.")
+            raise errors.BusyError(f"The lease of {table.location.uri} was taken by others {attempts} times in a row.")
 
 
 def _put(table: Namespace, record: LeaseRecord, tag: str | None) -> bool:
@@ -206,22 +199,13 @@ def _put(table: Namespace, record: LeaseRecord, tag: str | None) -> bool:
     return table.store.put_if_absent(LEASE, data) or table.store.get(LEASE) == data
 
 
-def _busy(table: Namespace, lease: LeaseRecord, now: datetime) -> str:
-    left = lease.expires - now
-    skew = " That is far ahead: the holder's clock, or the local one, is wrong." if left > _IMPLAUSIBLE else ""
-    return (
-        f"{lease.holder} compacts {table.location.uri} (token {lease.token}); its lease ends in "
-        f"{left.total_seconds():.0f} s.{skew}"
-    )
-
-
 def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threading.Event) -> None:
     while not stop.wait(ttl.total_seconds() / _RENEWALS_PER_TTL):
         try:
             if not _renew(table, lease, ttl):
                 lease.lost.set()
                 return
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             # That does not lose the lease: the next renewal tries again, and the manifest's token is authoritative.
             get_logger(__name__).warning("lease_not_renewed", table=table.location.uri, error=str(error))
         except BaseException:
@@ -231,23 +215,21 @@ def _heartbeat(table: Namespace, lease: HeldLease, ttl: timedelta, stop: threadi
 
 def _renew(table: Namespace, lease: HeldLease, ttl: timedelta) -> bool:
     """Renew it for another ``ttl``, even if expired, unless another process acquired it; returns whether it is held."""
-    for _ in range(2):
-        stored = read_lease(table)
-        if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
-            return False
-        now = datetime.now(UTC)
-        if _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, now + ttl), stored[1]):
-            return True
-    return False
+    return any(_expire(table, lease, datetime.now(UTC) + ttl) for _ in range(2))
+
+
+def _expire(table: Namespace, lease: HeldLease, expires: datetime) -> bool:
+    """Set when the lease expires, if it is still ours; returns whether it was set."""
+    stored = read_lease(table)
+    if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
+        return False
+    expires = max(stored[0].acquired, expires)
+    return _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, expires), stored[1])
 
 
 def _release(table: Namespace, lease: HeldLease) -> None:
     """Mark it as expired, if it is ours; best effort: it expires anyway (S4-046, S4-048)."""
     try:
-        stored = read_lease(table)
-        if stored is None or (stored[0].token, stored[0].holder) != (lease.token, lease.holder):
-            return
-        past = max(stored[0].acquired, datetime.now(UTC) - _RELEASED)
-        _put(table, LeaseRecord(lease.holder, lease.token, stored[0].acquired, past), stored[1])
-    except MemwalOpsError as error:
+        _expire(table, lease, datetime.now(UTC) - _RELEASED)
+    except errors.MemwalOpsError as error:
         get_logger(__name__).warning("lease_not_released", table=table.location.uri, error=str(error))

@@ -17,22 +17,13 @@ import json
 import random
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import errors
 from memwal_ops.core.anchors import GuardedTable, Unguarded
 from memwal_ops.core.registry import formats, job_specs
-from memwal_ops.errors import (
-    CommitConflictError,
-    ConditionalWriteUnsupportedError,
-    InvalidFormatError,
-    LeaseLostError,
-    NotALanceTableError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-    VersionGoneError,
-)
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.segments import METRICS
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
@@ -68,11 +59,9 @@ _swaps_proven: set[str] = set()
 
 @dataclass(frozen=True)
 class Meta:
-    """The settings of a namespace, from ``meta.json``.
+    """The settings of a namespace, from ``meta.json``; dimensions and metric are None where they are unknown.
 
     Attributes:
-        dimensions: of its vectors; None: unknown.
-        metric: ``cosine``, ``euclidean`` or ``dot_product``; None: unknown.
         state: ``active``, or a state that only a server can leave.
         full_text: fields with a full-text configuration.
         document: all of ``meta.json``.
@@ -90,12 +79,8 @@ class Namespace(GuardedTable):
     """One manifest of a namespace.
 
     Attributes:
-        location: its URI and storage options.
-        store: its object store; the root is the namespace's own prefix.
-        manifest: decoded.
-        data: the manifest's bytes.
-        tag: the entity tag of those bytes, for compare-and-swap.
-        meta: the settings.
+        store: its root is the namespace's own prefix.
+        data: the manifest's bytes, and ``tag`` their entity tag, for compare-and-swap.
         revision: its number in the history.
         recorded: whether this manifest is in the history.
         guard: checked before every mutation.
@@ -123,7 +108,8 @@ class Namespace(GuardedTable):
 
     def has_revision(self, revision: int) -> bool:
         """Whether it is this revision, or one in the history. At most one request."""
-        return revision == self.revision or is_recorded(self, revision)
+        path = revision_path(revision, self.manifest.dialect)
+        return revision == self.revision or self.store.head(path) is not None
 
     def newest(self) -> Namespace:
         """The newest manifest, with the same guard."""
@@ -134,15 +120,12 @@ class Namespace(GuardedTable):
         return self.format.summarize(self)
 
     def check_writable(self) -> None:
-        """Refuse a namespace that only a Zeppelin server may change.
-
-        Raises ``UnsupportedFeatureError``: with the reason.
-        """
+        """Raise ``UnsupportedFeatureError``, with the reason, if only a Zeppelin server may change the namespace."""
         why = self.manifest.unwritable
         if why is None and self.meta.state != "active":
             why = f"its state is {self.meta.state!r}"
         if why is not None:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"{self.location.uri} cannot be written by this release: {why}.",
                 remedy="Let its Zeppelin server maintain it; inspect, verify and migrate can still read it.",
             )
@@ -165,19 +148,19 @@ def load(location: Location, store: Store) -> Namespace:
     name = location.uri.rstrip("/").rpartition("/")[2]
     try:
         data, tag = store.get_with_tag(MANIFEST)
-    except ObjectNotFoundError as error:
+    except errors.ObjectNotFoundError as error:
         if store.head(META) is not None:
-            raise TableCorruptError(
+            raise errors.TableCorruptError(
                 f"{MANIFEST} of {location.uri} is missing, which lists all of its objects.", remedy=remedies.MANIFEST
             ) from error
-        raise NotALanceTableError(
+        raise errors.NotALanceTableError(
             f"{location.uri} has no {MANIFEST}, so it is not a Zeppelin namespace.",
             remedy="Give the prefix that contains manifest.json.",
         ) from error
     try:
         manifest = decode_manifest(data, name)
-    except InvalidFormatError as error:
-        raise TableCorruptError(
+    except errors.InvalidFormatError as error:
+        raise errors.TableCorruptError(
             f"{MANIFEST} of {location.uri} cannot be read: {error}", remedy=remedies.MANIFEST
         ) from error
     meta = read_meta(store, location)
@@ -199,23 +182,29 @@ def read_meta(store: Store, location: Location) -> Meta:
         if metric is not None and metric not in METRICS:
             raise ValueError(f"distance_metric is {metric!r}")
         return Meta(dimensions, metric, str(state), tuple(sorted(full_text)), document)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return Meta()
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise TableCorruptError(f"{META} of {location.uri} cannot be read: {error}.", remedy=remedies.META) from error
+        raise errors.TableCorruptError(
+            f"{META} of {location.uri} cannot be read: {error}.", remedy=remedies.META
+        ) from error
 
 
 # -- the history
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A recorded revision: its number, its object, and when it was written, by the store's clock."""
+class Revision:
+    """A recorded revision: its number, its object, and when that was written, by the store's clock.
 
-    revision: int
+    ``kept``: the reason why gc retains it; None: it does not.
+    """
+
+    number: int
     path: str
     written: datetime
     bytes: int = 0
+    kept: str | None = None
 
 
 def revision_path(revision: int, dialect: str) -> str:
@@ -225,16 +214,15 @@ def revision_path(revision: int, dialect: str) -> str:
     return f"{WIKI_FOLDER}/{revision:020}.json"
 
 
-def recorded_entries(store: Store, dialect: str) -> list[Entry]:
+def recorded_revisions(store: Store, dialect: str) -> list[Revision]:
     """All recorded revisions, oldest first. One listing."""
     folder = NATIVE_FOLDER if dialect == NATIVE else WIKI_FOLDER
-    matches = ((_NAME.fullmatch(meta.path), meta) for meta in store.list(folder))
-    named = (
-        Entry(int(match[1] or match[2]), meta.path, meta.last_modified, meta.size)
-        for match, meta in matches
-        if match is not None
+    revisions = (
+        Revision(int(match[1] or match[2]), meta.path, meta.last_modified, meta.size)
+        for meta in store.list(folder)
+        if (match := _NAME.fullmatch(meta.path)) is not None
     )
-    return sorted(named, key=lambda entry: entry.revision)
+    return sorted(revisions, key=lambda revision: revision.number)
 
 
 def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
@@ -242,35 +230,25 @@ def position(store: Store, manifest: Manifest, data: bytes) -> tuple[int, bool]:
     if manifest.dialect == NATIVE:
         version = manifest.version or 0
         return max(version, 1), store.head(revision_path(version, NATIVE)) is not None
-    newest = next(reversed(recorded_entries(store, manifest.dialect)), None)
+    newest = next(reversed(recorded_revisions(store, manifest.dialect)), None)
     if newest is None:
         return 1, False
     recorded = _records(store, newest.path, data)
-    return newest.revision + (not recorded), recorded
-
-
-def is_recorded(table: Namespace, revision: int) -> bool:
-    """Whether a revision is recorded. One request."""
-    return table.store.head(revision_path(revision, table.manifest.dialect)) is not None
+    return newest.number + (not recorded), recorded
 
 
 def read_revision(table: Namespace, revision: int) -> Manifest:
-    """The manifest of a recorded revision.
-
-    Raises:
-        VersionGoneError: it is not recorded.
-        TableCorruptError: the record cannot be read.
-    """
+    """The manifest of a recorded revision. Raises ``VersionGoneError``, and ``TableCorruptError``: it is damaged."""
     path = revision_path(revision, table.manifest.dialect)
     try:
         data = _recorded_content(table.store, path)
         return decode_manifest(data, table.manifest.namespace, dialect=table.manifest.dialect)
-    except ObjectNotFoundError as error:
-        raise VersionGoneError(
+    except errors.ObjectNotFoundError as error:
+        raise errors.VersionGoneError(
             f"{table.location.uri} has no revision {revision}.", remedy=remedies.REVISIONS
         ) from error
-    except InvalidFormatError as error:
-        raise TableCorruptError(
+    except errors.InvalidFormatError as error:
+        raise errors.TableCorruptError(
             f"{path} of {table.location.uri} cannot be read: {error}", remedy=remedies.RECORD
         ) from error
 
@@ -280,22 +258,15 @@ def check_live(table: Namespace) -> None:
 
     Raises ``TableCorruptError``: they differ: a server and memwal-ops record what they publish, byte by byte.
     """
-    manifest = table.manifest
-    if manifest.dialect == NATIVE and not _has_version(table.store, manifest, table.data):
-        raise _other_manifest(manifest)
+    with suppress(errors.ObjectNotFoundError):
+        path = revision_path(table.manifest.version or 0, NATIVE)
+        if table.manifest.dialect == NATIVE and table.store.get(path) != table.data:
+            raise _other_manifest(table.manifest)
 
 
-def _has_version(store: Store, manifest: Manifest, data: bytes) -> bool:
-    """Whether the native version is not recorded, or with these bytes."""
-    try:
-        return store.get(revision_path(manifest.version or 0, NATIVE)) == data
-    except ObjectNotFoundError:
-        return True
-
-
-def _other_manifest(manifest: Manifest) -> TableCorruptError:
+def _other_manifest(manifest: Manifest) -> errors.TableCorruptError:
     version = manifest.version or 0
-    return TableCorruptError(
+    return errors.TableCorruptError(
         f"{revision_path(version, NATIVE)} records a manifest of version {version} that differs from the live one.",
         remedy=remedies.TWO_MANIFESTS,
     )
@@ -315,15 +286,15 @@ def record_manifest(store: Store, manifest: Manifest, data: bytes) -> int:
             raise _other_manifest(manifest)
         return version
     for _ in range(_RECORDINGS):
-        newest = next(reversed(recorded_entries(store, manifest.dialect)), None)
+        newest = next(reversed(recorded_revisions(store, manifest.dialect)), None)
         if newest is not None and _records(store, newest.path, data):
-            return newest.revision
-        number = 1 if newest is None else newest.revision + 1
+            return newest.number
+        number = 1 if newest is None else newest.number + 1
         document = {"revision": number, "manifest": data.decode()}
         path, record_ = revision_path(number, manifest.dialect), encode_record(document)
         if store.put_if_absent(path, record_) or store.get(path) == record_:
             return number
-    raise CommitConflictError(
+    raise errors.CommitConflictError(
         f"Other runs recorded {_RECORDINGS} revisions before this one could.", remedy=remedies.RECORDING
     )
 
@@ -332,7 +303,7 @@ def _records(store: Store, path: str, data: bytes) -> bool:
     """Whether a record has a manifest; not, if it is damaged: no row is in it, and gc and verify report it."""
     try:
         return _recorded_content(store, path) == data
-    except TableCorruptError:
+    except errors.TableCorruptError:
         return False
 
 
@@ -343,13 +314,13 @@ def _recorded_content(store: Store, path: str) -> bytes:
     try:
         return str(decode_record(data, path)["manifest"]).encode()
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TableCorruptError(f"{path} cannot be read: {error!r:.120}.", remedy=remedies.RECORD) from error
+        raise errors.TableCorruptError(f"{path} cannot be read: {error!r:.120}.", remedy=remedies.RECORD) from error
 
 
 # -- publishing
 
 
-class FencedError(LeaseLostError):
+class FencedError(errors.LeaseLostError):
     """Another compactor put a higher token into the manifest: nothing of this run is or becomes visible."""
 
 
@@ -363,8 +334,8 @@ def probe(table: Namespace) -> None:
         return  # a local folder has a lock file
     try:
         probe_compare_and_swap(table.store)
-    except ConditionalWriteUnsupportedError as error:
-        raise ConditionalWriteUnsupportedError(
+    except errors.ConditionalWriteUnsupportedError as error:
+        raise errors.ConditionalWriteUnsupportedError(
             str(error), remedy="Keep the namespace on a store that enforces If-Match: every commit replaces one object."
         ) from error
     _swaps_proven.add(table.store.root)
@@ -373,11 +344,8 @@ def probe(table: Namespace) -> None:
 def publish(table: Namespace, manifest: Manifest, *, compaction: bool = False) -> Namespace | None:
     """Replace the manifest of ``table``; None if another writer replaced it first.
 
-    Args:
-        table: the manifest from which the change was made.
-        manifest: the new manifest.
-        compaction: it removes entries, so both manifests are recorded: readers of the previous one still need those
-            entries. Native publications are all recorded.
+    A ``compaction`` removes entries, so both manifests are recorded: readers of the previous one still need those
+    entries. Native publications are all recorded.
 
     Raises:
         UnsupportedFeatureError: a server fenced the namespace for deletion, or bound the manifest to state that only it
@@ -415,7 +383,7 @@ def retried(table: Namespace, change: Callable[[Namespace], Manifest | None], *,
         wait = min(_FIRST_WAIT * 2**attempt, _MAX_WAIT)
         time.sleep(random.uniform(0, wait))  # noqa: S311 - jitter
         table = table.newest()
-    raise CommitConflictError(
+    raise errors.CommitConflictError(
         f"{table.location.uri}: other writers replaced the manifest {ATTEMPTS} times in a row before this run could.",
         remedy="Run it again when fewer writers append.",
     )

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwal_ops import errors
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import (
-    FragmentMissingError,
-    InvalidFormatError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    SegmentCorruptError,
-)
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of, read_inputs
 from memwal_ops.formats.zeppelin.namespace import load, swappable
 from memwal_ops.formats.zeppelin.segments import METRICS, Rows, SegmentReader
@@ -131,8 +125,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _invalid(part: Any, why: str) -> InvalidUsageError:
-    return InvalidUsageError(
+def _invalid(part: Any, why: str) -> errors.InvalidUsageError:
+    return errors.InvalidUsageError(
         f"The filter is invalid: {part!r:.200} {why}.",
         remedy='Give for example {"color": "red"} or {"op": "range", "field": "price", "gte": 3}.',
     )
@@ -146,7 +140,7 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Query:
-    """A query; see :func:`memwal_ops.formats.zeppelin.query`."""
+    """The arguments of :func:`query`."""
 
     vector: Sequence[float] | None = None
     text: str | None = None
@@ -160,25 +154,59 @@ class Query:
     def check(self) -> None:
         """Refuse invalid arguments. Raises ``InvalidUsageError``."""
         if (self.vector is None) == (self.text is None):
-            raise InvalidUsageError("Give a vector or a text, and not both.")
+            raise errors.InvalidUsageError("Give a vector or a text, and not both.")
         if self.text is not None and not (isinstance(self.text, str) and isinstance(self.field, str)):
-            raise InvalidUsageError("A text needs the name of the field that it is searched in, both as strings.")
+            raise errors.InvalidUsageError(
+                "A text needs the name of the field that it is searched in, both as strings."
+            )
         if any(type(number) is not int or number < 1 for number in (self.k, self.nprobe)):
-            raise InvalidUsageError("k and nprobe must be whole numbers of at least 1.")
+            raise errors.InvalidUsageError("k and nprobe must be whole numbers of at least 1.")
         if self.consistency not in {"strong", "eventual"}:
-            raise InvalidUsageError(f"The consistency is strong or eventual, not {self.consistency!r}.")
+            raise errors.InvalidUsageError(f"The consistency is strong or eventual, not {self.consistency!r}.")
         if self.metric is not None and self.metric not in METRICS:
-            raise InvalidUsageError(f"The metric is one of {', '.join(METRICS)}, not {self.metric!r}.")
+            raise errors.InvalidUsageError(f"The metric is one of {', '.join(METRICS)}, not {self.metric!r}.")
 
 
-def run_query(
-    uri: str | os.PathLike[str], query: Query, storage_options: Mapping[str, str] | None = None
+def query(
+    uri: str | os.PathLike[str],
+    *,
+    vector: Sequence[float] | None = None,
+    text: str | None = None,
+    field: str | None = None,
+    k: int = 10,
+    nprobe: int = 8,
+    filter: Mapping[str, Any] | None = None,  # noqa: A002 - the word of the contract
+    metric: str | None = None,
+    consistency: str = "strong",
+    storage_options: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a query, see :func:`memwal_ops.formats.zeppelin.query`."""
-    query.check()
+    """The ``k`` rows that are nearest to a vector, or match a text best.
+
+    Args:
+        uri: the namespace.
+        vector: the query vector.
+        text: the query words; needs ``field``. Give one of ``vector`` and ``text``.
+        field: the attribute with the text.
+        k: number of rows.
+        nprobe: how many clusters of a segment are searched, the nearest first; not for a text.
+        filter: attributes that must be equal, or one of ``{"op": "eq" | "not_eq" | "in" | "not_in" | "range" |
+            "contains" | "and" | "or" | "not", ...}``.
+        metric: of a namespace without settings; cosine by default.
+        consistency: ``strong`` scans every uncompacted fragment; ``eventual`` reads segments alone.
+        storage_options: as ``open_table`` takes them.
+
+    Returns:
+        ``{"id", "distance", "attributes"}``, the nearest first. A distance is 1 - cosine, the square of the Euclidean
+        one, the dot product times -1, or the BM25 score times -1.
+
+    Raises:
+        InvalidUsageError: neither a vector nor a text, a vector of another length, or an invalid filter.
+        FragmentMissingError, FragmentCorruptError, SegmentCorruptError: an object in the manifest cannot be read.
+    """
+    asked = Query(vector, text, field, k, nprobe, filter, metric, consistency)
+    asked.check()
     location = resolve(uri, storage_options)
-    store = swappable(open_store(location))
-    return query_namespace(load(location, store), query)
+    return query_namespace(load(location, swappable(open_store(location))), asked)
 
 
 def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
@@ -186,7 +214,7 @@ def query_namespace(table: Namespace, query: Query) -> list[dict[str, Any]]:
     for attempt in range(_ATTEMPTS):
         try:
             return _result(table, query)
-        except (FragmentMissingError, SegmentCorruptError, ObjectNotFoundError):
+        except (errors.FragmentMissingError, errors.SegmentCorruptError, errors.ObjectNotFoundError):
             newest = table.newest()
             if newest.data == table.data or attempt == _ATTEMPTS - 1:
                 raise
@@ -206,12 +234,7 @@ def read_log(table: Namespace, *, strong: bool = True) -> Inputs:
 
 
 def live_rows(table: Namespace, log: Inputs | None = None) -> Iterator[Rows]:
-    """Every row that a strong query may return, once each: those of the log, then by segment and cluster.
-
-    Args:
-        table: the namespace.
-        log: from :func:`read_log`; read if it is not given.
-    """
+    """Every row that a strong query may return, once each: those of the log (read if not given), then by segment."""
     log = log or read_log(table)
     yield log.rows
     yield from _segment_rows(table, log)
@@ -233,10 +256,10 @@ def _by_vector(
         with np.errstate(over="ignore"):  # what does not fit is infinite, and refused below
             wanted = np.asarray(query.vector, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise InvalidUsageError(f"The vector is not a list of numbers: {error}.") from error
+        raise errors.InvalidUsageError(f"The vector is not a list of numbers: {error}.") from error
     dimensions = dimensions_of(table) or (log.rows.vectors.shape[1] if log.rows.ids else None)
     if wanted.ndim != 1 or not np.isfinite(wanted).all() or (dimensions is not None and len(wanted) != dimensions):
-        raise InvalidUsageError(f"The vector must have {dimensions} finite values.")
+        raise errors.InvalidUsageError(f"The vector must have {dimensions} finite values.")
 
     return nearest_rows(table, log, [wanted], query.k, query.nprobe, metric, passes)[0]
 
@@ -251,16 +274,12 @@ def nearest_rows(
     passes: Callable[[Attributes | None], bool] = lambda _: True,
     checkpoint: Callable[[], object] = lambda: None,
 ) -> list[list[Hit]]:
-    """Per vector what a query with it finds, nearest first. A cluster is read once for all vectors that probe it.
-
-    ``checkpoint`` is called before each.
-    """
+    """Per vector what a query with it finds, nearest first. A cluster is read once for all vectors that probe it."""
     best = [_best(log.rows, wanted, k, metric, passes) for wanted in vectors]
     for reader, later in _newest_first(table):
         centroids = reader.centroids()
-        probed = [
-            {*np.argsort(distances(centroids, vector, metric), kind="stable")[:nprobe].tolist()} for vector in vectors
-        ]
+        orders = (np.argsort(distances(centroids, vector, metric), kind="stable") for vector in vectors)
+        probed = [{*order[:nprobe].tolist()} for order in orders]
         for number in sorted(set().union(*probed)):
             checkpoint()
             rows = reader.cluster(number).without(log.superseded).without(later)
@@ -284,24 +303,23 @@ def _best(
 
 
 def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDArray[np.float64]:
-    """Per row its distance, smaller is nearer: 1 - cosine, squared Euclidean, or the negative dot product.
+    """Per row its distance: 1 - cosine, squared Euclidean, or the negative dot product.
 
     In double precision: squares of single-precision numbers overflow above 1e19, and vanish below 1e-23.
     """
     far, to = np.empty(len(vectors)), wanted.astype(np.float64)
     for begins in range(0, len(vectors), _AT_ONCE):
-        part = vectors[begins : begins + _AT_ONCE].astype(np.float64)
-        if metric == "euclidean":
-            part -= to
+        part, at = vectors[begins : begins + _AT_ONCE].astype(np.float64), slice(begins, begins + _AT_ONCE)
+        if metric == "dot_product":
+            far[at] = -(part @ to)
+            continue
+        part -= to if metric == "euclidean" else 0
         squares = np.einsum("nd,nd->n", part, part)
         if metric == "euclidean":
-            far[begins : begins + _AT_ONCE] = squares
-        elif metric == "dot_product":
-            far[begins : begins + _AT_ONCE] = -(part @ to)
-        else:
-            lengths = np.sqrt(squares) * np.linalg.norm(to)
-            cosine = np.divide(part @ to, lengths, out=np.zeros(len(part)), where=lengths > 0)
-            far[begins : begins + _AT_ONCE] = 1 - np.clip(cosine, -1, 1)
+            far[at] = squares
+            continue
+        lengths = np.sqrt(squares) * np.linalg.norm(to)
+        far[at] = 1 - np.clip(np.divide(part @ to, lengths, out=np.zeros(len(part)), where=lengths > 0), -1, 1)
     return far
 
 
@@ -361,7 +379,11 @@ def _candidates(
     def mentions(reader: SegmentReader, number: int) -> bool:
         if field not in reader.segment.fts_fields:
             return True
-        listed = _text_index(reader, number).get(field)
+        path = reader.segment.prefix_of(number) + text_name(number)
+        try:
+            listed = decode_text_index(reader.read(path)).get(field)
+        except errors.InvalidFormatError as error:
+            raise errors.SegmentCorruptError(f"{path} cannot be read: {error}") from error
         if listed is None:
             return False
         if any(term in listed["postings"] for term in terms):
@@ -371,11 +393,3 @@ def _candidates(
 
     yield log.rows
     yield from _segment_rows(table, log, mentions)
-
-
-def _text_index(reader: SegmentReader, number: int) -> Mapping[str, Any]:
-    path = reader.segment.prefix_of(number) + text_name(number)
-    try:
-        return decode_text_index(reader.read(path))
-    except InvalidFormatError as error:
-        raise SegmentCorruptError(f"{path} cannot be read: {error}") from error

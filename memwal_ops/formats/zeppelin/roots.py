@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.errors import ObjectNotFoundError, TableCorruptError, VersionGoneError, import_extra
 from memwal_ops.formats.zeppelin import remedies
-from memwal_ops.formats.zeppelin.namespace import read_revision, recorded_entries
+from memwal_ops.formats.zeppelin.namespace import read_revision, recorded_revisions
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE
 from memwal_ops.formats.zeppelin.wire.manifest import timestamp
 from memwal_ops.storage.records import check_format
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import timedelta
 
-    from memwal_ops.formats.zeppelin.namespace import Entry, Namespace
+    from memwal_ops.formats.zeppelin.namespace import Namespace, Revision
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import Store
 
@@ -39,13 +39,11 @@ _VERSION = 1
 
 
 @dataclass
-class Ledger:
-    """Per path since when it has been unlisted. ``seen`` collects the paths of this run.
+class OrphanLedger:
+    """Per path since when, and since which revision, it has been unlisted.
 
     Attributes:
         path: its object.
-        since: the stored times.
-        revisions: per path the revision at which it was first found.
         tag: entity tag of the object that was read; None: there is none yet.
         seen: unlisted now.
     """
@@ -62,7 +60,7 @@ def ledger_path(dialect: str) -> str:
     return _NATIVE if dialect == NATIVE else _WIKI
 
 
-def read_ledger(table: Namespace) -> Ledger:
+def read_ledger(table: Namespace) -> OrphanLedger:
     """Read the ledger; an unreadable one counts as empty: everything is recorded again, and deleted later.
 
     Raises ``UnsupportedFeatureError``: a later release wrote it.
@@ -71,7 +69,7 @@ def read_ledger(table: Namespace) -> Ledger:
     try:
         data, tag = table.store.get_with_tag(path)
     except ObjectNotFoundError:
-        return Ledger(path)
+        return OrphanLedger(path)
     since: dict[str, datetime] = {}
     revisions: dict[str, int] = {}
     try:
@@ -84,11 +82,11 @@ def read_ledger(table: Namespace) -> Ledger:
             since[name] = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
             revisions[name] = int(candidate.get("unreachable_since_manifest_version") or 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Ledger(path, tag=tag)
-    return Ledger(path, since, revisions, tag)
+        return OrphanLedger(path, tag=tag)
+    return OrphanLedger(path, since, revisions, tag)
 
 
-def write_ledger(table: Namespace, ledger: Ledger, now: datetime) -> None:
+def write_ledger(table: Namespace, ledger: OrphanLedger, now: datetime) -> None:
     """Write the paths that this run found; if another run wrote the ledger meanwhile, its version is kept."""
     entries = [
         {
@@ -122,7 +120,6 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        """Nothing is read."""
         self.listed: set[str] = set()
         self._numbers: dict[str, int] = {}
         self._keys: list[str] = []
@@ -130,7 +127,6 @@ class Cache:
         self._prefixes: dict[int, frozenset[str]] = {}
 
     def __contains__(self, revision: int) -> bool:
-        """Whether it was read."""
         return revision in self._prefixes
 
     def add(self, revision: int, manifest: Manifest) -> None:
@@ -152,19 +148,10 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Revision:
-    """A recorded revision: ``kept`` is the reason why it is retained; None: it is not."""
-
-    entry: Entry
-    kept: str | None
-
-
-@dataclass(frozen=True)
 class Roots:
-    """The roots of garbage collection.
+    """The roots of garbage collection, for a live manifest.
 
     Attributes:
-        table: the live manifest.
         revisions: all that are recorded, oldest first.
         fragments: per key the revision that needs it, as text.
         prefixes: the same per prefix of a segment.
@@ -172,7 +159,6 @@ class Roots:
             removed by a compaction if no revision needs them now.
     """
 
-    table: Namespace
     revisions: tuple[Revision, ...]
     fragments: Mapping[str, str]
     prefixes: Mapping[str, str]
@@ -180,7 +166,7 @@ class Roots:
 
 
 def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: datetime, cache: Cache) -> Roots:
-    """Read all roots again.
+    """Read all roots again, at the newest manifest.
 
     Args:
         table: at its newest manifest.
@@ -189,43 +175,39 @@ def read_roots(table: Namespace, kept: int | None, grace: timedelta, now: dateti
         now: by the slower of the local clock and the store's.
         cache: of earlier calls.
 
-    Raises:
-        TableCorruptError: a recorded revision or a snapshot cannot be read, so the objects that it needs are unknown.
+    Raises ``TableCorruptError``: a recorded revision or a snapshot cannot be read: what it needs is unknown.
     """
     native = table.manifest.dialect == NATIVE
     newest = kept if kept is not None else NATIVE_KEPT if native else WIKI_KEPT
     held = {number: f"hold {hold.number}" for hold in holds_in_force(table.store, now) for number in hold.versions}
     held |= _pins(table.store) if native else {}
-    entries = recorded_entries(table.store, table.manifest.dialect)
-    revisions = []
-    for place, entry in enumerate(entries):
-        following = entries[place + 1] if place + 1 < len(entries) else None
+    revisions = recorded_revisions(table.store, table.manifest.dialect)
+    for place, revision in enumerate(revisions):
+        following = revisions[place + 1] if place + 1 < len(revisions) else None
         why = None
-        if following is None or entry.revision >= table.revision:
+        if following is None or revision.number >= table.revision:
             why = "it is the newest"
-        elif len(entries) - place <= newest:
+        elif len(revisions) - place <= newest:
             why = f"it is one of the newest {newest}"
-        elif entry.revision in held:
-            why = f"{held[entry.revision]} keeps it"
+        elif revision.number in held:
+            why = f"{held[revision.number]} keeps it"
         elif grace and now - following.written < grace:
             why = f"the next one is younger than {grace}"
-        revisions.append(Revision(entry, why))
+        revisions[place] = replace(revision, kept=why)
     return _collected(table, tuple(revisions), cache)
 
 
 def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) -> Roots:
     fragments: dict[str, str] = {}
     prefixes: dict[str, str] = {}
-    unread = [revision.entry.revision for revision in revisions if revision.entry.revision not in cache]
-    for number in unread:
-        with suppress(VersionGoneError):  # another collector has expired it meanwhile
-            cache.add(number, read_revision(table, number))
     for revision in revisions:
-        number = revision.entry.revision
+        if revision.number not in cache:
+            with suppress(VersionGoneError):  # another collector has expired it meanwhile
+                cache.add(revision.number, read_revision(table, revision.number))
         if revision.kept is not None:
-            what = f"revision {number} needs it: {revision.kept}"
-            fragments |= dict.fromkeys(cache.fragments(number), what)
-            prefixes |= dict.fromkeys(cache.prefixes(number), what)
+            what = f"revision {revision.number} needs it: {revision.kept}"
+            fragments |= dict.fromkeys(cache.fragments(revision.number), what)
+            prefixes |= dict.fromkeys(cache.prefixes(revision.number), what)
     cleared = {*cache.listed}
     live = table.manifest
     fragments |= dict.fromkeys(live.fragment_keys, "the live manifest lists it")
@@ -233,7 +215,7 @@ def _collected(table: Namespace, revisions: tuple[Revision, ...], cache: Cache) 
     if live.dialect == NATIVE:
         # Retired by a commit, which added the key there in the same compare-and-swap.
         cleared |= {key if key.startswith("wal/") else prefix_of(key) for key in live.pending}
-    return Roots(table, revisions, fragments, prefixes, frozenset(cleared))
+    return Roots(revisions, fragments, prefixes, frozenset(cleared))
 
 
 def prefix_of(path: str) -> str:

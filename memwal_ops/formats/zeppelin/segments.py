@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-    SegmentCorruptError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.wire.fragment import UnstorableError
 from memwal_ops.formats.zeppelin.wire.segment import (
@@ -47,7 +41,7 @@ from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from numpy.typing import NDArray
 
@@ -56,10 +50,11 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.wire.segment import Quantizer
     from memwal_ops.storage.api import Store
 
-    Matrix2 = NDArray[np.float32]
     Matrix = NDArray[np.float32]
     T = TypeVar("T")
 
+# Rows per cluster, and per object its size and checksum.
+Written = tuple[list[int], dict[str, tuple[int, str]]]
 METRICS = ("cosine", "euclidean", "dot_product")
 ITERATIONS = 25
 ROWS_PER_CLUSTER = 3000
@@ -81,13 +76,10 @@ _SUBSPACE = 4
 
 @dataclass(frozen=True)
 class Training:
-    """The record of a segment: its last training, and the objects that were written.
+    """The record of a segment: the rows, imbalance and metric of its last training, and what was written since.
 
     Attributes:
-        rows: at the last training.
-        imbalance: after it.
         upserts: since.
-        metric: of its clusters.
         objects: per name below the segment's prefix its size in bytes and XXH3-64: the format has no checksums of them.
     """
 
@@ -121,7 +113,7 @@ def outgrown(upserts: int, last: Training | None, rows: int) -> bool:
     return since > GROWTH * max(1, base)
 
 
-def train(sample: Matrix2, clusters: int, metric: str) -> Matrix2:
+def train(sample: Matrix, clusters: int, metric: str) -> Matrix:
     """Centroids of a sample, shape (at most ``clusters``, dimensions)."""
     points = prepared(sample, metric)
     if len(points) <= _FEW * clusters:
@@ -138,7 +130,7 @@ def train(sample: Matrix2, clusters: int, metric: str) -> Matrix2:
     return centroids if len(centroids) else points[:clusters]
 
 
-def prepared(vectors: Matrix2, metric: str) -> Matrix2:
+def prepared(vectors: Matrix, metric: str) -> Matrix:
     """Vectors as used for distances to centroids: normalized for cosine."""
     if metric != "cosine":
         return vectors
@@ -151,7 +143,7 @@ def prepared(vectors: Matrix2, metric: str) -> Matrix2:
     return directions
 
 
-def nearest(vectors: Matrix2, centroids: Matrix2, metric: str) -> NDArray[np.intp]:
+def nearest(vectors: Matrix, centroids: Matrix, metric: str) -> NDArray[np.intp]:
     """Per row the nearest centroid (S4-031)."""
     labels = np.empty(len(vectors), dtype=np.intp)
     to = prepared(centroids, metric)
@@ -167,7 +159,7 @@ def nearest(vectors: Matrix2, centroids: Matrix2, metric: str) -> NDArray[np.int
     return labels
 
 
-def _has_squares(values: Matrix2) -> bool:
+def _has_squares(values: Matrix) -> bool:
     """Whether sums of squares are single-precision numbers: neither infinite, nor all zero."""
     largest = float(np.abs(values).max(initial=0))
     return largest == 0 or _SQUARED[0] < largest < _SQUARED[1]
@@ -176,16 +168,15 @@ def _has_squares(values: Matrix2) -> bool:
 class Sample:
     """A uniform sample of at most ``max_rows`` rows of a stream."""
 
-    def __init__(self, max_rows: int, seed: int = 0) -> None:
-        """An empty sample."""
+    def __init__(self, max_rows: int) -> None:
         self._max_rows = max(1, max_rows)
-        self._random = np.random.default_rng(seed)
-        self._rows: list[Matrix2] = []
+        self._random = np.random.default_rng(0)
+        self._rows: list[Matrix] = []
         self._keys: list[NDArray[np.float64]] = []
         self._held = 0
         self.seen = 0
 
-    def add(self, vectors: Matrix2) -> None:
+    def add(self, vectors: Matrix) -> None:
         """Add rows of the stream."""
         if not len(vectors):
             return
@@ -196,7 +187,7 @@ class Sample:
         if self._held > 2 * self._max_rows:
             self._shrink()
 
-    def rows(self) -> Matrix2:
+    def rows(self) -> Matrix:
         """The sampled vectors."""
         self._shrink()
         return self._rows[0]
@@ -209,7 +200,7 @@ class Sample:
         self._rows, self._keys, self._held = [rows], [keys], len(rows)
 
 
-def make_quantizer(kind: str | None, sample: Matrix2) -> Quantizer | None:
+def make_quantizer(kind: str | None, sample: Matrix) -> Quantizer | None:
     """A quantizer of a kind, calibrated or trained on a sample."""
     if kind == "scalar":
         return ScalarQuantizer(sample.min(axis=0), sample.max(axis=0))
@@ -234,9 +225,10 @@ def read_training(store: Store, segment: str) -> Training | None:
         objects = document.get("objects", {}) if document.get("checksum") == _checksum(document.get("objects")) else {}
         objects = {str(name): (int(size), str(digest)) for name, (size, digest) in objects.items()}
         return Training(int(document["rows"]), float(document["imbalance"]), int(document["upserts"]), known, objects)
-    except ObjectNotFoundError:
-        return None
-    except (UnsupportedFeatureError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (
+        errors.ObjectNotFoundError, errors.UnsupportedFeatureError, ValueError, KeyError, TypeError, AttributeError,
+        RecursionError,
+    ):  # fmt: skip
         return None  # only a hint: without it, the next compaction trains again
 
 
@@ -285,11 +277,8 @@ class Rows:
     @property
     def bytes(self) -> int:
         """Approximate size in memory: an attribute has some hundred bytes."""
-        return (
-            self.vectors.nbytes
-            + 128 * len(self.ids)
-            + 256 * sum(attributes is not None for attributes in self.attributes)
-        )
+        with_attributes = sum(attributes is not None for attributes in self.attributes)
+        return self.vectors.nbytes + 128 * len(self.ids) + 256 * with_attributes
 
 
 def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
@@ -303,14 +292,10 @@ def joined(parts: Sequence[Rows], dimensions: int) -> Rows:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """An object that a segment needs.
+class SegmentObject:
+    """An object that a segment needs, with the bytes that it has at least, and exactly, if they are recorded.
 
-    Attributes:
-        path: its path.
-        least: bytes that it has at least.
-        size: bytes that it has; None: not recorded.
-        has_rows: whether it has rows or centroids; if not, the next merge writes it again.
+    ``has_rows``: it has rows or centroids; others the next merge writes again.
     """
 
     path: str
@@ -328,9 +313,8 @@ class SegmentReader:
     """
 
     def __init__(self, store: Store, segment: SegmentRef) -> None:
-        """Keep the arguments; nothing is read."""
         if segment.hierarchical:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"The segment {segment.id} is hierarchical, which is not supported.",
                 remedy="Let its Zeppelin server maintain the namespace, or rebuild it there with a flat index.",
             )
@@ -345,7 +329,7 @@ class SegmentReader:
         path = self.segment.prefix + CENTROIDS
         centroids = _decoded(path, lambda: decode_centroids(self.read(path)))
         if len(centroids) != self.segment.clusters:
-            raise SegmentCorruptError(
+            raise errors.SegmentCorruptError(
                 f"{path} has {len(centroids)} centroids; the manifest has {self.segment.clusters}."
             )
         return centroids
@@ -371,7 +355,7 @@ class SegmentReader:
         share = self.segment.vectors * (4 * dimensions + LEAST_ROW) // max(1, self.segment.clusters)
         return sum(size or 0 for size in sizes) or share
 
-    def needed(self, dimensions: int | None) -> list[Needed]:
+    def needed(self, dimensions: int | None) -> list[SegmentObject]:
         """All objects that it needs, those with rows first; ``dimensions`` of its vectors, if they are known.
 
         Requests: one for the record of each prefix. No object of the segment is read.
@@ -381,17 +365,13 @@ class SegmentReader:
         least |= {self._path(number): _HEADER for number in numbers}
         least |= {segment.prefix_of(number) + attributes_name(number): len("[]") for number in numbers}
         grouped = {str(item["key"]): item.get("size_bytes") or None for item in segment.objects}
-        objects = [Needed(path, size, grouped.get(path) or self._size(path)) for path, size in least.items()]
-        rest = {path: size for path, size in segment.others if path not in least}
+        objects = [SegmentObject(path, size, grouped.get(path) or self._size(path)) for path, size in least.items()]
+        rest = dict(segment.others)
         for each, fields in ((bitmap_name, segment.bitmap_fields), (text_name, segment.fts_fields)):
             rest |= {segment.prefix_of(number) + each(number): None for number in numbers if fields}
         rest |= {segment.prefix + name: None for name in self._record(segment.prefix)}
-        objects += [
-            Needed(path, 1, size or self._size(path), has_rows=False)
-            for path, size in rest.items()
-            if path not in least
-        ]
-        return objects
+        others = ((path, size) for path, size in rest.items() if path not in least)
+        return objects + [SegmentObject(path, 1, size or self._size(path), has_rows=False) for path, size in others]
 
     def _record(self, prefix: str) -> Mapping[str, tuple[int, str]]:
         """The recorded objects of a segment, by name; read once. Nothing of a segment of another program."""
@@ -417,9 +397,9 @@ class SegmentReader:
         for number in range(self.segment.clusters):
             if attributes:
                 yield self.cluster(number)
-            else:
-                ids, vectors = self.vectors(number)
-                yield Rows(ids, vectors, [None] * len(ids))
+                continue
+            ids, vectors = self.vectors(number)
+            yield Rows(ids, vectors, [None] * len(ids))
 
     def read(self, path: str) -> bytes:
         """The bytes of an object of the segment.
@@ -428,24 +408,16 @@ class SegmentReader:
         """
         try:
             data = self._store.get(path)
-        except ObjectNotFoundError as error:
-            raise SegmentCorruptError(f"{path}, which the manifest needs, is missing.") from error
+        except errors.ObjectNotFoundError as error:
+            raise errors.SegmentCorruptError(f"{path}, which the manifest needs, is missing.") from error
         recorded = self._recorded(path)
         if recorded is not None and recorded[0] != len(data):
-            raise SegmentCorruptError(f"{path} has {len(data)} bytes; {recorded[0]} were written.")
+            raise errors.SegmentCorruptError(f"{path} has {len(data)} bytes; {recorded[0]} were written.")
         if recorded is not None and recorded != _signature(data):
-            raise SegmentCorruptError(
+            raise errors.SegmentCorruptError(
                 f"{path} has other bytes than were written: its checksum is not the recorded one."
             )
         return data
-
-
-@dataclass(frozen=True)
-class Written:
-    """Clusters that were written: ``sizes`` is their rows, ``objects`` per name the size and checksum."""
-
-    sizes: list[int]
-    objects: dict[str, tuple[int, str]]
 
 
 @dataclass
@@ -453,8 +425,6 @@ class SegmentWriter:
     """Write one segment, cluster by cluster. No manifest lists its objects until it is published.
 
     Attributes:
-        store: for the objects.
-        segment: the entry so far; ``vectors`` is updated.
         centroids: shape (clusters, dimensions).
         quantizer: makes codes in addition to the full-precision rows.
         first: the number of the first cluster to write.
@@ -503,9 +473,9 @@ class SegmentWriter:
         self._put(objects)
 
     def written(self) -> Written:
-        """Wait for the objects of all clusters that were added."""
+        """What was written of the clusters that were added, after waiting for all of it."""
         self._flush()
-        return Written(self.sizes, self.objects)
+        return self.sizes, self.objects
 
     def expect(self) -> None:
         """Others write the clusters: a run that is stopped removes any that may exist."""
@@ -513,9 +483,9 @@ class SegmentWriter:
 
     def take(self, written: Iterable[Written]) -> None:
         """Take what others wrote of the clusters, in the order of the centroids, as added."""
-        for item in written:
-            self.sizes += item.sizes
-            self.objects |= item.objects
+        for sizes, objects in written:
+            self.sizes += sizes
+            self.objects |= objects
 
     def finish(self) -> SegmentRef:
         """Write the objects of the segment as a whole, and return its entry for the manifest."""
@@ -526,7 +496,7 @@ class SegmentWriter:
         self._put(objects)
         self._flush()
         if len(self.sizes) != len(self.centroids):
-            raise InvariantViolatedError(f"{len(self.sizes)} of {len(self.centroids)} clusters were written.")
+            raise errors.InvariantViolatedError(f"{len(self.sizes)} of {len(self.centroids)} clusters were written.")
         return self.segment
 
     def _put(self, objects: Mapping[str, bytes]) -> None:
@@ -539,19 +509,18 @@ class SegmentWriter:
         # Recorded before they are written: a run that is stopped in between removes objects that may exist.
         self.paths += [path for path, _ in self._waiting]
         with ThreadPoolExecutor(_UPLOADS) as pool:
-            for _ in pool.map(lambda item: create(self.store, *item), self._waiting):
-                pass
+            [*pool.map(lambda item: create_object(self.store, *item), self._waiting)]
         self._waiting.clear()
 
 
-def create(store: Store, path: str, data: bytes) -> None:
+def create_object(store: Store, path: str, data: bytes) -> None:
     """Create an object with a name that is unique to this run.
 
     Raises ``InvariantViolatedError``: there is another object of that name.
     """
     # "Exists" may be this run's own put, after a lost response.
     if not store.put_if_absent(path, data) and store.get(path) != data:
-        raise InvariantViolatedError(f"{path} exists with other content, although its name is random.")
+        raise errors.InvariantViolatedError(f"{path} exists with other content, although its name is random.")
 
 
 def _signature(data: bytes) -> tuple[int, str]:
@@ -562,9 +531,9 @@ def _decoded(path: str, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except UnstorableError as error:
-        raise UnsupportedFeatureError(f"{path} cannot be read: {error}", remedy=remedies.SERVER) from error
-    except InvalidFormatError as error:
-        raise SegmentCorruptError(f"{path} cannot be read: {error}") from error
+        raise errors.UnsupportedFeatureError(f"{path} cannot be read: {error}", remedy=remedies.SERVER) from error
+    except errors.InvalidFormatError as error:
+        raise errors.SegmentCorruptError(f"{path} cannot be read: {error}") from error
 
 
 def by_cluster(rows: Rows, labels: NDArray[np.intp]) -> Iterator[tuple[int, Rows]]:

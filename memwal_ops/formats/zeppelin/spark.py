@@ -12,8 +12,8 @@ manifest lists them before the driver publishes: if it does not, they are an orp
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from itertools import chain, groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from memwal_ops.formats.zeppelin.segments import (
     Rows,
     SegmentReader,
     SegmentWriter,
-    Written,
     by_cluster,
     joined,
     nearest,
@@ -34,12 +33,13 @@ from memwal_ops.formats.zeppelin.segments import (
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from memwal_ops.core.spark.runner import Count, TaskRunner
     from memwal_ops.formats.zeppelin.namespace import Namespace
+    from memwal_ops.formats.zeppelin.segments import Written
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
     from memwal_ops.formats.zeppelin.wire.segment import Quantizer
 
@@ -57,9 +57,7 @@ _WRITE = Stage("write", "write clusters with the rows of the log", "writing clus
 class _Batch:
     """Rows that are read at once: ``rows`` of the log, or a cluster of the old segment, with all that is added to it.
 
-    Attributes:
-        place: in the order in which one process reads them.
-        size: in bytes, for the division.
+    ``place`` is in the order in which one process reads them, ``size`` in bytes.
     """
 
     place: int
@@ -74,9 +72,8 @@ class SparkClusters:
 
     Attributes:
         table: the namespace, without what cannot be sent to an executor.
-        old: the segment that is replaced; None: there is none.
+        old: the segment that is replaced, if there is one.
         superseded: ids whose rows in it are replaced or deleted.
-        new: the segment to write.
     """
 
     table: Namespace
@@ -116,13 +113,13 @@ class SparkClusters:
         parts = _divided(batches, runner.cores)
         with runner.staged(self.table, _ASSIGN) as (spark, counters, _):
             rows = spark.sparkContext.parallelize(parts, max(1, len(parts)))
-            assigned = rows.mapPartitions(_reported(self._assign))
+            assigned = rows.mapPartitions(self._assign)
             grouped = assigned.repartitionAndSortWithinPartitions(len(clusters), lambda key: numbers[key[0]])
 
             def write(part: int, records: Iterable[Record]) -> Iterator[Written]:
                 with reported():
                     written = self._write_sorted(clusters[part], records)
-                    counters.add(sum(written.sizes), sum(size for size, _ in written.objects.values()))
+                    counters.add(sum(written[0]), sum(size for size, _ in written[1].values()))
                     yield written
 
             results = grouped.mapPartitionsWithIndex(write).collect()
@@ -138,9 +135,9 @@ class SparkClusters:
 
     def _assign(self, parts: Iterable[Sequence[_Batch]]) -> Iterator[Record]:
         """The rows of some batches, by new cluster."""
-        reader = self._reader()
-        for part in parts:
-            for batch in part:
+        with reported():
+            reader = self._reader()
+            for batch in chain.from_iterable(parts):
                 rows = batch.rows if batch.cluster is None else self._live(reader, batch.cluster)
                 for cluster, members in by_cluster(rows, nearest(rows.vectors, self.centroids, self.metric)):
                     yield (cluster, batch.place), pack(members)
@@ -180,11 +177,3 @@ class SparkClusters:
 
 def _divided(batches: Sequence[_Batch], cores: int) -> list[list[_Batch]]:
     return in_parts(batches, part_numbers([batch.size for batch in batches], cores * _TASKS_PER_CORE, _BYTES_PER_TASK))
-
-
-def _reported(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    def run(items: Iterable[Any]) -> Iterator[Any]:
-        with reported():
-            yield from task(items)
-
-    return run

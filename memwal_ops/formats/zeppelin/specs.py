@@ -6,26 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import ClassVar
 
+from memwal_ops.core import options
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.erasure import SAFE_AGE
 from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
-from memwal_ops.core.options import (
-    OptionError,
-    Options,
-    SafeMinimums,
-    choice,
-    count,
-    duration,
-    flag,
-    group,
-    number,
-    size,
-    text,
-    texts,
-)
 from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
 
@@ -36,37 +23,39 @@ DEFAULT_SPARK_ABOVE = 16 << 30
 
 def _refuse_master(master: str | None, engine: str) -> None:
     if master is not None and engine == "local":
-        raise OptionError("{master} applies to Spark only, and {engine} is local.", "master")
+        raise options.OptionError("{master} applies to Spark only, and {engine} is local.", "master")
 
 
 @dataclass(frozen=True)
-class MergeOptions(Options):
+class MergeOptions(options.Options):
     """Options of merge."""
 
-    max_bytes: int = size(
+    max_bytes: int = options.size(
         DEFAULT_MAX_BYTES, minimum=1, help="Budget of one pass: bytes of log read, and of rows in memory."
     )
-    metric: str | None = choice(
+    metric: str | None = options.choice(
         None, "cosine", "euclidean", "dot_product", help="The metric of a namespace without meta.json."
     )
-    retrain: bool = flag(help="Train new centroids.")
-    retrain_imbalance_threshold: float = number(
+    retrain: bool = options.flag(help="Train new centroids.")
+    retrain_imbalance_threshold: float = options.number(
         10.0, minimum=1.0, metavar="X", help="Train new centroids if largest cluster / smallest cluster is above this."
     )
-    clusters: int | None = count(None, minimum=1, metavar="N", help="Clusters to train; by default one per 3,000 rows.")
-    quantization: str | None = choice(
+    clusters: int | None = options.count(
+        None, minimum=1, metavar="N", help="Clusters to train; by default one per 3,000 rows."
+    )
+    quantization: str | None = options.choice(
         None, "none", "scalar", "product", help="Additional codes; by default as the last segment's."
     )
-    bitmap_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build a bitmap index of this attribute.")
-    fts_field: tuple[str, ...] = texts(metavar="FIELD", help="Also build an inverted index of this attribute.")
-    lease_ttl: timedelta = duration(
+    bitmap_field: tuple[str, ...] = options.texts(metavar="FIELD", help="Also build a bitmap index of this attribute.")
+    fts_field: tuple[str, ...] = options.texts(metavar="FIELD", help="Also build an inverted index of this attribute.")
+    lease_ttl: timedelta = options.duration(
         timedelta(minutes=5), minimum=timedelta(seconds=1), maximum=timedelta(days=1), help="Time to live of the lease."
     )
-    wait: timedelta = duration(timedelta(0), help="Wait that long while another compactor holds the lease.")
-    engine: str = choice(
+    wait: timedelta = options.duration(timedelta(0), help="Wait that long while another compactor holds the lease.")
+    engine: str = options.choice(
         "auto", "local", "spark", "auto", help="Where rows are assigned and clusters written; auto: by size."
     )
-    master: str | None = text(None, shown_default="configured", help="Spark master URL.")
+    master: str | None = options.text(None, shown_default="configured", help="Spark master URL.")
     spark_above: ClassVar[int] = DEFAULT_SPARK_ABOVE
 
     def validate(self) -> None:
@@ -75,7 +64,7 @@ class MergeOptions(Options):
 
 
 @dataclass(frozen=True)
-class GcOptions(CollectOptions, SafeMinimums):
+class GcOptions(CollectOptions, options.SafeMinimums):
     """Options of gc."""
 
     minimums = {  # noqa: RUF012 - as the base class has it
@@ -92,17 +81,17 @@ class GcOptions(CollectOptions, SafeMinimums):
         ),
     }
 
-    reader_grace: timedelta = duration(
+    reader_grace: timedelta = options.duration(
         timedelta(minutes=15), help="Readers may use a manifest that long after the next one was published."
     )
-    keep_revisions: int | None = count(
+    keep_revisions: int | None = options.count(
         None,
         minimum=1,
         metavar="N",
         help="Keep the objects that the newest N revisions need.",
         shown_default="1; 128 of a native namespace, as its server does",
     )
-    orphan_min_age: timedelta = duration(
+    orphan_min_age: timedelta = options.duration(
         timedelta(days=7), help="Delete an unlisted fragment after that; until then its writer may be stalled."
     )
 
@@ -118,48 +107,50 @@ class EraseOptions(BaseEraseOptions):
 class WhyOptions(GcOptions):
     """Options of why: the target, and the retention periods that gc would use."""
 
-    target: str = text("", positional=True, metavar="PATH", help="The object to explain.")
+    target: str = options.text("", positional=True, metavar="PATH", help="The object to explain.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(AnswersOptions):
     """Options of verify."""
 
-    metric: str | None = choice(
+    metric: str | None = options.choice(
         None, "cosine", "euclidean", "dot_product", help="The metric of a namespace without meta.json."
     )
-    retrain_imbalance_threshold: float = number(
+    retrain_imbalance_threshold: float = options.number(
         10.0, minimum=1.0, metavar="X", help="Report if largest cluster / smallest cluster is above this."
     )
 
 
 @dataclass(frozen=True)
-class InspectOptions(Options):
+class InspectOptions(options.Options):
     """Options of inspect."""
 
-    limit: int = count(100, minimum=0, metavar="N", help="List at most this many fragments in --json.")
+    limit: int = options.count(100, minimum=0, metavar="N", help="List at most this many fragments in --json.")
 
 
 @dataclass(frozen=True)
 class MaintainOptions(BaseMaintainOptions):
     """Options of maintain."""
 
-    merge: MergeOptions = group(MergeOptions, help="Options of the merge step.")
-    gc: GcOptions = group(GcOptions, help="Options of the gc step.")
+    merge: MergeOptions = options.group(MergeOptions, help="Options of the merge step.")
+    gc: GcOptions = options.group(GcOptions, help="Options of the gc step.")
 
 
 @dataclass(frozen=True)
-class MigrateOptions(Options):
+class MigrateOptions(options.Options):
     """Options of migrate."""
 
-    target: str | None = text(None, positional=True, metavar="TARGET", help="The Lance table to create or to update.")
-    engine: str = choice(
+    target: str | None = options.text(
+        None, positional=True, metavar="TARGET", help="The Lance table to create or to update."
+    )
+    engine: str = options.choice(
         "local",
         "local",
         "spark",
         help="Where rows are read and compared; Spark for namespaces too large for one machine.",
     )
-    master: str | None = text(None, shown_default="as configured", help="Spark master URL.")
+    master: str | None = options.text(None, shown_default="as configured", help="Spark master URL.")
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""

@@ -14,17 +14,10 @@ import numpy as np
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.namespace import load, probe, retried, swappable
-from memwal_ops.formats.zeppelin.segments import METRICS, create
+from memwal_ops.formats.zeppelin.segments import METRICS, create_object
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META, new_ulid
-from memwal_ops.formats.zeppelin.wire.fragment import (
-    NATIVE,
-    WIKI,
-    Fragment,
-    check_attributes,
-    check_id,
-    encode_fragment,
-    matrix,
-)
+from memwal_ops.formats.zeppelin.wire import fragment as wire
+from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS
 from memwal_ops.storage.catalogs import resolve
@@ -49,48 +42,29 @@ class Writer:
     """Append to a namespace. Any number of writers may append, without a lease: compare-and-swap orders them."""
 
     def __init__(self, table: Namespace) -> None:
-        """Keep the namespace; nothing is written."""
         self._table = table
         self._dimensions = dimensions_of(table)
         self._last = ""
 
     def append(self, vectors: Sequence[Mapping[str, Any]] = (), deletes: Sequence[str] = ()) -> str:
-        """Write one fragment; durable and visible when it returns.
+        """Write one fragment, and return its id; it is durable and visible then.
 
         Args:
             vectors: ``{"id", "values", "attributes"}`` each; ``attributes`` is optional.
             deletes: ids; applied before the vectors of the same call.
 
-        Returns:
-            The fragment's id.
-
         Raises:
-            InvalidUsageError: nothing to write, an id in both lists, values that are not finite numbers or of
-                another length than the namespace's, a lone surrogate in a text, or an attribute that the format cannot
-                store.
+            InvalidUsageError: nothing to write, an id in both lists, values that are not finite numbers or of another
+                length than the namespace's, a lone surrogate in a text, or an attribute that the format cannot store.
             CommitConflictError: other writers replaced the manifest too often; the fragment is not visible.
         """
         return self._publish(self._checked(vectors, deletes))
 
     def replace(self, fragment: str, vectors: Sequence[Mapping[str, Any]] = (), deletes: Sequence[str] = ()) -> str:
-        """List a corrected copy of a fragment in its place: its order in the log stays.
-
-        Args:
-            fragment: the id of a listed fragment, which cannot be compacted.
-            vectors: all rows that it must have, as in :meth:`append`.
-            deletes: all ids that it must delete.
-
-        Returns:
-            The new fragment's id.
-
-        Raises:
-            InvalidUsageError: as :meth:`append`; or the manifest does not list the fragment.
-            CommitConflictError: other writers replaced the manifest too often; nothing was changed.
-        """
+        """See :func:`replace_fragment`; the order of the fragment in the log stays."""
         return self._publish(self._checked(vectors, deletes), fragment)
 
     def _publish(self, fragment: Fragment, replaced: str | None = None) -> str:
-        """Put a fragment, and list it last, or in place of another one."""
         begun, shown = _clocks(), {*fragment.ids}
         written: list[FragmentRef] = []
 
@@ -127,12 +101,11 @@ class Writer:
         if not vectors and not deletes:
             raise InvalidUsageError("There is neither a vector nor a delete to write.")
         try:
-            ids = [check_id(vector["id"], "The vector's") for vector in vectors]
-            gone = [check_id(name, "The deleted") for name in deletes]
-            values = matrix([_listed(vector["values"]) for vector in vectors])
-            attributes = [
-                check_attributes(vector.get("attributes"), self._table.manifest.dialect) for vector in vectors
-            ]
+            ids = [wire.check_id(vector["id"], "The vector's") for vector in vectors]
+            gone = [wire.check_id(name, "The deleted") for name in deletes]
+            values = wire.matrix([_listed(vector["values"]) for vector in vectors])
+            dialect = self._table.manifest.dialect
+            attributes = [wire.check_attributes(vector.get("attributes"), dialect) for vector in vectors]
         except (InvalidFormatError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidUsageError(
                 f"The vectors cannot be written: {error}", remedy='Each is {"id", "values", "attributes"}.'
@@ -154,20 +127,32 @@ def put_fragment(table: Namespace, fragment: Fragment, above: str = "") -> Fragm
     now = None if native else timestamp(datetime.now(UTC))
     namespace = None if native else table.manifest.namespace
     named = replace(fragment, id=new_ulid(above), namespace=namespace, created_at=now)
-    data = encode_fragment(named, table.manifest.dialect)
+    data = wire.encode_fragment(named, table.manifest.dialect)
     key = f"wal/{named.id}.{'wal' if native else 'fragment.json'}"
-    create(table.store, key, data)
+    create_object(table.store, key, data)
     return FragmentRef(named.id, key, len(named.ids), len(named.deletes), 0, now, len(data))
 
 
-def create_namespace(
+def create(
     uri: str | os.PathLike[str],
-    dimensions: int,
-    metric: str,
-    dialect: str,
+    *,
+    dimensions: int = 8,
+    metric: str = "cosine",
+    dialect: str = "wiki",
     storage_options: Mapping[str, str] | None = None,
 ) -> Namespace:
-    """Create a namespace, see :func:`memwal_ops.formats.zeppelin.create`."""
+    """Create an empty namespace, with vectors of so many dimensions.
+
+    Args:
+        uri: its prefix; the last part is its name (1 to 255 letters, digits, ``-``, ``_`` and ``.``).
+        metric: ``cosine``, ``euclidean`` or ``dot_product``.
+        dialect: ``wiki`` (the published document) or ``native`` (what releases of Zeppelin write).
+        storage_options: as ``open_table`` takes them.
+
+    Raises:
+        InvalidUsageError: an invalid name, metric or dialect; or there is a namespace already.
+        ConditionalWriteUnsupportedError: the store has no compare-and-swap.
+    """
     location = resolve(uri, storage_options)
     name = location.uri.rstrip("/").rpartition("/")[2]
     if _NAME.fullmatch(name) is None:
@@ -183,27 +168,8 @@ def create_namespace(
     if not is_empty(store):
         raise InvalidUsageError(f"The prefix {location.uri} is not empty.", remedy="Give an empty prefix.")
     probe_conditional_writes(store)
-    settings = _settings(name, dimensions, metric)
-    # The settings first: without them, vectors of any length would be accepted.
-    _settled(store, META, json.dumps(settings, indent=2).encode(), location.uri)
-    _settled(store, MANIFEST, encode_manifest(new_manifest(name, dialect)), location.uri)
-    table = load(location, store)
-    probe(table)
-    return table
-
-
-def open_namespace_writer(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Writer:
-    """Open a writer, see :func:`memwal_ops.formats.zeppelin.open_writer`."""
-    location = resolve(uri, storage_options)
-    table = load(location, swappable(open_store(location)))
-    table.check_writable()
-    probe(table)
-    return Writer(table)
-
-
-def _settings(name: str, dimensions: int, metric: str) -> dict[str, Any]:
     now = timestamp(datetime.now(UTC))
-    return {
+    settings = {
         "name": name,
         "dimensions": dimensions,
         "distance_metric": metric,
@@ -214,6 +180,48 @@ def _settings(name: str, dimensions: int, metric: str) -> dict[str, Any]:
         "state": "active",
         "full_text_search": {},
     }
+    # The settings first: without them, vectors of any length would be accepted.
+    _settled(store, META, json.dumps(settings, indent=2).encode(), location.uri)
+    _settled(store, MANIFEST, encode_manifest(new_manifest(name, dialect)), location.uri)
+    table = load(location, store)
+    probe(table)
+    return table
+
+
+def open_writer(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Writer:
+    """A writer of the namespace at a URI.
+
+    Raises: as ``open_table``; UnsupportedFeatureError if only a server may write it.
+    """
+    location = resolve(uri, storage_options)
+    table = load(location, swappable(open_store(location)))
+    table.check_writable()
+    probe(table)
+    return Writer(table)
+
+
+def replace_fragment(
+    uri: str | os.PathLike[str],
+    fragment: str,
+    *,
+    vectors: Sequence[Mapping[str, Any]] = (),
+    deletes: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+) -> str:
+    """List a corrected copy of a fragment that cannot be compacted in its place; returns the copy's id.
+
+    Args:
+        uri: the namespace.
+        fragment: the id of the listed fragment.
+        vectors: all rows that it must have: ``{"id", "values", "attributes"}`` each.
+        deletes: all ids that it must delete.
+        storage_options: as ``open_table`` takes them.
+
+    Raises:
+        InvalidUsageError: the manifest does not list the fragment, or a value cannot be stored; nothing was changed.
+        CommitConflictError: other writers replaced the manifest too often; nothing was changed.
+    """
+    return open_writer(uri, storage_options).replace(fragment, vectors, deletes)
 
 
 def _settled(store: Store, path: str, data: bytes, uri: str) -> None:

@@ -91,8 +91,8 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 
 def collects_at_once(patch: pytest.MonkeyPatch) -> None:
     """9: orphans need neither an earlier run nor an age."""
-    patch.setattr(gc.Evidence, "_recorded_gate", lambda *_: Gate(met=True, text="planted"))
-    patch.setattr(gc.Evidence, "_created_gate", lambda *_: Gate(met=True, text="planted"))
+    patch.setattr(gc.NamespaceEvidence, "_recorded_gate", lambda *_: Gate(met=True, text="planted"))
+    patch.setattr(gc.NamespaceEvidence, "_created_gate", lambda *_: Gate(met=True, text="planted"))
     patch.setattr(gc, "_fence", lambda table, judge: table)
 
 

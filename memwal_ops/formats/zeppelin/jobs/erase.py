@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
+    from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
 
     Test = Callable[[str, Any], bool]
 
@@ -97,10 +97,8 @@ def _begin(table: Namespace, options: EraseOptions, context: RunContext) -> Name
     test = compile_filter(wanted)
     # The id comes last: an attribute named "id" would hide it, another row be deleted, and the asked one stay.
     matches: Test = lambda name, attributes: test({**(attributes or {}), "id": name})  # noqa: E731 - one line
-    now = min(datetime.now(UTC), store_time(table.store))
-    return NamespaceErasure(
-        table.newest(), None if wanted is None else matches, now, wanted, options=options, context=context
-    )
+    now, chosen = min(datetime.now(UTC), store_time(table.store)), None if wanted is None else matches
+    return NamespaceErasure(table.newest(), chosen, now, wanted, options=options, context=context)
 
 
 def _parsed(where: str) -> dict[str, Any]:
@@ -124,9 +122,8 @@ class NamespaceErasure(Erasure):
 
     Attributes:
         table: the newest manifest that it has read.
-        matches: whether a row must be gone; None: all that was deleted before a time.
+        matches: whether a row must be gone, by the filter ``wanted``; None: all that was deleted before a time.
         now: by the slower of both clocks.
-        wanted: the filter of ``matches``.
     """
 
     table: Namespace
@@ -151,14 +148,11 @@ class NamespaceErasure(Erasure):
     def gc_options(self) -> GcOptions:
         """The grace times of gc: no longer than revisions have to be old, and no shorter than is safe."""
         default, unsafe = GcOptions(), self.options.allow_unsafe
-        least = timedelta(0) if unsafe else timedelta(minutes=1)
+        minute, hour = (timedelta(0) if unsafe else least for least in (timedelta(minutes=1), timedelta(hours=1)))
+        reader_grace = min(default.reader_grace, max(self.options.older_than, minute))
+        orphan_min_age = min(default.orphan_min_age, max(self.options.older_than, hour))
         return GcOptions(
-            reader_grace=min(default.reader_grace, max(self.options.older_than, least)),
-            orphan_min_age=min(
-                default.orphan_min_age, max(self.options.older_than, least if unsafe else timedelta(hours=1))
-            ),
-            keep_revisions=1,
-            allow_unsafe=unsafe,
+            reader_grace=reader_grace, orphan_min_age=orphan_min_age, keep_revisions=1, allow_unsafe=unsafe
         )
 
     def survey(self) -> Survey:
@@ -173,11 +167,9 @@ class NamespaceErasure(Erasure):
             survey.holders.append(
                 Holder("row", "wal/", f"{left}: delete them by an append, or write them again", blocks=True)
             )
-        evidence = gc.Evidence.of(newest, self.gc_options, self.now)
-        report = gc.ZeppelinGcReport(applied=False)
-        listed = {
-            candidate.path: candidate for candidate in collector.candidates([gc.Objects(newest, evidence)], report)
-        }
+        evidence = gc.NamespaceEvidence.of(newest, self.gc_options, self.now)
+        objects, report = gc.NamespaceObjects(newest, evidence), gc.ZeppelinGcReport(applied=False)
+        listed = {candidate.path: candidate for candidate in collector.candidates([objects], report)}
         why = {**self._of(newest.manifest, is_live=True), **self._retained(evidence)}
         for meta in newest.store.list():
             path = prefix_of(meta.path).rstrip("/") if meta.path.startswith("segments/") else meta.path
@@ -214,14 +206,14 @@ class NamespaceErasure(Erasure):
         assert self.matches is not None  # noqa: S101 - the callers check
         return (name for name, values in zip(ids, attributes, strict=True) if self.matches(name, values))
 
-    def _retained(self, evidence: gc.Evidence) -> dict[str, str | None]:
+    def _retained(self, evidence: gc.NamespaceEvidence) -> dict[str, str | None]:
         """As :meth:`_of`, of objects that only a retained revision needs."""
         live = self.table.manifest
         holders: dict[str, str | None] = {}
         for revision in evidence.roots.revisions:
             if revision.kept is not None:
                 with suppress(VersionGoneError):  # another collector has expired it meanwhile
-                    holders |= self._of(read_revision(self.table, revision.entry.revision), is_live=False)
+                    holders |= self._of(read_revision(self.table, revision.number), is_live=False)
         gone = live.fragment_keys | {prefix.rstrip("/") for prefix in live.prefixes}
         return {path: why for path, why in holders.items() if path not in gone}
 
@@ -232,7 +224,9 @@ class NamespaceErasure(Erasure):
             holders[ref.key] = self._once(ref.key, partial(self._why_fragment, ref, is_live=is_live))
         for segment in manifest.segments:
             path = segment.prefix.rstrip("/")
-            holders[path] = self._once(f"{path} {is_live}", partial(self._why_segment, segment, is_live=is_live))
+            holders[path] = None if is_live else _MAY_HAVE
+            if self.matches is not None:
+                holders[path] = self._once(f"{path} {is_live}", partial(self._matching_rows, segment))
             for prefix in {prefix.rstrip("/") for prefix in manifest.prefixes} - {path}:
                 holders.setdefault(prefix, holders[path])  # clusters that a server carried over
         return holders
@@ -245,7 +239,7 @@ class NamespaceErasure(Erasure):
                 self._read[key] = f"it cannot be read: {error}"
         return self._read[key]
 
-    def _why_fragment(self, ref: Any, *, is_live: bool) -> str | None:
+    def _why_fragment(self, ref: FragmentRef, *, is_live: bool) -> str | None:
         if self.matches is None:
             meta = self.table.store.head(ref.key)
             old = meta is None or self.before is None or meta.last_modified < self.before
@@ -254,10 +248,8 @@ class NamespaceErasure(Erasure):
         gone = self._matching(fragment.deletes, [None] * len(fragment.deletes))
         return self._counted(sum(1 for _ in (*self._matching(fragment.ids, fragment.attributes), *gone)))
 
-    def _why_segment(self, segment: Any, *, is_live: bool) -> str | None:
-        if self.matches is None:
-            return None if is_live else _MAY_HAVE
-        parts: Iterator[Rows] = SegmentReader(self.table.store, segment).clusters()
+    def _matching_rows(self, segment: SegmentRef) -> str | None:
+        parts = SegmentReader(self.table.store, segment).clusters()
         return self._counted(sum(1 for part in parts for _ in self._matching(part.ids, part.attributes)))
 
     @staticmethod
@@ -319,9 +311,9 @@ class NamespaceErasure(Erasure):
         """
         self.values.add("a value of --where", _values_of(self.wanted))
         live = self.table.newest().manifest
-        evidence = gc.Evidence.of(self.table, self.gc_options, self.now)
+        evidence = gc.NamespaceEvidence.of(self.table, self.gc_options, self.now)
         seen = set[str]() if self.matches is not None else {*live.fragment_keys, *live.prefixes}
-        for number in [None, *(revision.entry.revision for revision in evidence.roots.revisions)]:
+        for number in [None, *(revision.number for revision in evidence.roots.revisions)]:
             manifest = live
             if number is not None:
                 try:
@@ -329,7 +321,7 @@ class NamespaceErasure(Erasure):
                 except VersionGoneError:
                     continue
             reads: list[tuple[str, Callable[[], Iterable[Rows]]]] = [
-                *((ref.key, partial(self._rows_of, ref)) for ref in manifest.fragments),
+                *((ref.key, partial(self._rows, ref)) for ref in manifest.fragments),
                 *((segment.prefix, SegmentReader(self.table.store, segment).clusters) for segment in manifest.segments),
             ]
             for key, read in reads:
@@ -339,9 +331,9 @@ class NamespaceErasure(Erasure):
                         for rows in read():
                             self._keep(rows)
 
-    def _rows_of(self, ref: FragmentRef) -> Iterator[Rows]:
+    def _rows(self, ref: FragmentRef) -> list[Rows]:
         fragment = read_fragment(self.table, ref)
-        yield Rows(fragment.ids, fragment.values, fragment.attributes)
+        return [Rows(fragment.ids, fragment.values, fragment.attributes)]
 
     def _keep(self, rows: Rows) -> None:
         for name, vector, attributes in zip(rows.ids, rows.vectors, rows.attributes, strict=True):
@@ -355,22 +347,18 @@ class NamespaceErasure(Erasure):
 
     def scanned(self) -> Scanned | None:
         """See the base class."""
-        return Scanned(self.table.store, self._forget, _explain) if self.options.certificate is not None else None
+        if self.options.certificate is None:
+            return None
+        return Scanned(self.table.store, self._forget, lambda path: ("object", _REMEDY[path.endswith(_AVERAGES)]))
 
     def _forget(self, values: ErasedValues) -> None:
         """Have values forget what living rows have, and the names of fields."""
         table = self.table.newest()
-        names = [
-            field for segment in table.manifest.segments for field in (*segment.bitmap_fields, *segment.fts_fields)
-        ]
+        names = [name for segment in table.manifest.segments for name in segment.bitmap_fields + segment.fts_fields]
         values.forget(_WORDS, [table.manifest.namespace, *names, *table.meta.full_text])
         for rows in live_rows(table):
             data = json.dumps([*rows.ids, *rows.attributes], ensure_ascii=False).encode("utf-8", "surrogatepass")
             values.forget(data + rows.vectors.tobytes(), [*rows.ids, *rows.attributes])
-
-
-def _explain(path: str) -> tuple[str, str]:
-    return "object", _REMEDY[path.endswith(_AVERAGES)]
 
 
 def _values_of(wanted: Any) -> list[Any]:
@@ -381,9 +369,5 @@ def _values_of(wanted: Any) -> list[Any]:
         return []
     if "op" not in wanted:
         return [*wanted.values()]
-    return [
-        wanted.get("value"),
-        wanted.get("values"),
-        *_values_of(wanted.get("filters")),
-        *_values_of(wanted.get("filter")),
-    ]
+    parts = [*_values_of(wanted.get("filters")), *_values_of(wanted.get("filter"))]
+    return [wanted.get("value"), wanted.get("values"), *parts]

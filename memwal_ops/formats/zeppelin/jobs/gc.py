@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.roots import Ledger, Revision, Roots
+    from memwal_ops.formats.zeppelin.namespace import Namespace, Revision
+    from memwal_ops.formats.zeppelin.roots import OrphanLedger, Roots
     from memwal_ops.formats.zeppelin.specs import GcOptions, WhyOptions
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import ObjectMeta
@@ -68,7 +68,7 @@ _PROBE_AGE = timedelta(hours=1)
 _RETIRED = Gate(met=True, text="a manifest listed it, and a compaction removed it")
 
 
-class Kind(enum.StrEnum):
+class NamespaceKind(enum.StrEnum):
     """The kinds of candidates."""
 
     FRAGMENT = "fragment"
@@ -80,91 +80,93 @@ class Kind(enum.StrEnum):
     REVISION = "revision"
 
 
+_SEGMENTS = {NamespaceKind.SEGMENT, NamespaceKind.ORPHAN_SEGMENT}
+
+
 class ZeppelinGcReport(GcReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = {  # noqa: RUF012 - as in the base class
-        Kind.FRAGMENT: KindText("fragments", ("fragment", "fragments")),
-        Kind.SEGMENT: KindText("segments"),
-        Kind.ORPHAN_FRAGMENT: KindText("orphan fragments"),
-        Kind.ORPHAN_SEGMENT: KindText("orphan segments"),
-        Kind.NOTE: KindText("staging records of compactions", ("note", "notes")),
-        Kind.LEFTOVER: KindText("probes of killed runs", ("probe object", "probe objects")),
-        Kind.REVISION: KindText("revisions", ("revision", "revisions")),
+        NamespaceKind.FRAGMENT: KindText("fragments", ("fragment", "fragments")),
+        NamespaceKind.SEGMENT: KindText("segments"),
+        NamespaceKind.ORPHAN_FRAGMENT: KindText("orphan fragments"),
+        NamespaceKind.ORPHAN_SEGMENT: KindText("orphan segments"),
+        NamespaceKind.NOTE: KindText("staging records of compactions", ("note", "notes")),
+        NamespaceKind.LEFTOVER: KindText("probes of killed runs", ("probe object", "probe objects")),
+        NamespaceKind.REVISION: KindText("revisions", ("revision", "revisions")),
         UNKNOWN: KindText("unknown"),
     }
 
     def notes(self) -> Iterator[str]:
         """Why a first run deletes no orphans."""
-        if any(self.counts.get(kind) for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT)):
+        if any(self.counts.get(kind) for kind in (NamespaceKind.ORPHAN_FRAGMENT, NamespaceKind.ORPHAN_SEGMENT)):
             yield "Orphans are deleted in two runs: the first with --apply records them, a later one deletes them."
 
 
 @dataclass
-class Evidence:
+class NamespaceEvidence:
     """Creates candidates with their gates, from roots, lease and ledger."""
 
     options: GcOptions
     now: datetime
-    ledger: Ledger
+    ledger: OrphanLedger
     roots: Roots
+    live: Namespace
     cache: Cache = field(default_factory=Cache)
     # The token that this run put into the manifest; None: none.
     token: int | None = None
     busy: str | None = None
 
     @classmethod
-    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> Evidence:
+    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> NamespaceEvidence:
         """Read the roots, the lease and the ledger."""
         cache = Cache()
         roots = read_roots(table, options.keep_revisions, options.reader_grace, now, cache)
-        return cls(options, now, read_ledger(table), roots, cache)
+        return cls(options, now, read_ledger(table), roots, table, cache)
 
     def refresh(self, table: Namespace) -> None:
         """Read the live manifest, the history, holds and snapshots again.
 
-        Raises:
-            UnsupportedFeatureError: a server added state meanwhile, such as a branch, whose objects are not known here.
+        Raises ``UnsupportedFeatureError``: a server added state, such as a branch, whose objects are not known here.
         """
-        table = table.newest()
-        table.check_writable()
-        self.roots = read_roots(table, self.options.keep_revisions, self.options.reader_grace, self.now, self.cache)
+        self.live = table.newest()
+        self.live.check_writable()
+        self.roots = read_roots(self.live, self.options.keep_revisions, self.options.reader_grace, self.now, self.cache)
 
     def fragment(self, path: str, size: int) -> Candidate:
         """One object of the log."""
-        needed = self.roots.fragments.get(path)
-        if needed is not None or path in self.roots.cleared:
-            return Candidate(Kind.FRAGMENT, path, size, 1, (_needed(needed), _RETIRED))
-        ulid = path.rpartition("/")[2].partition(".")[0]
-        limit = self.options.orphan_min_age
-        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit), self._fenced())
-        return Candidate(Kind.ORPHAN_FRAGMENT, path, size, 1, gates)
+        needed, unneeded = self.roots.fragments.get(path), path in self.roots.cleared
+        if needed is not None or unneeded:
+            return Candidate(NamespaceKind.FRAGMENT, path, size, 1, (_needed(needed), _RETIRED))
+        gates = self._orphan(path, path.rpartition("/")[2].partition(".")[0], self.options.orphan_min_age)
+        return Candidate(NamespaceKind.ORPHAN_FRAGMENT, path, size, 1, gates)
 
     def segment(self, prefix: str, size: int, objects: int) -> Candidate:
         """All objects of a segment, as one candidate."""
         needed, path = self.roots.prefixes.get(prefix), prefix.rstrip("/")
         if needed is not None or prefix in self.roots.cleared:
-            return Candidate(Kind.SEGMENT, path, size, objects, (_needed(needed), _RETIRED))
-        limit = self.options.reader_grace
-        ulid = path.rpartition("/")[2].removeprefix("seg")[1:]
-        gates = (_needed(needed), self._recorded_gate(path, limit), self._created_gate(ulid, limit), self._fenced())
-        return Candidate(Kind.ORPHAN_SEGMENT, path, size, objects, gates)
+            return Candidate(NamespaceKind.SEGMENT, path, size, objects, (_needed(needed), _RETIRED))
+        gates = self._orphan(path, path.rpartition("/")[2].removeprefix("seg")[1:], self.options.reader_grace)
+        return Candidate(NamespaceKind.ORPHAN_SEGMENT, path, size, objects, gates)
 
     def note(self, path: str, size: int, written: datetime) -> Candidate:
         """A staging record or training record of a compaction, or an object of a probe: no row depends on it."""
         if _PROBE.fullmatch(path):
             killed = Gate(met=True, text="written by a job that probed the store and was killed")
             gates = (killed, age_gate("A probe may be running: written", written, _PROBE_AGE, self.now))
-            return Candidate(Kind.LEFTOVER, path, size, 1, gates)
+            return Candidate(NamespaceKind.LEFTOVER, path, size, 1, gates)
         staged = _STAGING.fullmatch(path)
         if staged is not None:
-            newer = Gate(int(staged[1]) < self.roots.table.manifest.token, "a later token is in the manifest")
+            newer = Gate(int(staged[1]) < self.live.manifest.token, "a later token is in the manifest")
         else:
             match = _TRAINING.fullmatch(path)
             prefix = f"segments/{match[1] if match else ''}/"
             newer = Gate(prefix not in self.roots.prefixes, "no retained revision has its segment")
         gates = (newer, age_gate("It was written", written, self.options.reader_grace, self.now))
-        return Candidate(Kind.NOTE, path, size, 1, gates)
+        return Candidate(NamespaceKind.NOTE, path, size, 1, gates)
+
+    def _orphan(self, path: str, ulid: str, limit: timedelta) -> tuple[Gate, ...]:
+        return _needed(None), self._recorded_gate(path, limit), self._created_gate(ulid, limit), self._fenced()
 
     def _recorded_gate(self, path: str, limit: timedelta) -> Gate:
         self.ledger.seen.add(path)
@@ -195,58 +197,44 @@ class Evidence:
         return any(limit is not None and since <= self.now - limit for limit, since in recorded)
 
 
-class _Part(collector.Collector[Candidate]):
-    """A kind of candidates. ``anchors``: the newest recorded manifest; none for a plan."""
+class NamespaceObjects(collector.Collector[Candidate]):
+    """Fragments, segments and records of compactions, from one listing of the namespace."""
 
     anchors: Sequence[Anchor] = ()
 
-    def __init__(self, table: Namespace, evidence: Evidence, anchors: Sequence[Anchor] = ()) -> None:
-        """Keep the arguments; nothing is listed."""
+    def __init__(self, table: Namespace, evidence: NamespaceEvidence, anchors: Sequence[Anchor] = ()) -> None:
+        """``anchors``: the newest recorded manifest; none for a plan."""
         self.table, self.evidence, self.store, self.anchors = table, evidence, table.store, anchors
-
-
-class Objects(_Part):
-    """Fragments, segments and records of compactions, from one listing of the namespace."""
-
-    def __init__(self, table: Namespace, evidence: Evidence, anchors: Sequence[Anchor] = ()) -> None:
-        """Nothing is listed."""
-        super().__init__(table, evidence, anchors)
         self.existing: set[str] = set()
         self._is_fragment = _FRAGMENT[table.manifest.dialect].fullmatch
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Fragments and records as they are listed, then segments."""
         segments: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        yield collector.Stage(self._listed(segments))
+        candidates = (self._candidate(meta, segments) for meta in self.store.list())
+        yield collector.Stage(candidate for candidate in candidates if candidate is not None)
         yield collector.Stage(self.evidence.segment(prefix, *sizes) for prefix, sizes in sorted(segments.items()))
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by roots that are read again."""
         self.evidence.refresh(self.table)
         for candidate in batch:
-            if candidate.kind in {Kind.FRAGMENT, Kind.ORPHAN_FRAGMENT}:
+            if candidate.kind in {NamespaceKind.FRAGMENT, NamespaceKind.ORPHAN_FRAGMENT}:
                 yield self.evidence.fragment(candidate.path, candidate.bytes)
-            elif candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
+            elif candidate.kind in _SEGMENTS:
                 yield self.evidence.segment(f"{candidate.path}/", candidate.bytes, candidate.objects)
             elif (meta := self.store.head(candidate.path)) is not None:
                 yield self.evidence.note(candidate.path, meta.size, meta.last_modified)
 
     def objects(self, candidate: Candidate) -> Iterable[tuple[str, int]]:
         """The objects below a segment's prefix now."""
-        if candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}:
+        if candidate.kind in _SEGMENTS:
             return ((meta.path, meta.size) for meta in self.store.list(candidate.path))
         return super().objects(candidate)
 
     def not_deleted(self, candidate: Candidate) -> None:
         """Record a candidate that was not deleted: the revision that proves it must be kept for the next run."""
-        segment = candidate.kind in {Kind.SEGMENT, Kind.ORPHAN_SEGMENT}
-        self.existing.add(f"{candidate.path}/" if segment else candidate.path)
-
-    def _listed(self, segments: dict[str, list[int]]) -> Iterator[Candidate]:
-        for meta in self.store.list():
-            candidate = self._candidate(meta, segments)
-            if candidate is not None:
-                yield candidate
+        self.existing.add(f"{candidate.path}/" if candidate.kind in _SEGMENTS else candidate.path)
 
     def _candidate(self, meta: ObjectMeta, segments: dict[str, list[int]]) -> Candidate | None:
         path = meta.path
@@ -264,13 +252,14 @@ class Objects(_Part):
         return unrecognized(path, meta.size, f"no object of a {self.table.manifest.dialect} namespace has such a name")
 
 
-class Revisions(_Part):
+class Revisions(collector.Collector[Candidate]):
     """Recorded revisions, after the objects that only they list."""
 
-    def __init__(self, table: Namespace, evidence: Evidence, objects: Objects, anchors: Sequence[Anchor] = ()) -> None:
-        """``objects`` determines which objects still exist."""
-        super().__init__(table, evidence, anchors)
-        self._objects = objects
+    anchors: Sequence[Anchor] = ()
+
+    def __init__(self, objects: NamespaceObjects) -> None:
+        self.table, self.evidence, self.store = objects.table, objects.evidence, objects.store
+        self.anchors, self._objects = objects.anchors, objects
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """Oldest first."""
@@ -280,18 +269,16 @@ class Revisions(_Part):
         """Check the gates of the batch again, by the revisions that are retained now."""
         self.evidence.refresh(self.table)
         wanted = {candidate.path for candidate in batch}
-        return [
-            self._candidate(revision) for revision in self.evidence.roots.revisions if revision.entry.path in wanted
-        ]
+        return [self._candidate(revision) for revision in self.evidence.roots.revisions if revision.path in wanted]
 
     def _candidate(self, revision: Revision) -> Candidate:
-        cache, number = self.evidence.cache, revision.entry.revision
+        cache, number = self.evidence.cache, revision.number
         existing = sorted(self._objects.existing.intersection(chain(cache.fragments(number), cache.prefixes(number))))
         gates = (
             Gate(revision.kept is None, revision.kept or "not retained"),
             Gate(not existing, f"{existing[0]} still exists" if existing else "no object exists that only it lists"),
         )
-        return Candidate(Kind.REVISION, revision.entry.path, revision.entry.bytes, 1, gates)
+        return Candidate(NamespaceKind.REVISION, revision.path, revision.bytes, 1, gates)
 
 
 def backlog(table: Namespace) -> Mapping[str, float]:
@@ -303,14 +290,9 @@ def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinG
     """Report the candidates, and why others are kept. Reads only. Raises: see :func:`apply`."""
     table.check_writable()
     _require_complete(table)
-    evidence = Evidence.of(table, options, datetime.now(UTC))
-    objects = Objects(table, evidence)
-    return collector.plan(
-        [objects, Revisions(table, evidence, objects)],
-        ZeppelinGcReport(applied=False, warnings=options.dangers()),
-        options,
-        context,
-    )
+    objects = NamespaceObjects(table, NamespaceEvidence.of(table, options, datetime.now(UTC)))
+    report = ZeppelinGcReport(applied=False, warnings=options.dangers())
+    return collector.plan([objects, Revisions(objects)], report, options, context)
 
 
 def apply(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
@@ -329,18 +311,19 @@ def apply(table: Namespace, options: GcOptions, context: RunContext) -> Zeppelin
     table = recorded(table)
     now = store_time(table.store)
     report = ZeppelinGcReport(applied=True, warnings=options.dangers())
-    evidence = Evidence.of(table, options, now)
-    expiring = [revision.entry.revision for revision in evidence.roots.revisions if revision.kept is None]
+    evidence = NamespaceEvidence.of(table, options, now)
+    expiring = [revision.number for revision in evidence.roots.revisions if revision.kept is None]
     with ExitStack() as stack:
         if expiring:
             # A hold that is placed later finds the announcement; one placed earlier is read with the roots.
             stack.enter_context(announced_expiry(table.store, expiring))
         table = _fence(table, evidence)
         evidence.refresh(table)
-        anchors = (anchor_at(table.store, _anchor_path(evidence), "The newest recorded manifest"),)
-        objects = Objects(table, evidence, anchors)
-        collectors = [objects, Revisions(table, evidence, objects, anchors)]
-        collector.collect(collectors, report, options, context)
+        if not evidence.roots.revisions:
+            raise TableReplacedError("No manifest is recorded any more: the namespace was recreated or restored.")
+        newest = evidence.roots.revisions[-1].path
+        objects = NamespaceObjects(table, evidence, (anchor_at(table.store, newest, "The newest recorded manifest"),))
+        collector.collect([objects, Revisions(objects)], report, options, context)
     if report.replaced is None:
         _settle_pending(table)
         write_ledger(table, evidence.ledger, now)
@@ -359,14 +342,7 @@ def _require_complete(table: Namespace) -> None:
             raise kind(f"{part.error} Nothing is deleted before that is repaired.", remedy=part.error.remedy)
 
 
-def _anchor_path(evidence: Evidence) -> str:
-    newest = next(reversed(evidence.roots.revisions), None)
-    if newest is None:
-        raise TableReplacedError("No manifest is recorded any more: the namespace was recreated or restored.")
-    return newest.entry.path
-
-
-def _fence(table: Namespace, evidence: Evidence) -> Namespace:
+def _fence(table: Namespace, evidence: NamespaceEvidence) -> Namespace:
     """Put a new token into the manifest if an orphan is old enough to be deleted.
 
     Timeline without it: A (token 5) uploads S2 and stalls for days; no other process compacts; S2's objects are deleted
@@ -418,8 +394,7 @@ class Why:
         Raises ``ObjectNotFoundError``: it does not exist, or is not an object that gc collects.
         """
         del context
-        evidence = Evidence.of(table, options, datetime.now(UTC))
-        objects = Objects(table, evidence)
-        return explain(table, options.target, (objects, Revisions(table, evidence, objects)))
+        objects = NamespaceObjects(table, NamespaceEvidence.of(table, options, datetime.now(UTC)))
+        return explain(table, options.target, (objects, Revisions(objects)))
 
     apply = plan

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import errors
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.report import MergeDecision, MergeOutcome
-from memwal_ops.errors import (
-    MemwalOpsError,
-    SegmentCorruptError,
-    StorageError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.backlog import BlockedPart, contested, damaged_parts, figures, read_fragments
 from memwal_ops.formats.zeppelin.compaction import (
@@ -71,7 +67,7 @@ class PassReport:
 
 
 @dataclass
-class MergeReport(MergeOutcome):
+class NamespaceMergeReport(MergeOutcome):
     """The result of a compaction; in a plan, ``fragments`` are those that would be compacted."""
 
     decision: MergeDecision
@@ -91,14 +87,16 @@ class MergeReport(MergeOutcome):
 
     def describe(self) -> str:
         """The report as text for people."""
+        fragments = counted(self.fragments, "fragment")
+        nothing = "all fragments are compacted; the segment's objects are there, their contents were not read"
         what = {
-            MergeDecision.MERGED: f"{counted(self.fragments, 'fragment')} compacted",
+            MergeDecision.MERGED: f"{fragments} compacted",
             MergeDecision.NOTHING_TO_MERGE: "only rows of contested ids are left in the log"
             if self.contested
-            else "all fragments are compacted; the segment's objects are there, their contents were not read",
+            else nothing,
             MergeDecision.SUPERSEDED: "another compactor has a later token; nothing of this run is visible",
-            MergeDecision.BLOCKED: f"{counted(self.fragments, 'fragment')} compacted, up to an unusable one",
-            MergeDecision.DRY_RUN: f"{counted(self.fragments, 'fragment')} would be compacted",
+            MergeDecision.BLOCKED: f"{fragments} compacted, up to an unusable one",
+            MergeDecision.DRY_RUN: f"{fragments} would be compacted",
         }[self.decision]
         lines = [f"{self.decision}: {what}; the namespace is at revision {self.version}."]
         for pass_ in self.passes:
@@ -124,7 +122,7 @@ class _ReplacedError(Exception):
 backlog = figures
 
 
-def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
     """The fragments that would be compacted. Reads the manifest, and lists; the log only if ids are pending deletion.
 
     Raises:
@@ -133,7 +131,7 @@ def plan(table: Namespace, options: MergeOptions, context: RunContext | None = N
     """
     del context
     _check(table)
-    report = MergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments))
+    report = NamespaceMergeReport(MergeDecision.DRY_RUN, table.revision, len(table.manifest.fragments))
     warning = metric_of(table, options.metric)[1]
     report.warnings += [] if warning is None else [warning]
     if _has_work(table.manifest, options):
@@ -149,7 +147,7 @@ def plan(table: Namespace, options: MergeOptions, context: RunContext | None = N
     return report
 
 
-def apply(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> MergeReport:
+def apply(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
     """Compact all fragments that are listed now; fragments appended meanwhile are for the next run.
 
     Raises:
@@ -162,7 +160,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
     context, started = context or RunContext(), time.monotonic()
     _check(table)
     metric, warning = metric_of(table, options.metric)
-    report = MergeReport(MergeDecision.NOTHING_TO_MERGE, table.revision, 0)
+    report = NamespaceMergeReport(MergeDecision.NOTHING_TO_MERGE, table.revision, 0)
     if warning is not None:
         report.warnings.append(warning)
         get_logger(__name__).warning("metric_unknown", table=table.location.uri, metric=metric)
@@ -194,7 +192,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
 
 @contextmanager
 def _spark(
-    table: Namespace, options: MergeOptions, context: RunContext, report: MergeReport
+    table: Namespace, options: MergeOptions, context: RunContext, report: NamespaceMergeReport
 ) -> Iterator[TaskRunner | None]:
     """The runner of tasks if the engine is Spark, which starts with the first stage; else None."""
     report.engine = _engine(table, options)
@@ -222,18 +220,18 @@ def _check(table: Namespace) -> None:
     table.check_writable()
     if table.manifest.dialect == NATIVE and table.meta.metric is None:
         # Its full-text fields may be unknown, too: queries would find too little in the new segment.
-        raise TableCorruptError(
+        raise errors.TableCorruptError(
             f"{META} of {table.location.uri} is missing, or has no distance_metric.", remedy=remedies.META
         )
     if table.manifest.dialect == NATIVE and table.meta.full_text:
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{table.location.uri} has full-text search on {', '.join(table.meta.full_text)}, with stemming that only "
             "its server implements: text queries would find nothing in a segment without it.",
             remedy="Let the Zeppelin server compact it, or migrate it.",
         )
 
 
-def _damage(table: Namespace, report: MergeReport) -> BlockedPart | None:
+def _damage(table: Namespace, report: NamespaceMergeReport) -> BlockedPart | None:
     """The first fragment that is missing or cut; a segment without an index gets a warning.
 
     Raises ``SegmentCorruptError``: an object with rows is missing or cut.
@@ -249,16 +247,15 @@ def _damage(table: Namespace, report: MergeReport) -> BlockedPart | None:
 def _blocked(table: Namespace) -> BlockedPart | None:
     """The first fragment, if it cannot be used: then nothing is written, not even a token."""
     for ref, fragment in read_fragments(table, table.manifest.fragments[:1], _known_dimensions(table)):
-        if isinstance(fragment, MemwalOpsError) and ref.id in table.newest().manifest.fragment_ids:
+        if isinstance(fragment, errors.MemwalOpsError) and ref.id in table.newest().manifest.fragment_ids:
             return BlockedPart("fragment", ref.id, fragment)
     return None
 
 
 def _known_dimensions(table: Namespace) -> int | None:
-    try:
+    with suppress(errors.SegmentCorruptError):  # the pass reports it, unless the log is blocked
         return dimensions_of(table)
-    except SegmentCorruptError:
-        return None  # the pass reports it, unless the log is blocked
+    return None
 
 
 def _has_work(manifest: Manifest, options: MergeOptions) -> bool:
@@ -289,7 +286,7 @@ class _Run:
     context: RunContext
     metric: str
     lease: HeldLease
-    report: MergeReport
+    report: NamespaceMergeReport
     wanted: set[str]
     spark: TaskRunner | None
     restarts: int = 0
@@ -306,8 +303,10 @@ class _Run:
                 return table  # another compactor finished before this run acquired the lease
             try:
                 table, more = self._pass(table)
-            except (_ReplacedError, SegmentCorruptError) as error:
-                if isinstance(error, SegmentCorruptError) and self._lists_segments(table):
+            except (_ReplacedError, errors.SegmentCorruptError) as error:
+                # Else another compactor replaced them meanwhile, and gc deleted them.
+                live = {*table.newest().manifest.segment_ids}
+                if isinstance(error, errors.SegmentCorruptError) and {*table.manifest.segment_ids} <= live:
                     raise
                 self.restarts += 1
                 self.context.figures["conflicts"] += 1
@@ -323,10 +322,10 @@ class _Run:
         started = time.monotonic()
         with self.context.phase("read"):
             inputs = read_inputs(table, self._within_budget(table), self.context)
-        if inputs.blocked is not None and not self._is_listed(table, inputs.blocked.id):
-            raise _ReplacedError(f"{inputs.blocked.id} is not listed any more")
         self.report.blocked = inputs.blocked
         if inputs.blocked is not None:
+            if inputs.blocked.id not in table.newest().manifest.fragment_ids:
+                raise _ReplacedError(f"{inputs.blocked.id} is not listed any more")
             self.report.decision = MergeDecision.BLOCKED
             if not inputs.fragments:
                 return table, False
@@ -340,16 +339,16 @@ class _Run:
                 carried.append(put_fragment(table, Fragment("", kept.ids, kept.vectors, kept.attributes, ())))
             built = replace(compaction.build(), carried=tuple(carried))
             table = self._commit(inputs, built)
-        except StorageError:
+        except errors.StorageError:
             raise  # the manifest may list the segment: it is kept, and gc determines whether it is needed
         except BaseException:
-            with suppress(MemwalOpsError):
+            with suppress(errors.MemwalOpsError):
                 table.discard([*compaction.built.paths, *(ref.key for ref in carried)])
             raise
         if built.segment is None:
             table.discard(built.paths)
         if table.manifest.dialect == NATIVE:
-            with suppress(MemwalOpsError):
+            with suppress(errors.MemwalOpsError):
                 table.store.delete_many([staging_path(self.lease.token)])
         self._note(table, inputs, built, time.monotonic() - started)
         self.options = replace(self.options, retrain=False)  # once
@@ -361,8 +360,7 @@ class _Run:
         if empty:
             inputs = replace(inputs, fragments=empty, upserts=0)
             table = self._commit(inputs, None)
-            segments = table.manifest.segments
-            kept = Built(segments[-1] if segments else None, rows=sum(segment.vectors for segment in segments))
+            kept = Built(next(reversed(table.manifest.segments), None), rows=table.manifest.segment_rows)
             self._note(table, inputs, kept, time.monotonic() - started)
             return table, inputs.blocked is None
         # Read more, if there are more.
@@ -371,22 +369,10 @@ class _Run:
 
     def _within_budget(self, table: Namespace) -> Sequence[FragmentRef]:
         """The first fragments of the log, up to the budget; at least one."""
-        sizes = {meta.path: meta.size for meta in table.store.list("wal")} if table.manifest.fragments else {}
-        chosen: list[FragmentRef] = []
-        held = 0
-        for ref in table.manifest.fragments:
-            held += sizes.get(ref.key, 0)
-            if chosen and held > self.options.max_bytes:
-                break
-            chosen.append(ref)
-        return chosen
-
-    def _is_listed(self, table: Namespace, fragment: str) -> bool:
-        return fragment in table.newest().manifest.fragment_ids
-
-    def _lists_segments(self, table: Namespace) -> bool:
-        """Whether the live manifest still lists them; else another compactor replaced them, and gc deleted them."""
-        return {*table.manifest.segment_ids} <= {*table.newest().manifest.segment_ids}
+        refs = table.manifest.fragments
+        sizes = {meta.path: meta.size for meta in table.store.list("wal")} if refs else {}
+        held = [*accumulate(sizes.get(ref.key, 0) for ref in refs)]
+        return refs[: max(1, bisect_right(held, self.options.max_bytes))]
 
     def _commit(self, inputs: Inputs, built: Built | None) -> Namespace:
         """Publish, if this run's token is current and all inputs are listed; checked at every attempt (S4-042, S4-043).
@@ -398,7 +384,12 @@ class _Run:
         """
         read = {ref.id for ref in inputs.fragments}
         old = set() if built is None else {*inputs.table.manifest.segment_ids}
-        retired = self._retired(inputs, segments=bool(old)) if inputs.table.manifest.dialect == NATIVE else []
+        retired: list[str] = []
+        if inputs.table.manifest.dialect == NATIVE:
+            # Keys that the commit retires: those of the log, and of all objects that only the old segment needs.
+            prefixes = sorted(inputs.table.manifest.prefixes) if old else []
+            objects = [meta.path for prefix in prefixes for meta in inputs.table.store.list(prefix.rstrip("/"))]
+            retired = [*(ref.key for ref in inputs.fragments), *objects]
 
         def change(table: Namespace) -> Manifest:
             live = table.manifest
@@ -425,12 +416,6 @@ class _Run:
 
         with self.context.phase("commit"):
             return retried(inputs.table.newest(), change, compaction=True)
-
-    def _retired(self, inputs: Inputs, *, segments: bool) -> list[str]:
-        """Keys that the commit retires: those of the log, and of all objects that only the old segment needs."""
-        prefixes = sorted(inputs.table.manifest.prefixes) if segments else []
-        objects = [meta.path for prefix in prefixes for meta in inputs.table.store.list(prefix.rstrip("/"))]
-        return [*(ref.key for ref in inputs.fragments), *objects]
 
     def _note(self, table: Namespace, inputs: Inputs, built: Built, seconds: float) -> None:
         deletes = sum(ref.deletes for ref in inputs.fragments)

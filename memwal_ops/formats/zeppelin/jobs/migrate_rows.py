@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.core.row_sink import RowSink
+    from memwal_ops.formats.zeppelin.jobs.migrate_spark import LoadedRows
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import Rows
 
@@ -61,14 +62,14 @@ def kind_of(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Kinds:
+class AttributeKinds:
     """The kinds of values of each attribute: of the values themselves, and of the elements of its lists."""
 
     values: Mapping[str, set[str]]
     elements: Mapping[str, set[str]]
 
     @classmethod
-    def empty(cls) -> Kinds:
+    def empty(cls) -> AttributeKinds:
         """The kinds of no rows."""
         return cls(defaultdict(set), defaultdict(set))
 
@@ -97,31 +98,26 @@ class Kinds:
 
     def type_of(self, name: str) -> pa.DataType | None:
         """The type that holds every value; None: only JSON text does."""
-        kinds = frozenset(self.values[name])
+        kinds, elements = frozenset(self.values[name]), frozenset(self.elements[name])
         if kinds != {"list"}:
             return _TYPES.get(kinds)
-        elements = frozenset(self.elements[name])
-        inner = pa.string() if not elements else _TYPES.get(elements)
+        inner = _TYPES.get(elements or frozenset({"str"}))
         return None if inner is None else pa.list_(inner)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a migrated namespace: ``id``, ``vector``, and one for each attribute.
-
-    Attributes:
-        schema: of the table; an attribute's field names its attribute in its metadata.
-    """
+    """The columns of a migrated namespace: ``id``, ``vector``, and one per attribute, named in its metadata."""
 
     schema: pa.Schema
 
     @classmethod
-    def of(cls, kinds: Kinds, dimensions: int) -> Columns:
+    def of(cls, kinds: AttributeKinds, dimensions: int) -> Columns:
         """Columns for these attributes, by name."""
         fields = [pa.field(ID, pa.string(), nullable=False), pa.field(VECTOR, pa.list_(pa.float32(), dimensions))]
         return cls(pa.schema(fields)).with_added(kinds)
 
-    def with_added(self, kinds: Kinds) -> Columns:
+    def with_added(self, kinds: AttributeKinds) -> Columns:
         """The same columns, and new ones for attributes that have none.
 
         Raises ``InvalidUsageError``: an attribute has values that its column cannot store.
@@ -157,12 +153,10 @@ class Columns:
             ),
         }
         for name, field in self.by_attribute.items():
-            values = [None if attributes is None else attributes.get(name) for attributes in rows.attributes]
+            values = [(attributes or {}).get(name) for attributes in rows.attributes]
             if is_json(field):
-                texts = (None if value is None else json.dumps(value, ensure_ascii=False) for value in values)
-                arrays[field.name] = pa.array(texts, pa.string())
-            else:
-                arrays[field.name] = pa.array(values, field.type)
+                values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+            arrays[field.name] = pa.array(values, field.type)
         return pa.record_batch([arrays[field.name] for field in self.schema], schema=self.schema)
 
     @property
@@ -188,18 +182,16 @@ def _field(attribute: str, kind: pa.DataType | None, taken: set[str]) -> pa.Fiel
     return pa.field(name, pa.string() if kind is None else kind, metadata=metadata)
 
 
-def _fits(field: pa.Field, kinds: Kinds, name: str) -> bool:
+def _fits(field: pa.Field, kinds: AttributeKinds, name: str) -> bool:
     """Whether a column can store these values without loss."""
-    if is_json(field):
+    kind, column, values = kinds.type_of(name), field.type, kinds.values[name]
+    if is_json(field) or column == kind:
         return True
-    kind = kinds.type_of(name)
-    if pa.types.is_list(field.type):
-        if kinds.values[name] != {"list"}:
+    if pa.types.is_list(column):
+        if values != {"list"}:
             return False
-        whole = field.type == pa.list_(pa.float64()) and kinds.elements[name] <= {"int", "float"}
-        return whole or not kinds.elements[name] or (kind is not None and kind.equals(field.type))
-    whole = field.type == pa.float64() and kinds.values[name] <= {"int", "float"}
-    return whole or (kind is not None and bool(kind.equals(field.type)))
+        column, values = column.value_type, kinds.elements[name]
+    return not values or (bool(column == pa.float64()) and values <= {"int", "float"})
 
 
 def digests(batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -264,56 +256,27 @@ class Digests:
 _BATCH_ROWS = 8192
 
 
-class Upserts(Protocol):
-    """Rows to write; they are read only when they are written."""
-
-    def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
-        """Create the table with them. Returns how many there were."""
-
-    def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
-        """Upsert them into the table. Returns how many there were."""
-
-
 @dataclass
-class Found:
+class RowChanges:
     """The changes of a round: rows to upsert, ids to delete; ``live`` is the namespace's number of rows, if known."""
 
     columns: Columns
     live: int | None
     upserts: int
     deletes: list[str]
-    rows: Upserts
+    rows: StreamedRows | LoadedRows
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A comparison of all rows: how many the namespace and the table have, and whether they are the same."""
-
-    wanted: int
-    found: int
-    same: bool
-
-
-class Engine(Protocol):
-    """Where rows are read and compared."""
-
-    def find(self, table: Namespace) -> Found | None:
-        """Compare all rows with those of the table, if there is one; None: there is no row yet, and no table."""
-
-    def compare(self, table: Namespace, columns: Columns) -> Comparison:
-        """Compare all rows with those of the table."""
-
-
-@dataclass(frozen=True)
-class LocalEngine:
+class LocalMigration:
     """Streams through this process."""
 
     sink: RowSink
     context: RunContext
 
-    def find(self, table: Namespace) -> Found | None:
-        """See the protocol."""
-        kinds, count, dimensions = Kinds.empty(), 0, dimensions_of(table)
+    def find(self, table: Namespace) -> RowChanges | None:
+        """Compare all rows with those of the table, if there is one; None: there is no row yet, and no table."""
+        kinds, count, dimensions = AttributeKinds.empty(), 0, dimensions_of(table)
         for rows in live_rows(table):
             kinds.add(rows)
             count += len(rows.ids)
@@ -323,7 +286,7 @@ class LocalEngine:
             if dimensions is None:
                 return None
             columns = Columns.of(kinds, dimensions)
-            return Found(columns, count, count, [], StreamedUpserts(lambda: _all(table, columns), self.context))
+            return RowChanges(columns, count, count, [], StreamedRows(lambda: _all(table, columns), self.context))
         columns = Columns(self.sink.schema).with_added(kinds)
         existing = Digests.of(self.sink.rows(), self.context)
         upserts, hashes = 0, []
@@ -337,16 +300,22 @@ class LocalEngine:
             for batch in self.sink.rows([ID]):
                 ids = batch.column(ID).to_pylist()
                 deletes += [name for name, kept in zip(ids, every.places(id_hashes(ids))[1], strict=True) if not kept]
-        written = StreamedUpserts(lambda: _differing(table, columns, existing), self.context)
-        return Found(columns, count, upserts, deletes, written)
 
-    def compare(self, table: Namespace, columns: Columns) -> Comparison:
-        """See the protocol."""
+        def differing() -> Iterator[pa.RecordBatch]:
+            for batch in _all(table, columns):
+                differs = ~existing.has(*digests(batch))
+                if differs.any():
+                    yield batch.filter(pa.array(differs))
+
+        return RowChanges(columns, count, upserts, deletes, StreamedRows(differing, self.context))
+
+    def compare(self, table: Namespace, columns: Columns) -> tuple[int, int, bool]:
+        """How many rows the namespace and the table have, and whether they are the same."""
         wanted = Digests.of(_all(table, columns), self.context)
-        digests_ = Digests.of(self.sink.rows(), self.context)
-        return Comparison(len(wanted.ids), len(digests_.ids), wanted == digests_)
+        migrated = Digests.of(self.sink.rows(), self.context)
+        return len(wanted.ids), len(migrated.ids), wanted == migrated
 
-    def of_ids(self, table: Namespace, columns: Columns, ids: frozenset[str]) -> Upserts:
+    def of_ids(self, table: Namespace, columns: Columns, ids: frozenset[str]) -> StreamedRows:
         """The rows of the log with these ids."""
 
         def chosen() -> Iterator[pa.RecordBatch]:
@@ -354,7 +323,7 @@ class LocalEngine:
             places = np.array([at for at, name in enumerate(rows.ids) if name in ids], np.intp)
             yield from batches(columns, rows.take(places))
 
-        return StreamedUpserts(chosen, self.context)
+        return StreamedRows(chosen, self.context)
 
 
 def batches(columns: Columns, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -368,14 +337,7 @@ def _all(table: Namespace, columns: Columns) -> Iterator[pa.RecordBatch]:
         yield from batches(columns, rows)
 
 
-def _differing(table: Namespace, columns: Columns, existing: Digests) -> Iterator[pa.RecordBatch]:
-    for batch in _all(table, columns):
-        differs = ~existing.has(*digests(batch))
-        if differs.any():
-            yield batch.filter(pa.array(differs))
-
-
-class StreamedUpserts:
+class StreamedRows:
     """Batches as a reader. Errors of this project that end it are raised unchanged, not as Arrow's."""
 
     def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], context: RunContext) -> None:
@@ -385,11 +347,11 @@ class StreamedUpserts:
         self._count = 0
 
     def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
-        """See the protocol."""
+        """Create the table with the rows; returns how many there were."""
         return self._into(schema, lambda reader: sink.create(reader, ID, record))
 
     def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
-        """See the protocol."""
+        """Upsert the rows into the table; returns how many there were."""
         return self._into(schema, lambda reader: sink.upsert(reader, ID))
 
     def _into(self, schema: pa.Schema, write: Callable[[pa.RecordBatchReader], None]) -> int:

@@ -25,11 +25,11 @@ from memwal_ops.formats.zeppelin.backlog import read_fragment
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.jobs.migrate_rows import (
     ID,
+    VECTOR,
+    AttributeKinds,
     Columns,
-    Comparison,
-    Found,
-    Kinds,
-    StreamedUpserts,
+    RowChanges,
+    StreamedRows,
     batches,
     digests,
 )
@@ -54,26 +54,23 @@ _RAW = "id string, place bigint, vector binary, attributes string"
 _DIGESTS = "id string, digest bigint"
 
 
-class SparkEngine:
-    """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.Engine`."""
+class SparkMigration:
+    """As :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.LocalMigration`, by executors."""
 
     def __init__(self, sink: RowSink, on_spark: SparkRows, context: RunContext) -> None:
-        """``on_spark`` is the sink's."""
         self._sink, self._on_spark, self._context = sink, on_spark, context
         self._kept: list[DataFrame] = []
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unpersist what was persisted."""
         with suppress(Exception):  # the session may be gone
             for frame in self._kept:
                 frame.unpersist()
 
-    def find(self, table: Namespace) -> Found | None:
-        """See the protocol."""
+    def find(self, table: Namespace) -> RowChanges | None:
+        """See :class:`LocalMigration`."""
         live = self._live(table)
         kinds, count, dimensions = self._kinds(table, live)
         fresh = self._sink.record is None
@@ -81,7 +78,8 @@ class SparkEngine:
             return None
         columns = Columns.of(kinds, dimensions or 0) if fresh else Columns(self._sink.schema).with_added(kinds)
         if fresh or not any(row.num_rows for row in self._sink.rows([ID])):
-            return Found(columns, count, count, [], _Loaded(self._on_spark, self._converted(live, columns), count))
+            loaded = LoadedRows(self._on_spark, self._converted(live, columns), count)
+            return RowChanges(columns, count, count, [], loaded)
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         differing = self._both(live, columns).where("not same").persist()
@@ -90,20 +88,16 @@ class SparkEngine:
             upserts = differing.where("wanted > 0").count()
             deletes = [row[ID] for row in differing.where("wanted = 0").select(ID).toLocalIterator()]
         chosen = live.join(differing.where("wanted > 0").select(f.col(ID)), ID, "left_semi")
-        return Found(columns, count, upserts, deletes, StreamedUpserts(self._stream(chosen, columns), self._context))
+        return RowChanges(columns, count, upserts, deletes, StreamedRows(self._stream(chosen, columns), self._context))
 
-    def compare(self, table: Namespace, columns: Columns) -> Comparison:
-        """See the protocol."""
+    def compare(self, table: Namespace, columns: Columns) -> tuple[int, int, bool]:
+        """See :class:`LocalMigration`."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         both = self._both(self._live(table), columns)
         with self._on_spark.stage("prove", "compare all rows of the namespace with those of the table"):
-            (total,) = both.agg(
-                f.sum("wanted").alias("wanted"),
-                f.sum("found").alias("found"),
-                f.expr("count_if(not same)").alias("differ"),
-            ).collect()
-        return Comparison(total["wanted"] or 0, total["found"] or 0, not total["differ"])
+            (total,) = both.agg(f.sum("wanted"), f.sum("found"), f.expr("count_if(not same)")).collect()
+        return total[0] or 0, total[1] or 0, not total[2]
 
     def _live(self, table: Namespace) -> DataFrame:
         """Every row that a strong query may return, once each."""
@@ -133,11 +127,11 @@ class SparkEngine:
         numbers = self._on_spark.spark.range(0, len(tasks), 1, max(1, len(tasks)))
         return numbers.mapInArrow(self._on_spark.task(run), schema)
 
-    def _kinds(self, table: Namespace, live: DataFrame) -> tuple[Kinds, int, int | None]:
+    def _kinds(self, table: Namespace, live: DataFrame) -> tuple[AttributeKinds, int, int | None]:
         """The kinds of all attributes, the number of rows, and of dimensions."""
 
         def look(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            kinds, count, widths = Kinds.empty(), 0, set()
+            kinds, count, widths = AttributeKinds.empty(), 0, set()
             for batch in frames:
                 rows = _rows(batch)
                 kinds.add(rows)
@@ -148,7 +142,7 @@ class SparkEngine:
 
         with self._on_spark.stage("read", "read the types of all attributes"):
             results = live.mapInArrow(self._on_spark.task(look), "found string").collect()
-        kinds, count, widths = Kinds.empty(), 0, set()
+        kinds, count, widths = AttributeKinds.empty(), 0, set()
         for result in results:
             document = json.loads(result["found"])
             kinds.add_json(document["kinds"])
@@ -162,7 +156,11 @@ class SparkEngine:
         """Rows in the columns of the table."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - an extra
 
-        plain = pa.schema([pa.field(field.name, _plain(field.type), field.nullable) for field in columns.schema])
+        vector = pa.list_(pa.field("element", pa.float32()))  # Spark has no lists of a fixed size
+        plain = pa.schema([
+            pa.field(field.name, vector if field.name == VECTOR else field.type, field.nullable)
+            for field in columns.schema
+        ])  # fmt: skip
 
         def convert(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in frames:
@@ -178,19 +176,11 @@ class SparkEngine:
         def wanted(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return _digested(row for batch in frames for row in batches(columns, _rows(batch)))
 
-        sides = (
-            live.mapInArrow(self._on_spark.task(wanted), _DIGESTS).select(
-                ID, f.col("digest").alias("w"), f.lit(None).cast("bigint").alias("f")
-            ),
-            self._on_spark.map_rows(_digested, _DIGESTS).select(
-                ID, f.lit(None).cast("bigint").alias("w"), f.col("digest").alias("f")
-            ),
-        )
-        both = sides[0].unionByName(sides[1]).groupBy(ID)
-        counted = both.agg(
-            f.count("w").alias("wanted"), f.count("f").alias("found"), f.max("w").alias("w"), f.max("f").alias("f")
-        )
-        return counted.select(ID, "wanted", "found", f.expr("wanted = 1 and found = 1 and w = f").alias("same"))
+        ours = live.mapInArrow(self._on_spark.task(wanted), _DIGESTS).withColumnRenamed("digest", "w")
+        theirs = self._on_spark.map_rows(_digested, _DIGESTS).withColumnRenamed("digest", "f")
+        both = ours.unionByName(theirs, allowMissingColumns=True).groupBy(ID)
+        same = f.expr("count(w) = 1 and count(f) = 1 and max(w) = max(f)").alias("same")
+        return both.agg(f.count("w").alias("wanted"), f.count("f").alias("found"), same)
 
     def _stream(self, live: DataFrame, columns: Columns) -> Callable[[], Iterator[pa.RecordBatch]]:
         """Rows through the driver, a partition at a time."""
@@ -206,7 +196,7 @@ class SparkEngine:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class LoadedRows:
     """Rows that Spark loads into an empty table."""
 
     on_spark: SparkRows
@@ -230,9 +220,7 @@ class _Loaded:
 class _Part:
     """A unit that is read at once: a fragment, some clusters, or, with neither, the pending ids of the manifest.
 
-    Attributes:
-        place: in the order of replay: segments, then fragments, then pending ids, which no query returns.
-        entries: how many ids it has.
+    ``place`` is in the order of replay: segments, then fragments, then pending ids, which no query returns.
     """
 
     place: int
@@ -243,13 +231,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Work:
-    """The input of tasks that read a namespace.
-
-    Attributes:
-        table: without what cannot be sent to an executor.
-        dimensions: if they are known.
-        tasks: the parts of each task.
-    """
+    """The input of tasks that read a namespace: ``table`` is without what cannot be sent to an executor."""
 
     table: Namespace
     dimensions: int | None
@@ -352,8 +334,3 @@ def _packed(frames: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with pa.ipc.new_stream(buffer, batch.schema) as stream:
             stream.write_batch(batch)
         yield pa.RecordBatch.from_pydict({"batch": pa.array([buffer.getvalue().to_pybytes()], pa.binary())})
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type's equivalent in Spark: a vector becomes a list."""
-    return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_fixed_size_list(kind) else kind

@@ -9,7 +9,7 @@ Memory: one cluster, and eight bytes for each row of a segment.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from memwal_ops import errors
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import check_own_files
@@ -30,21 +31,13 @@ from memwal_ops.core.verification import (
     finding_of,
     missing_object,
 )
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvalidUsageError,
-    MemwalOpsError,
-    SegmentCorruptError,
-    TableCorruptError,
-    runbook,
-)
 from memwal_ops.formats.zeppelin import remedies
 from memwal_ops.formats.zeppelin.answers import check_answers, expected_rows, listed_rows, plan_answers
-from memwal_ops.formats.zeppelin.backlog import REWRITE, Contested, Listed, missing_of, other_dimensions, read_fragments
+from memwal_ops.formats.zeppelin.backlog import REWRITE, Contested, Listings, missing_of, read_fragments
 from memwal_ops.formats.zeppelin.compaction import dimensions_of, metric_of
-from memwal_ops.formats.zeppelin.jobs.gc import Evidence, Kind, Objects
+from memwal_ops.formats.zeppelin.jobs.gc import NamespaceEvidence, NamespaceKind, NamespaceObjects
 from memwal_ops.formats.zeppelin.lease import read_lease
-from memwal_ops.formats.zeppelin.namespace import check_live, read_revision, recorded_entries
+from memwal_ops.formats.zeppelin.namespace import check_live, read_revision, recorded_revisions
 from memwal_ops.formats.zeppelin.segments import SegmentReader, imbalance
 from memwal_ops.formats.zeppelin.specs import GcOptions, VerifyOptions
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
@@ -55,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import Rows
     from memwal_ops.formats.zeppelin.wire.manifest import SegmentRef
@@ -68,32 +60,23 @@ _NEAR = 1e-3
 _FAR = timedelta(days=1)
 
 
-@dataclass
-class Checked:
-    """Counts of the objects that were read."""
-
-    fragments: int = 0
-    rows: int = 0
-    clusters: int = 0
-    objects: dict[str, int] = field(default_factory=dict)
-
-
 def check_namespace(
-    table: Namespace, options: VerifyOptions, context: RunContext, checked: Checked
+    table: Namespace, options: VerifyOptions, context: RunContext, checked: dict[str, Any]
 ) -> Iterator[Finding]:
-    """Yield every finding; ``checked`` is updated. Raises ``StorageError``: the store failed."""
+    """Yield every finding, and count in ``checked`` what was read. Raises ``StorageError``: the store failed."""
+    checked |= {"fragments": 0, "rows": 0, "clusters": 0, "objects": Counter[str]()}
     yield from _settings(table)
     yield from _lease(table)
     yield from _log(table, context, checked)
     for segment in table.manifest.segments:
         try:
             yield from _Segment(table, segment, options, context, checked).check()
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             yield finding_of(error, "segment", segment.prefix, "Queries and compactions that need it fail.")
     yield from _history(table)
     yield from check_own_files(table)
     if table.manifest.unwritable is None:
-        yield from _unneeded(table, checked)
+        yield from _unneeded(table, checked["objects"])
 
 
 def _settings(table: Namespace) -> Iterator[Finding]:
@@ -107,7 +90,8 @@ def _settings(table: Namespace) -> Iterator[Finding]:
         if table.meta.metric is None:
             yield Finding(
                 Severity.ERROR, "settings", META, "It is missing, or has no distance_metric.",
-                "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META, runbook(9) or "",
+                "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META,
+                errors.runbook(9) or "",
             )  # fmt: skip
         live = table.manifest.fragment_keys
         for key in table.manifest.pending:
@@ -121,7 +105,7 @@ def _settings(table: Namespace) -> Iterator[Finding]:
 def _lease(table: Namespace) -> Iterator[Finding]:
     try:
         stored = read_lease(table)
-    except TableCorruptError as error:
+    except errors.TableCorruptError as error:
         yield finding_of(error, "compactor_lease", "lease.json", "No compaction can start.")
         return
     if stored is None:
@@ -140,24 +124,24 @@ def _lease(table: Namespace) -> Iterator[Finding]:
             f"{lease.holder} holds it until {lease.expires.isoformat()}.",
             "No compaction can start before that; the clock of its holder, or the local one, is wrong.",
             "Correct the clock; write the lease again with the same token and a time in the past.",
-            runbook(57) or "",
+            errors.runbook(57) or "",
         )  # fmt: skip
 
 
-def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Finding]:
+def _log(table: Namespace, context: RunContext, checked: dict[str, Any]) -> Iterator[Finding]:
     try:
         dimensions = dimensions_of(table)
-    except SegmentCorruptError:
+    except errors.SegmentCorruptError:
         dimensions = None  # reported with its segment
     refs, hidden = table.manifest.fragments, table.manifest.hidden.difference(table.manifest.pending_keys)
     contested: set[str] = set()
     for ref, fragment in read_fragments(table, refs, dimensions):
         context.advance("reading fragments", "fragments", total=len(refs))
-        checked.fragments += 1
+        checked["fragments"] += 1
         if not isinstance(fragment, Fragment):
             yield finding_of(fragment, "fragment", ref.key, "Compactions stop before it; strong queries fail.")
             continue
-        checked.rows += len(fragment.ids)
+        checked["rows"] += len(fragment.ids)
         contested = contested.difference(fragment.deletes) | hidden.intersection(fragment.ids)
         both = {*fragment.ids} & {*fragment.deletes}
         if both:
@@ -165,10 +149,7 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
                 Severity.WARNING, "fragment", ref.key, f"{min(both)!r} is both written and deleted in it.",
                 "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
             )  # fmt: skip
-        if dimensions is not None and fragment.dimensions not in {None, dimensions}:
-            error = other_dimensions(ref, fragment, dimensions)
-            yield finding_of(error, "fragment", ref.key, "Compactions stop before it.")
-        dimensions = dimensions or fragment.dimensions
+
     if contested:
         yield Finding(
             Severity.WARNING, "pending_ids", "manifest.json",
@@ -197,7 +178,12 @@ def _log(table: Namespace, context: RunContext, checked: Checked) -> Iterator[Fi
 
 class _Segment:
     def __init__(
-        self, table: Namespace, segment: SegmentRef, options: VerifyOptions, context: RunContext, checked: Checked
+        self,
+        table: Namespace,
+        segment: SegmentRef,
+        options: VerifyOptions,
+        context: RunContext,
+        checked: dict[str, Any],
     ) -> None:
         self.table, self.segment, self.options = table, segment, options
         self.context, self.checked = context, checked
@@ -205,7 +191,6 @@ class _Segment:
         self.metric = metric_of(table, options.metric)[0]
 
     def check(self) -> Iterator[Finding]:
-        """Centroids, then cluster by cluster."""
         centroids = self.reader.centroids()
         dimensions = self.table.meta.dimensions
         if dimensions is not None and centroids.shape[1] != dimensions:
@@ -218,11 +203,11 @@ class _Segment:
             self.context.advance("reading clusters", "clusters", total=self.segment.clusters)
             try:
                 rows = self.reader.cluster(number)
-            except SegmentCorruptError as error:
+            except errors.SegmentCorruptError as error:
                 yield finding_of(error, "cluster", self.segment.prefix_of(number), "No query returns its rows.")
                 continue
-            self.checked.clusters += 1
-            self.checked.rows += len(rows.ids)
+            self.checked["clusters"] += 1
+            self.checked["rows"] += len(rows.ids)
             sizes.append(len(rows.ids))
             hashes.append(np.array([xxhash.xxh64_intdigest(name.encode()) for name in rows.ids], np.uint64))
             if len(rows.ids) and rows.vectors.shape[1] != centroids.shape[1]:
@@ -273,30 +258,25 @@ class _Segment:
         ):
             if not fields:
                 continue
-            path, wrong = self.segment.prefix_of(number) + name, None
+            path = self.segment.prefix_of(number) + name
             try:
                 listed = listed_rows(kind, self.reader.read(path))
-                if compares and any(
-                    listed.get(field, {}) != expected_rows(kind, rows.attributes, field) for field in fields
-                ):
-                    wrong = "It does not match its cluster's attributes."
-            except (SegmentCorruptError, InvalidFormatError) as error:
-                wrong = str(error)
-            if wrong is not None:
-                yield _index(path, wrong)
+                expected = {field: expected_rows(kind, rows.attributes, field) for field in fields if compares}
+                if any(listed.get(field, {}) != lists for field, lists in expected.items()):
+                    yield _index(path, "It does not match its cluster's attributes.")
+            except (errors.SegmentCorruptError, errors.InvalidFormatError) as error:
+                yield _index(path, str(error))
 
     def _others(self) -> Iterator[Finding]:
-        """Read what no cluster's check has read: codes, and objects of the segment as a whole."""
         for item in self.reader.needed(None):
             if item.has_rows or _INDEX.match(item.path.rpartition("/")[2]):
                 continue
             try:
                 size = len(self.reader.read(item.path))
-                wrong = None if item.size in {None, size} else f"It has {size} bytes; {item.size} are recorded."
-            except SegmentCorruptError as error:
-                wrong = str(error)
-            if wrong is not None:
-                yield _index(item.path, wrong)
+                if item.size not in {None, size}:
+                    yield _index(item.path, f"It has {size} bytes; {item.size} are recorded.")
+            except errors.SegmentCorruptError as error:
+                yield _index(item.path, str(error))
 
     def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
         segment = self.segment
@@ -313,62 +293,58 @@ class _Segment:
             )  # fmt: skip
 
     def _error(self, evidence: str) -> Finding:
-        remedy = SegmentCorruptError.remedy
         return Finding(
             Severity.ERROR, "segment", self.segment.prefix, evidence, "Queries return wrong rows, or miss some.",
-            remedy,
-            runbook(62) or "",
+            errors.SegmentCorruptError.remedy, errors.runbook(62) or "",
         )  # fmt: skip
 
 
 def _index(path: str, wrong: str) -> Finding:
     return Finding(
         Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.", REWRITE,
-        runbook(62) or "",
+        errors.runbook(62) or "",
     )  # fmt: skip
 
 
 def _history(table: Namespace) -> Iterator[Finding]:
-    listed = Listed(table.store)
+    listed = Listings(table.store)
     try:
         check_live(table)
-    except TableCorruptError as error:
+    except errors.TableCorruptError as error:
         yield finding_of(error, "history", MANIFEST, "One of the two is damaged, or not of this namespace.")
-    for entry in recorded_entries(table.store, table.manifest.dialect):
+    for revision in recorded_revisions(table.store, table.manifest.dialect):
         try:
-            read_revision(table, entry.revision)
-            missing = missing_of(table, entry.revision, listed)
-        except MemwalOpsError as error:
-            yield finding_of(
-                error, "history", entry.path, "gc deletes nothing: the objects that its readers need are unknown."
-            )
+            read_revision(table, revision.number)
+            missing = missing_of(table, revision.number, listed)
+        except errors.MemwalOpsError as error:
+            consequence = "gc deletes nothing: the objects that its readers need are unknown."
+            yield finding_of(error, "history", revision.path, consequence)
             continue
-        if missing is not None and entry.revision != table.revision:
+        if missing is not None and revision.number != table.revision:
             yield Finding(
-                Severity.WARNING, "history", entry.path, f"It lists {missing}, which is missing or cut.",
+                Severity.WARNING, "history", revision.path, f"It lists {missing}, which is missing or cut.",
                 "Readers of that revision fail.", "None, if no reader uses it; gc will delete the record.",
             )  # fmt: skip
 
 
-def _unneeded(table: Namespace, checked: Checked) -> Iterator[Finding]:
+def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Finding]:
     try:
-        evidence = Evidence.of(table, GcOptions(), datetime.now(UTC))
-    except TableCorruptError as error:
+        evidence = NamespaceEvidence.of(table, GcOptions(), datetime.now(UTC))
+    except errors.TableCorruptError as error:
         yield finding_of(error, "history", "the history", "gc deletes nothing.")
         return
-    counts = checked.objects
-    for stage in Objects(table, evidence).stages():
+    for stage in NamespaceObjects(table, evidence).stages():
         for candidate in stage.candidates:
-            counts[str(candidate.kind)] = counts.get(str(candidate.kind), 0) + 1
+            counts[str(candidate.kind)] += 1
             if candidate.verdict is Verdict.UNKNOWN:
                 yield Finding(
                     Severity.INFO, "unrecognized", candidate.path, candidate.why, "None: gc keeps it.",
                     "Delete it by hand if it is yours.",
                 )  # fmt: skip
-    for kind in (Kind.ORPHAN_FRAGMENT, Kind.ORPHAN_SEGMENT):
-        if counts.get(kind):
+    for kind, folder in ((NamespaceKind.ORPHAN_FRAGMENT, "wal/"), (NamespaceKind.ORPHAN_SEGMENT, "segments/")):
+        if counts[kind]:
             yield Finding(
-                Severity.INFO, "orphans", "wal/" if kind is Kind.ORPHAN_FRAGMENT else "segments/",
+                Severity.INFO, "orphans", folder,
                 f"{counts[kind]} that no manifest lists: left by killed runs, or about to be listed.",
                 "Storage that nothing reads.", "memwal-ops gc URI --apply deletes them in two runs.",
             )  # fmt: skip
@@ -390,9 +366,7 @@ def verified(table: Namespace, options: VerifyOptions, context: RunContext | Non
     checked: dict[str, Any] = {}
     findings = Findings(options.max_findings)
     if options.checks_all:
-        read = Checked()
-        findings.extend(check_namespace(table, options, context, read))
-        checked = vars(read)
+        findings.extend(check_namespace(table, options, context, checked))
     else:
         findings.extend(missing_object(table))
     if not options.asks or findings.counts["missing_object"]:
@@ -402,9 +376,9 @@ def verified(table: Namespace, options: VerifyOptions, context: RunContext | Non
     try:
         answers, wrong = check_answers(table, options, context, seed)
         findings.extend(wrong)
-    except InvalidUsageError:
+    except errors.InvalidUsageError:
         raise
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         findings.add(finding_of(error, "not_checked", "answers of indexes", "This part was not checked completely."))
     return VerifyReport(table.revision, findings, checked, answers=answers, seed=seed)
 
@@ -435,8 +409,9 @@ _CHOICES: Mapping[str, tuple[Choice, ...]] = {
 }
 
 
-def _verified(table: Namespace, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
-    return verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
-
-
-REPAIR = RepairJob(_verified, choices=_CHOICES)
+REPAIR: RepairJob[Namespace] = RepairJob(
+    lambda table, options, context: verified(
+        table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context
+    ),
+    choices=_CHOICES,
+)

@@ -16,7 +16,7 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -157,10 +157,8 @@ class Fragment:
         id: its ULID.
         ids: of the vectors, in order; an id may repeat, and the last one counts.
         values: shape (len(ids), dimensions), float32, finite.
-        attributes: one for each vector.
         deletes: ids; they apply before the vectors of the same fragment.
-        namespace: wiki only.
-        created_at: ISO 8601; wiki only.
+        namespace: wiki only, as ``created_at``, which is ISO 8601.
     """
 
     id: str
@@ -197,15 +195,7 @@ def decode_fragment(data: bytes, dialect: str) -> Fragment:
             return _decode_native_json(data)
         if data[:1] == _MESSAGE_PACK:
             return _decode_native(data)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        RecursionError,
-        OverflowError,
-        msgpack.UnpackException,
-    ) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         raise InvalidFormatError(f"It is not a {dialect} fragment: {error!r:.200}.") from error
     raise InvalidFormatError(f"It begins with {data[:4]!r}, which is not a known version of a fragment.")
 
@@ -247,12 +237,8 @@ def _encode_wiki(fragment: Fragment) -> bytes:
 
 def _wiki_vectors(fragment: Fragment) -> str:
     rows = zip(fragment.ids, vector_texts(fragment.values), fragment.attributes, strict=True)
-    return joined(
-        [
-            f'{{"attributes":{json_text(more or {})},"id":{json_text(name)},"values":{text}}}'
-            for name, text, more in rows
-        ]
-    )
+    member = '{{"attributes":{},"id":{},"values":{}}}'.format
+    return joined([member(json_text(more or {}), json_text(name), text) for name, text, more in rows])
 
 
 def _decode_wiki(data: bytes) -> Fragment:
@@ -278,16 +264,14 @@ def _decode_wiki(data: bytes) -> Fragment:
     _check_known(document, _WIKI_FIELDS, "It")
     if twice:
         raise UnstorableError(f"The member {twice[0]!r:.40} is twice in one of its objects: only one can be stored.")
-    rows = [_wiki_row(vector) for vector in vectors]
-    return Fragment(
-        id=check_id(document["id"], "The fragment's"),
-        ids=[row[0] for row in rows],
-        values=matrix([row[1] for row in rows]),
-        attributes=[row[2] for row in rows],
-        deletes=[check_id(name, "The deleted") for name in deletes],
-        namespace=_text(document.get("namespace")),
-        created_at=_text(document.get("created_at")),
-    )
+    rows = []
+    for vector in vectors:
+        values = _wiki_values(vector)
+        _check_known(vector, _VECTOR_FIELDS, f"The vector {vector.get('id')!r:.80}")
+        rows.append((vector.get("id"), values, vector.get("attributes")))
+    fragment = _fragment(document["id"], rows, deletes, WIKI)
+    namespace, created_at = _text(document.get("namespace")), _text(document.get("created_at"))
+    return replace(fragment, namespace=namespace, created_at=created_at)
 
 
 def _wiki_values(entry: Any) -> list[float]:
@@ -295,12 +279,6 @@ def _wiki_values(entry: Any) -> list[float]:
         raise InvalidFormatError(f"{entry!r:.80} is not a vector.")
     values: list[float] = entry["values"]
     return values
-
-
-def _wiki_row(entry: Any) -> tuple[str, list[float], Attributes | None]:
-    values = _wiki_values(entry)
-    _check_known(entry, _VECTOR_FIELDS, f"The vector {entry.get('id')!r:.80}")
-    return check_id(entry.get("id"), "The vector's"), values, check_attributes(entry.get("attributes"), WIKI)
 
 
 def _check_known(entry: Mapping[str, Any], fields: set[str], what: str) -> None:
@@ -365,7 +343,7 @@ def _wiki_spellings(text: str, vectors: list[Any], deletes: list[Any]) -> Iterat
 
 
 def _members_text(entry: Mapping[str, Any], rest: Callable[[Any], str], values: str, in_order: _Order) -> str:
-    parts = [f"{rest(key)}:{values if key == 'values' else rest(entry[key])}" for key in in_order(entry)]
+    parts = (f"{rest(key)}:{values if key == 'values' else rest(entry[key])}" for key in in_order(entry))
     return "{" + ",".join(parts) + "}"
 
 
@@ -427,8 +405,7 @@ def _members(text: str, twice: list[str]) -> tuple[dict[str, Any], dict[str, tup
 
 
 def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return at if match is None else match.end()
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text, too
 
 
 def _refused(constant: str) -> float:
@@ -488,19 +465,23 @@ def _decode_native_json(data: bytes) -> Fragment:
 
 
 def _native(name: Any, rows: list[tuple[Any, Any, Any]], deletes: list[Any], checksum: Any) -> Fragment:
-    fragment = Fragment(
-        id=check_id(name, "The fragment's"),
-        ids=[check_id(row[0], "The vector's") for row in rows],
-        values=matrix([row[1] for row in rows]),
-        attributes=[check_attributes(row[2], NATIVE) for row in rows],
-        deletes=[check_id(name, "The deleted") for name in deletes],
-    )
+    fragment = _fragment(name, rows, deletes, NATIVE)
     if checksum != native_checksum(fragment):
         raise InvalidFormatError(f"Its checksum is {checksum!r}, which does not match its content.")
     return fragment
 
 
 # -- both
+
+
+def _fragment(name: Any, rows: list[tuple[Any, Any, Any]], deletes: list[Any], dialect: str) -> Fragment:
+    return Fragment(
+        id=check_id(name, "The fragment's"),
+        ids=[check_id(row[0], "The vector's") for row in rows],
+        values=matrix([row[1] for row in rows]),
+        attributes=[check_attributes(row[2], dialect) for row in rows],
+        deletes=[check_id(name, "The deleted") for name in deletes],
+    )
 
 
 def matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
@@ -529,10 +510,8 @@ def matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
 def check_attributes(attributes: Any, dialect: str) -> Attributes | None:
     """Check that attributes can be stored, and return them.
 
-    Args:
-        found: the attributes.
-        dialect: wiki: any JSON values, as the document does not limit them. Native: strings, booleans, 64-bit integers,
-            finite floats, and lists of strings or of numbers: its servers read no others.
+    Wiki: any JSON values, as the document does not limit them. Native: strings, booleans, 64-bit integers, finite
+    floats, and lists of strings or of numbers: its servers read no others.
 
     Raises:
         InvalidFormatError: they are not a map.
@@ -551,13 +530,7 @@ def check_attributes(attributes: Any, dialect: str) -> Attributes | None:
 
 def _is_text(value: str) -> bool:
     """Whether UTF-8 can store it: it has no lone surrogate."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return value.isascii() or len(value.encode("utf-8", "ignore")) == len(value.encode("utf-8", "surrogatepass"))
 
 
 def _is_json(value: object, depth: int = 0) -> bool:

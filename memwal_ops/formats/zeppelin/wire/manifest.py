@@ -77,17 +77,11 @@ class SegmentRef:
     """A live segment.
 
     Attributes:
-        id: its identifier.
         prefix: of its objects, relative to the namespace, with the ``/`` at its end.
-        vectors: rows.
-        clusters: centroids.
         quantization: None, ``scalar``, ``product``; native also ``two_bit``.
-        bitmap_fields: have bitmap indexes.
-        fts_fields: have inverted indexes.
         owners: per cluster the prefix that contains its objects; empty: all are under ``prefix``.
         objects: native grouped cluster objects, as the manifest lists them.
         hierarchical: a tree of nodes instead of flat clusters.
-        created_at: ISO 8601; wiki only.
         others: objects of the segment as a whole, besides the centroids, that queries read: path, and size if recorded.
     """
 
@@ -119,15 +113,12 @@ class Manifest:
     """The content of a namespace at one time.
 
     Attributes:
-        dialect: ``wiki`` or ``native``.
         namespace: its name, the first part of all keys.
         fragments: uncompacted, in the order of replay.
         segments: the live ones, oldest first; a later one overrides.
         pending: wiki: ids that no query returns; native: keys, relative to the namespace.
-        token: the fencing token.
         document: the fields as they were read.
-        encoding: ``json``, ``msgpack``, or ``envelope``.
-        header: the bytes before the MessagePack payload.
+        encoding: ``json``, ``msgpack``, or ``envelope``; ``header``: the bytes before the MessagePack payload.
         arity: of MessagePack lists: of the manifest, its fragments and its segments.
     """
 
@@ -189,9 +180,8 @@ class Manifest:
         """Wiki: entries of ``pending_deletes`` that look like object keys, as native ones do; they are kept."""
         if self.dialect != WIKI:
             return ()
-        return tuple(
-            key for key in self.pending if key.startswith((f"{self.namespace}/wal/", f"{self.namespace}/segments/"))
-        )
+        prefixes = f"{self.namespace}/wal/", f"{self.namespace}/segments/"
+        return tuple(key for key in self.pending if key.startswith(prefixes))
 
     @property
     def unwritable(self) -> str | None:
@@ -217,7 +207,6 @@ class Manifest:
         segments: Sequence[SegmentRef] | None = None,
         pending: Sequence[str] | None = None,
         token: int | None = None,
-        now: datetime | None = None,
     ) -> Manifest:
         """The next manifest: with these parts replaced, the version one higher, and a new ``updated_at``."""
         document = dict(self.document)
@@ -240,15 +229,10 @@ class Manifest:
             document["version"] = (self.version or 0) + 1
             top = max((ref.order for ref in fragments or ()), default=-1) + 1
             document["next_sequence"] = max(document.get("next_sequence") or 0, top)
-        document["updated_at"] = timestamp(now or datetime.now(UTC))
-        return replace(
-            self,
-            document=document,
-            fragments=self.fragments if fragments is None else tuple(fragments),
-            segments=self.segments if segments is None else tuple(segments),
-            pending=self.pending if pending is None else tuple(pending),
-            token=self.token if token is None else token,
-        )
+        document["updated_at"] = timestamp(datetime.now(UTC))
+        parts = {"fragments": fragments, "segments": segments, "pending": pending}
+        changes: dict[str, Any] = {name: tuple(part) for name, part in parts.items() if part is not None}
+        return replace(self, document=document, token=self.token if token is None else token, **changes)
 
     def _raw(self, *names: str) -> list[Mapping[str, Any]]:
         return [entry for name in names for entry in self.document.get(name) or ()]
@@ -260,28 +244,17 @@ class Manifest:
         if self.dialect == WIKI:
             values = (ref.id, f"{self.namespace}/{ref.key}", ref.vectors, ref.deletes, ref.created_at)
             return dict(zip(_WIKI_FRAGMENT, values, strict=True))
-        return dict(
-            zip(FRAGMENT_FIELDS, (ref.id, ref.vectors, ref.deletes, ref.order, ref.bytes or 0, None), strict=True)
-        )
+        numbers = (ref.vectors, ref.deletes, ref.order, ref.bytes or 0)
+        return dict(zip(FRAGMENT_FIELDS, (ref.id, *numbers, None), strict=True))
 
     def _segment(self, segment: SegmentRef) -> dict[str, Any]:
         fields = ([*segment.bitmap_fields], [*segment.fts_fields])
         if self.dialect == WIKI:
-            prefix = f"{self.namespace}/{segment.prefix}"
-            values = (
-                segment.id,
-                prefix,
-                segment.vectors,
-                segment.clusters,
-                segment.created_at,
-                segment.quantization,
-                *fields,
-            )
-            return dict(zip(_WIKI_SEGMENT, values, strict=True))
-        kind = segment.quantization or "none"
-        more: tuple[Any, ...] = (False, [], None, [], None, None, None)
-        values = (segment.id, segment.vectors, segment.clusters, kind, False, *fields, *more)
-        return dict(zip(SEGMENT_FIELDS, values, strict=True))
+            counts = (segment.vectors, segment.clusters, segment.created_at, segment.quantization)
+            wiki = (segment.id, f"{self.namespace}/{segment.prefix}", *counts, *fields)
+            return dict(zip(_WIKI_SEGMENT, wiki, strict=True))
+        native = (segment.id, segment.vectors, segment.clusters, segment.quantization or "none", False, *fields)
+        return dict(zip(SEGMENT_FIELDS, (*native, False, [], None, [], None, None, None), strict=True))
 
 
 def new_manifest(namespace: str, dialect: str) -> Manifest:
@@ -323,21 +296,14 @@ def decode_manifest(data: bytes, namespace: str, *, dialect: str | None = None) 
     try:
         if data[:1] == b"{":
             document = json.loads(data, parse_constant=_refused)
-            _check_text(data, document)
+            if b"\\ud" in data.lower():  # a lone surrogate: the next manifest could not be encoded
+                json.dumps(document, ensure_ascii=False).encode()
             return _decode(document, namespace, _dialect(document, dialect), "json", b"")
         if data[:1] == b"\x01":
             return _decode_packed(data[1:], namespace, "msgpack", b"\x01")
         if data[:1] == b"\x02":
             return _decode_envelope(data, namespace)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        msgpack.UnpackException,
-    ) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgpack.UnpackException) as error:
         raise InvalidFormatError(f"It is not a manifest: {error!r:.200}.") from error
     raise InvalidFormatError(f"It begins with {data[:4]!r}, which is not a known version of a manifest.")
 
@@ -351,15 +317,8 @@ def _refused(constant: str) -> float:
     raise InvalidFormatError(f"{constant} is not a JSON number.")
 
 
-def _check_text(data: bytes, document: Mapping[str, Any]) -> None:
-    """Refuse lone surrogates: the next manifest could not be encoded."""
-    if b"\\ud" in data.lower():
-        json.dumps(document, ensure_ascii=False).encode()
-
-
 def _decode_envelope(data: bytes, namespace: str) -> Manifest:
-    length = int.from_bytes(data[1:3], "big")
-    end = 3 + length
+    end = 3 + int.from_bytes(data[1:3], "big")
     header = msgpack.unpackb(data[3:end])
     least = tuple(int(part) for part in str(header["min_reader"]).split(".")[:3])
     if least > _OURS:
@@ -400,10 +359,8 @@ def _dialect(document: Mapping[str, Any], known: str | None) -> str:
     entries = [*(document.get("fragments") or ()), *(document.get("segments") or ())]
     signs = {WIKI for entry in entries if "key" in entry or "key_prefix" in entry}
     signs |= {NATIVE for entry in entries if "sequence_number" in entry or "cluster_count" in entry}
-    if document.keys() & {"active_segment", "next_sequence", "compaction_watermark"}:
-        signs.add(NATIVE)
-    if known is not None:
-        signs.add(known)
+    signs |= {NATIVE for name in ("active_segment", "next_sequence", "compaction_watermark") if name in document}
+    signs |= {known} if known is not None else set()
     if len(signs) > 1:
         raise InvalidFormatError("It mixes the two dialects: entries with a key, and others with a sequence number.")
     return signs.pop() if signs else WIKI
@@ -435,10 +392,8 @@ def _decode(document: Mapping[str, Any], namespace: str, dialect: str, encoding:
 
 
 def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Manifest:
-    keys = [str(entry["key"]) for entry in document["fragments"]] + [
-        str(entry["key_prefix"]) for entry in document["segments"]
-    ]
-    names = {key.partition("/")[0] for key in keys}
+    keys = [entry["key"] for entry in document["fragments"]] + [entry["key_prefix"] for entry in document["segments"]]
+    names = {str(key).partition("/")[0] for key in keys}
     if len(names) > 1:
         raise InvalidFormatError(f"Its keys belong to several namespaces: {', '.join(sorted(names))}.")
     namespace = names.pop() if names else namespace
@@ -456,21 +411,13 @@ def _decode_wiki(document: Mapping[str, Any], namespace: str, token: int) -> Man
         prefix = prefix if prefix.endswith("/") else f"{prefix}/"
         if prefix != f"segments/{_checked(entry['id'])}/":
             raise InvalidFormatError(f"The segment {entry['id']} has the prefix {entry['key_prefix']!r}.")
-        segments.append(
-            SegmentRef(
-                entry["id"],
-                prefix,
-                _count(entry["vector_count"]),
-                _clusters(entry["centroid_count"]),
-                entry.get("quantization"),
-                _fields(entry, "bitmap_fields"),
-                _fields(entry, "fts_fields"),
-                created_at=entry.get("created_at"),
-                others=tuple((prefix + name, None) for name in _CODES.get(entry.get("quantization"), ())),
-            )
-        )
-        if entry.get("quantization") not in {None, "scalar", "product"}:
-            raise InvalidFormatError(f"The segment {entry['id']} has the quantization {entry['quantization']!r}.")
+        kind, counts = entry.get("quantization"), (_count(entry["vector_count"]), _clusters(entry["centroid_count"]))
+        fields = _fields(entry, "bitmap_fields"), _fields(entry, "fts_fields")
+        codes = tuple((prefix + name, None) for name in _CODES.get(kind, ()))
+        created = entry.get("created_at")
+        segments.append(SegmentRef(entry["id"], prefix, *counts, kind, *fields, created_at=created, others=codes))
+        if kind not in {None, "scalar", "product"}:
+            raise InvalidFormatError(f"The segment {entry['id']} has the quantization {kind!r}.")
     pending = document.get("pending_deletes") or []
     if not all(isinstance(key, str) for key in pending):
         raise InvalidFormatError("Its pending deletes are not ids.")
@@ -493,30 +440,26 @@ def _native_segment(entry: Mapping[str, Any], namespace: str) -> SegmentRef:
     kind = entry.get("quantization") or "none"
     if not isinstance(kind, str):
         raise InvalidFormatError(f"The segment {entry['id']} has the quantization {kind!r:.80}.")
+    owners = tuple(f"segments/{_checked(owner)}/" for owner in entry.get("cluster_owners") or ())
+    if owners and len(owners) != entry["cluster_count"]:
+        raise InvalidFormatError(
+            f"The segment {entry['id']} has {len(owners)} owners of {entry['cluster_count']} clusters."
+        )
+    fields = _fields(entry, "bitmap_fields"), _fields(entry, "fts_fields")
     return SegmentRef(
-        _checked(entry["id"]),
-        f"segments/{entry['id']}/",
-        _count(entry["vector_count"]),
-        _clusters(entry["cluster_count"]),
-        None if kind == "none" else kind,
-        _fields(entry, "bitmap_fields"),
-        _fields(entry, "fts_fields"),
-        _owners(entry),
-        tuple(objects),
-        bool(entry.get("hierarchical")),
-        others=tuple(_others(entry, namespace)),
-    )
+        _checked(entry["id"]), f"segments/{entry['id']}/", _count(entry["vector_count"]),
+        _clusters(entry["cluster_count"]), None if kind == "none" else kind, *fields, owners, tuple(objects),
+        bool(entry.get("hierarchical")), others=tuple(_others(entry, namespace)),
+    )  # fmt: skip
 
 
 def _others(entry: Mapping[str, Any], namespace: str) -> Iterator[tuple[str, int | None]]:
     """The objects of a native segment as a whole: in MessagePack lists, in JSON maps; the key first."""
     for name, size_at in (("sketch", 4), ("bootstrap", 1), ("membership", 1)):
-        objects = entry.get(name)
-        if objects is not None:
-            key, size = (
-                (objects["key"], objects["size_bytes"]) if isinstance(objects, dict) else (objects[0], objects[size_at])
-            )
-            yield _relative(key, namespace), size or None
+        stored = entry.get(name)
+        if stored is not None:
+            at = ("key", "size_bytes") if isinstance(stored, dict) else (0, size_at)
+            yield _relative(stored[at[0]], namespace), stored[at[1]] or None
     if entry.get("has_global_fts"):
         yield f"segments/{entry['id']}/global_fts.bin", None
 
@@ -548,15 +491,6 @@ def _fields(entry: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise InvalidFormatError(f"The segment {entry['id']} has the {name} {names!r:.80}.")
     return tuple(names)
-
-
-def _owners(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    owners = tuple(f"segments/{_checked(owner)}/" for owner in entry.get("cluster_owners") or ())
-    if owners and len(owners) != entry["cluster_count"]:
-        raise InvalidFormatError(
-            f"The segment {entry['id']} has {len(owners)} owners of {entry['cluster_count']} clusters."
-        )
-    return owners
 
 
 def _clusters(value: object) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,18 +101,14 @@ def words(text: object) -> list[str]:
 
     The wiki document does not define them; merge refuses native namespaces with full text.
     """
-    return (
-        [word for word in _WORD.findall(text.lower()) if len(word) <= _MAX_WORD_LENGTH] if isinstance(text, str) else []
-    )
+    terms = _WORD.findall(text.lower()) if isinstance(text, str) else ()
+    return [word for word in terms if len(word) <= _MAX_WORD_LENGTH]
 
 
 def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | None:
-    present = BitMap()
-    values: dict[str, BitMap] = {}
-    numbers: set[float] = set()
-    is_list = False
+    present, values, numbers, is_list = BitMap(), defaultdict[str, BitMap](BitMap), set[float](), False
     for position, row in enumerate(rows):
-        value = None if row is None else row.get(field)
+        value = (row or {}).get(field)
         if value is None:
             continue
         present.add(position)
@@ -120,7 +116,7 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
         for item in value if isinstance(value, list) else (value,):
             if not isinstance(item, str | int | float):
                 return None
-            values.setdefault(value_key(item), BitMap()).add(position)
+            values[value_key(item)].add(position)
             if isinstance(item, int | float) and not isinstance(item, bool):
                 try:
                     numbers.add(float(item))
@@ -137,16 +133,15 @@ def _bitmap(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | N
 
 
 def _inverted(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] | None:
-    postings: dict[str, list[dict[str, int]]] = {}
-    lengths = []
-    for position, row in enumerate(rows):
-        terms = words((row or {}).get(field))
-        if terms:
-            lengths.append(len(terms))
+    postings = defaultdict[str, list[dict[str, int]]](list)
+    texts = [words((row or {}).get(field)) for row in rows]
+    for position, terms in enumerate(texts):
         for word, count in Counter(terms).items():
-            postings.setdefault(word, []).append({"position": position, "tf": count})
+            postings[word].append({"position": position, "tf": count})
+    lengths = [len(terms) for terms in texts if terms]
     if not lengths:
         return None
+
     return {
         "avg_doc_length": sum(lengths) / len(lengths),
         "doc_count": len(lengths),
@@ -155,8 +150,7 @@ def _inverted(rows: Sequence[Attributes | None], field: str) -> dict[str, Any] |
 
 
 def _bits(value: float) -> int:
-    (bits,) = struct.unpack("<Q", struct.pack("<d", value))
-    return int(bits)
+    return int.from_bytes(struct.pack("<d", value), "little")
 
 
 def _document(data: bytes, magic: bytes) -> dict[str, Any]:
@@ -316,21 +310,13 @@ def decode_cluster(data: bytes) -> tuple[list[str], Matrix]:
 
 
 def decode_grouped(data: bytes, cluster: int, described: Mapping[str, Any]) -> tuple[list[str], Matrix]:
-    """Ids and full-precision vectors of one cluster of a grouped object.
+    """Ids and full-precision vectors of one cluster of a grouped object, which its manifest entry describes.
 
-    Args:
-        data: the object.
-        cluster: its number in the segment.
-        described: the object's entry in the manifest.
-
-    Raises:
-        InvalidFormatError: truncated or foreign bytes; it does not contain the cluster.
+    Raises ``InvalidFormatError``: truncated or foreign bytes; it does not contain the cluster.
     """
     kind, (entries,) = data[:4], struct.unpack_from("<I", _whole(data, 0, 8), 4)
     if kind == _GROUP_5:
-        layout = next(
-            (row_layout for row_layout in map(_layout, described["row_layouts"]) if row_layout[0] == cluster), None
-        )
+        layout = next((layout for layout in map(_layout, described["row_layouts"]) if layout[0] == cluster), None)
         if layout is None:
             raise InvalidFormatError(f"The manifest has no row layout of cluster {cluster}.")
         return _decode_rows(data, layout)

@@ -62,7 +62,7 @@ def test_a_second_attempt_of_a_task_finds_what_the_first_wrote(made: NamespaceUn
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert (
         {*kept}
-        == {*first.objects}
+        == {*first[1]}
         == {f"{kind}_{at}.{end}" for at in (1, 2) for kind, end in (("cluster", "bin"), ("attrs", "bin"))}
     )
     (folder / "attrs_2.bin").unlink()

@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import InvariantViolatedError
-from memwal_ops.formats.zeppelin.segments import create
+from memwal_ops.formats.zeppelin.segments import create_object
 from memwal_ops.formats.zeppelin.writer import Writer
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.dying_store import DyingStore, Killed
@@ -98,7 +98,7 @@ def test_fragments_are_immutable(made: NamespaceUnderTest) -> None:
         assert {name: fragments(made).get(name) for name in first} == first
     name = min(first)
     with pytest.raises(InvariantViolatedError, match="other content"):
-        create(opened(made).store, f"wal/{name}", b"other")
+        create_object(opened(made).store, f"wal/{name}", b"other")
     assert fragments(made)[name] == first[name]
     for data, _ in first.values():
         if made.dialect == "wiki":
