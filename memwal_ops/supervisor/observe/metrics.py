@@ -28,7 +28,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -259,6 +259,61 @@ _SKIPS = ("held", "shared", "unchanged", "not_due")
 _DEFERRED = ("window", "budget", "over_budget", "paused")
 
 
+class TableCounter(Collector):
+    """A counter with series for each table. Those that are 0 are made at a scrape, and take no memory.
+
+    Args:
+        name: without prefix and ``_total``.
+        text: its help.
+        tables: the jobs of each table, by its name: their series start at 0.
+        per_job: it has a label ``job`` after ``table``.
+        words: the name of the last label, and its values; empty: there is none.
+    """
+
+    def __init__(
+        self, name: str, text: str, tables: Mapping[str, Sequence[str]], *, per_job: bool, words: Sequence[str] = ()
+    ) -> None:
+        """All are 0."""
+        self.name, self.text, self.label_names = f"{PREFIX}_{name}", text, ("table", *(["job"] * per_job), *words[:1])
+        self._tables, self._per_job, self._words = tables, per_job, words[1:]
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def add(self, *labels: str, by: float = 1.0) -> None:
+        """Add to one series."""
+        self._values[labels] = self._values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        """Return one value."""
+        return self._values.get(labels, 0.0)
+
+    def forget(self, tables: Collection[str]) -> None:
+        """Remove the series of tables."""
+        for labels in [labels for labels in self._values if labels[0] in tables]:
+            del self._values[labels]
+
+    def rows(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Yield all series; another thread may add to them meanwhile."""
+        values = self._values.copy()
+        words: list[tuple[str, ...]] = [(word,) for word in self._words] or [()]
+        for table, names in [*self._tables.items()]:
+            for job in [(name,) for name in names] if self._per_job else [()]:
+                for word in words:
+                    labels = (table, *job, *word)
+                    yield labels, values.pop(labels, 0.0)
+        yield from values.items()
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Yield it without series: its name is taken."""
+        yield CounterMetricFamily(self.name, self.text, labels=self.label_names)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield it with all series."""
+        for family in self.describe():
+            for labels, value in self.rows():
+                family.add_metric(labels, value)
+            yield family
+
+
 class Metrics:
     """The metrics registry of one service. Gauges are made from ``status``, the document of ``/api/v1/status``."""
 
@@ -266,21 +321,20 @@ class Metrics:
         """Create all metrics."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series, and add nothing
         self.registry = CollectorRegistry()
-        counter = self._counter
-        self.runs = counter("runs", "Runs by outcome.", "table", "job", "outcome")
-        self.skipped = counter(
-            "skipped",
-            "Runs that were due and not started: held or shared by another supervisor, or nothing was written.",
-            "table",
-            "job",
-            "why",
-        )
-        self.requests = counter("requests", "Requests of runs to the store, by kind.", "table", "kind")
-        self.read = counter("read_bytes", "Bytes of objects that runs read.", "table")
-        self.written = counter("written_bytes", "Bytes of objects that runs wrote.", "table")
-        self.cpu = counter("cpu_seconds", "Processor seconds of runs.", "table")
-        self.cost = counter("cost", "What runs cost, in the currency of the configured prices.", "table")
-        self.polls = counter("polls", "Polls of a table's backlog by outcome.", "table", "outcome")
+        counter, of_tables = self._counter, self._of_tables
+        self._tables: dict[str, tuple[str, ...]] = {}
+        # Tables with the same jobs share the tuple of their names.
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._counters: list[TableCounter] = []
+        self.runs = of_tables("runs", "Runs by outcome.", "outcome", *_OUTCOMES, per_job=True)
+        text = "Runs that were due and not started: held or shared by another supervisor, or nothing was written."
+        self.skipped = of_tables("skipped", text, "why", *_SKIPS, per_job=True)
+        self.requests = of_tables("requests", "Requests of runs to the store, by kind.", "kind", *KINDS)
+        self.read = of_tables("read_bytes", "Bytes of objects that runs read.")
+        self.written = of_tables("written_bytes", "Bytes of objects that runs wrote.")
+        self.cpu = of_tables("cpu_seconds", "Processor seconds of runs.")
+        self.cost = of_tables("cost", "What runs cost, in the currency of the configured prices.")
+        self.polls = of_tables("polls", "Polls of a table's backlog by outcome.", "outcome", *_BOTH)
         self.heartbeats = counter("heartbeats", "Heartbeat URLs fetched, by outcome.", "outcome")
         self.notifications = counter(
             "notifications", "Notifications of findings, by target and outcome.", "target", "outcome"
@@ -313,7 +367,7 @@ class Metrics:
         info.labels(__version__).set(1)
         self._phases: set[tuple[str, str]] = set()
         # By exported name: the counter, and whether it has a label for the job.
-        self._sums: dict[str, tuple[Counter, bool]] = {}
+        self._sums: dict[str, tuple[TableCounter, bool]] = {}
         for name, metric in exported_metrics("run").items():
             self._add_sum(name, metric)
         self.registry.register(_StatusCollector(status, self.registry))
@@ -337,34 +391,21 @@ class Metrics:
         for figure, metric in figures.metrics.items():
             if figures.values.get(figure, 0) > 0 and metric.exported in self._sums:
                 counter, per_job = self._sums[metric.exported]
-                counter.labels(*((table, job) if per_job else (table,))).inc(figures.values[figure])
+                counter.add(*((table, job) if per_job else (table,)), by=figures.values[figure])
 
     def count_usage(self, table: str, used: Mapping[str, Any], money: float) -> None:
         """Add what a run used, see :class:`memwal_ops.core.usage.Measurement`, and what it cost."""
         for kind in KINDS:
-            self.requests.labels(table, kind).inc(max(0, used["requests"].get(kind, 0)))
-        self.read.labels(table).inc(max(0, used["bytes_read"]))
-        self.written.labels(table).inc(max(0, used["bytes_written"]))
-        self.cpu.labels(table).inc(max(0.0, used["cpu_seconds"]))
-        self.cost.labels(table).inc(money)
+            self.requests.add(table, kind, by=max(0, used["requests"].get(kind, 0)))
+        self.read.add(table, by=max(0, used["bytes_read"]))
+        self.written.add(table, by=max(0, used["bytes_written"]))
+        self.cpu.add(table, by=max(0.0, used["cpu_seconds"]))
+        self.cost.add(table, by=money)
 
     def init_table(self, table: str, jobs: Iterable[str]) -> None:
         """Initialize the counters of a table and its jobs with 0."""
-        for outcome in _BOTH:
-            self.polls.labels(table, outcome)
-        for kind in KINDS:
-            self.requests.labels(table, kind)
-        for usage in (self.read, self.written, self.cpu, self.cost):
-            usage.labels(table)
-        jobs = [*jobs]
-        for counter, per_job in self._sums.values():
-            for labels in [(table, job) for job in jobs] if per_job else [(table,)]:
-                counter.labels(*labels)
-        for job in jobs:
-            for why in _SKIPS:
-                self.skipped.labels(table, job, why)
-            for outcome in _OUTCOMES:
-                self.runs.labels(table, job, outcome)
+        names = (*jobs,)
+        self._tables[table] = self._names.setdefault(names, names)
 
     def init_targets(self, targets: Iterable[str]) -> None:
         """Initialize the counters of the targets of notifications with 0."""
@@ -374,20 +415,22 @@ class Metrics:
 
     def forget_tables(self, tables: Collection[str]) -> None:
         """Remove all series of tables."""
-        if not tables:
-            return
-        usage = (self.requests, self.read, self.written, self.cpu, self.cost)
-        for counter in (self.runs, self.skipped, self.polls, *usage, *(counter for counter, _ in self._sums.values())):
-            for labels in [*counter._metrics]:  # noqa: SLF001 - the library has no list of its children
-                if labels[0] in tables:
-                    counter.remove(*labels)
+        for table in tables:
+            self._tables.pop(table, None)
+        for counter in self._counters if tables else ():
+            counter.forget(tables)
 
     def _add_sum(self, name: str, metric: MetricSpec) -> None:
-        labels = ("table", "job") if metric.per_job else ("table",)
         try:
-            self._sums[name] = (self._counter(name, metric.help, *labels), metric.per_job)
+            self._sums[name] = (self._of_tables(name, metric.help, per_job=metric.per_job), metric.per_job)
         except ValueError:  # the service itself uses the name: a package's job must not keep it from starting
             get_logger(__name__).warning("metric_not_exported", metric=name, why="the name is taken")
+
+    def _of_tables(self, name: str, text: str, *words: str, per_job: bool = False) -> TableCounter:
+        counter = TableCounter(name, text, self._tables, per_job=per_job, words=words)
+        self.registry.register(counter)
+        self._counters.append(counter)
+        return counter
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
@@ -397,6 +440,8 @@ def _exposed(collector: Collector) -> Iterable[Family] | str:
     """The counters and gauges of a collector; of one that has others, the text itself."""
     if isinstance(collector, _StatusCollector):
         return collector.families()
+    if isinstance(collector, TableCounter):
+        return [Family(f"{collector.name}_total", "counter", collector.text, collector.label_names, collector.rows())]
     if not isinstance(collector, Counter):
         return generate_latest(collector).decode()
     children: Mapping[Any, Any] = {(): collector}  # without labels it is its own only child

@@ -170,7 +170,7 @@ class PollResults:
     def _take_outcome(self, state: TableState, result: Mapping[str, Any], began: float) -> None:
         """Count a poll and keep its error; after a failure, the next one waits, see ``_MAX_FACTOR``."""
         good, before = result["outcome"] == "succeeded", state.error
-        self._shared.metrics.polls.labels(state.table.name, result["outcome"]).inc()
+        self._shared.metrics.polls.add(state.table.name, result["outcome"])
         state.error, state.error_code = None if good else str(result["message"]), int(result["exit_code"])
         now = self._shared.clock.monotonic()
         state.failed_polls = 0 if good else state.failed_polls + 1

@@ -288,7 +288,7 @@ class DueJobs:
             del state.scheduled[name]
             if entry is not None and why is not None:
                 entry.skips += 1
-                self._shared.metrics.skipped.labels(*entry.key, why).inc()
+                self._shared.metrics.skipped.add(*entry.key, why)
                 entry.started = entry.finished = entry.succeeded = now
             elif entry is not None:
                 self._shared.enqueue(*entry.key, "schedule")
@@ -313,7 +313,7 @@ class DueJobs:
         shared = self._shared
         if shared.instance is None or not is_schedule_met(entry, last, shared.instance, shared.clock.now()):
             return False
-        shared.metrics.skipped.labels(*entry.key, "shared").inc()
+        shared.metrics.skipped.add(*entry.key, "shared")
         return True
 
     def asks_lease(self, state: TableState, entry: TableJob) -> bool:

@@ -97,7 +97,7 @@ class RunEnds:
         number = shared.recorder.begin(entry, plan, now)
         details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
         shared.recorder.finish(entry, number, now, "failed", details)
-        shared.metrics.runs.labels(*entry.key, "failed").inc()
+        shared.metrics.runs.add(*entry.key, "failed")
         self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
         self._update(entry, "failed", now, now, details.get("exit_code") or 1)
 
@@ -111,7 +111,7 @@ class RunEnds:
         if entry.settings.job.debt is not None and outcome == "succeeded":
             entry.rates = (*rates_of(name, [PastRun(ran, report or {})]), *entry.rates)[:MAX_RATES]
         if not entry.removed:
-            metrics.runs.labels(*entry.key, outcome).inc()
+            metrics.runs.add(*entry.key, outcome)
             metrics.count_figures(*entry.key, Figures(details.get("figures") or {}, entry.table.settings.format, "run"))
         used = details.get("used")
         self._ranking.end(used, run.plan, now)
@@ -137,7 +137,7 @@ class RunEnds:
         entry.outcome, entry.finished, entry.ended = outcome, now, shared.clock.monotonic()
         entry.state, entry.due, entry.waiting = IDLE, None, None
         shared.touch(entry.table.name)
-        entry.asked_by, entry.at_once = None, False
+        entry.asked_by, entry.asked_at, entry.at_once = None, None, False
         if shared.once:
             shared.codes.append(code)
         if outcome in {*COMPLETED, *FAILURES}:
@@ -425,7 +425,7 @@ class Starter:
         if entry.why != "schedule":
             self._polling.request(entry.table.name)
         shared.release(entry, lease, None)
-        shared.metrics.skipped.labels(*entry.key, "shared").inc()
+        shared.metrics.skipped.add(*entry.key, "shared")
         entry.state, entry.due = IDLE, None
 
     def _held(self, entry: TableJob, other: Lease | None) -> None:
@@ -433,7 +433,7 @@ class Starter:
         shared, now = self._shared, self._shared.clock.now()
         if entry.other is None:
             entry.other_since = now
-            shared.metrics.skipped.labels(*entry.key, "held").inc()
+            shared.metrics.skipped.add(*entry.key, "held")
         entry.other = other
         if shared.once:
             entry.state, entry.due = IDLE, None

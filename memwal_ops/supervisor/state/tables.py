@@ -59,6 +59,8 @@ class RunState:
         signalled: when the worker was asked to end it.
         before: the table's fingerprint and the job's settings before it, see :attr:`TableJob.unchanged_since`.
         plan: what was recorded when it began.
+        doing: what its job reported last, a document of :class:`memwal_ops.core.context.Progress`; ``doing_since``:
+            when it began that activity, and how much of it was done then.
     """
 
     number: int | None
@@ -76,6 +78,24 @@ class RunState:
     working: bool = False
     cancelled_by: str = ""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LOG_LINES))
+    doing: Mapping[str, Any] | None = None
+    doing_since: tuple[float, int] = (0.0, 0)
+
+    def report(self, doing: Mapping[str, Any] | None, mono: float) -> None:
+        """Take what its job reports."""
+        self.progress = mono
+        if doing is not None and (self.doing is None or self.doing["activity"] != doing["activity"]):
+            self.doing_since = mono, doing["done"]
+        self.doing = doing or self.doing
+
+    def doing_status(self, mono: float) -> dict[str, Any] | None:
+        """The document ``progress`` of a job's status."""
+        if self.doing is None:
+            return None
+        (since, first), done, total = self.doing_since, self.doing["done"], self.doing["total"]
+        known = total is not None and done > first
+        left = (total - done) * (mono - since) / (done - first) if known else None
+        return {**self.doing, "seconds_left": None if left is None else round(max(0.0, left), 1)}
 
 
 _KEPT = ("at_once", "fruitless", "skips", "unproductive_backlog")
@@ -89,7 +109,7 @@ class TableJob:
     Attributes:
         due: since when it is due (wall clock); None if it is not.
         why: what made it due: ``schedule``, ``when: ...``, ``objective ...``, ``retry``, ``answers``, ``request``.
-        asked_by: the user who requested the run that is due or in flight; None: it was not requested.
+        asked_by: the user who requested the run that is due or in flight, at ``asked_at``; None: it was not requested.
         at_once: it runs before others, in a closed window, and beyond its budget.
         not_before: it does not start before this time (wall clock).
         waiting: what it waits for: paused, window, backoff, breaker, budget, over_budget (that of the fleet), lease,
@@ -119,6 +139,7 @@ class TableJob:
     due: datetime | None = None
     why: str = ""
     asked_by: str | None = None
+    asked_at: datetime | None = None
     at_once: bool = False
     not_before: datetime | None = None
     waiting: str | None = None

@@ -125,8 +125,8 @@ def test_labels_of_metrics() -> None:
     """A label is a folder's name; the text format has three escapes only, so the backslash itself is escaped."""
     metrics = Metrics(dict)
     metrics.registry = type(metrics.registry)()
-    metrics.polls = metrics._counter("polls", "x", "table", "outcome")
-    metrics.polls.labels("a\u202eb\x1b", "failed").inc()
+    metrics.polls = metrics._of_tables("polls", "x", "outcome")
+    metrics.polls.add("a\u202eb\x1b", "failed")
     text = metrics.expose().decode()
     assert not unsafe(text)
     assert r'table="a\\u202eb\\x1b"' in text

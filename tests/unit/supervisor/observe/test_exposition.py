@@ -30,9 +30,9 @@ def metrics(tmp_path: Path) -> Metrics:
     found.init_table("a", ["merge", "gc"])
     found.run_seconds.labels("merge").observe(0.7)
     for name in NAMES:
-        found.polls.labels(name, "failed").inc()
+        found.polls.add(name, "failed")
     for place, value in enumerate(VALUES):
-        found.runs.labels("a", "merge", str(place))._value.set(value)
+        found.runs.add("a", "merge", str(place), by=value)
     return found
 
 
@@ -42,7 +42,20 @@ def test_it_is_that_of_the_library(metrics: Metrics) -> None:
 
 def test_unprintable_characters_are_escaped(metrics: Metrics) -> None:
     metrics.run_seconds.labels("a\x1bb").observe(1)
-    metrics.polls.labels("a\u202eb\nc", "failed").inc()
+    metrics.polls.add("a\u202eb\nc", "failed")
     text = metrics.expose().decode()
     assert r'job="a\\x1bb"' in text
     assert r'table="a\\u202eb\nc"' in text
+
+
+def test_series_that_are_zero_take_no_memory_and_are_exposed(metrics: Metrics) -> None:
+    """70 objects of the library for each table were 40 KiB."""
+    for number in range(100):
+        metrics.init_table(f"t{number}", [*("merge", "gc")])
+    assert metrics.runs._values.keys().isdisjoint({("t7", "merge", "failed")})
+    assert 'memwal_ops_runs_total{job="gc",outcome="failed",table="t7"} 0.0' in metrics.expose().decode()
+    assert len({id(jobs) for name, jobs in metrics._tables.items() if name[0] == "t"}) == 1
+    metrics.runs.add("t7", "gc", "failed")
+    assert 'memwal_ops_runs_total{job="gc",outcome="failed",table="t7"} 1.0' in metrics.expose().decode()
+    metrics.forget_tables({"t7"})
+    assert 't7"' not in metrics.expose().decode()
