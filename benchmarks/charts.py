@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pygal
 
-from memwal_ops.pages.charts import common_options, rendered
+from benchmarks.line_chart import common_options, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

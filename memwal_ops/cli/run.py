@@ -14,7 +14,7 @@ from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.service import Service
-from memwal_ops.supervisor.workers.worker import NOT_APPLICABLE
+from memwal_ops.supervisor.workers.protocol import NOT_APPLICABLE
 from memwal_ops.text import counted, printable, size_text
 
 if TYPE_CHECKING:

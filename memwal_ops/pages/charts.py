@@ -1,88 +1,113 @@
-"""Draw the charts of the pages with pygal, as SVG images that follow the browser's dark or light setting."""
+"""Lay out the charts of the pages: lanes below each other on one axis of time; charts.html.j2 draws them as SVG."""
 
 from __future__ import annotations
 
+import json
 import math
-import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-import pygal
-from pygal.style import Style
-
-from memwal_ops.text import size_text, time_text
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from memwal_ops.core.job import Unit
 
-# pygal adds a finder for its plugins with maps to this process, which lacks find_spec: other code that asks every
-# finder, such as pytest, fails on it. There are no maps here.
-sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != pygal.__name__]
-
-_COLORS = ("#1a7f8e", "#b3651b", "#6a4fa3", "#2f7d32", "#b0355c", "#55626e")
-_DARK = (
-    "inline:@media (prefers-color-scheme: dark) { .axis text, .legends text { fill: #d6dde4 !important } "
-    ".axis .line { stroke: #7b8894 !important } .axis .guide { stroke: #36424d !important } "
-    ".color-0 { stroke: #5cc3d3 !important } .color-1 { stroke: #f0a45d !important } .reactive { fill-opacity: .2 } }"
-)
-_FONT = "system-ui, sans-serif"
-_TICKS, _MAX_TICKS = 3, 5
-CHART_WIDTH = 480
+_WIDTH, _HEIGHT = 1000, 100  # of the view box of a lane
+_TICKS, _MAX_TICKS, _MAX_POINTS = 3, 5, 240
 _FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _TICK_STEPS = (
     *((_MINUTE * minutes, "{:%H:%M}") for minutes in (1, 5, 10, 15, 30, 60, 240)),
+    (6 * _HOUR, "{:%a %H:%M}"),
     (12 * _HOUR, "{:%d %b %H:%M}"),
     *((_DAY * days, "{:%d %b}") for days in (1, 2, 5, 15)),
 )
-_DASHES = ("1, 0", "6, 3", "2, 3", "8, 3, 2, 3")
-_FORMATS: Mapping[str, Callable[[float], str]] = {
-    "count": "{:,.0f}".format,
-    "bytes": size_text,
-    "seconds": time_text,
-    "share": "{:.2f}".format,
-}
+_EDGE, _LEAST = 0.06, 6  # what was read just now, and not before, is a dot
 
 
-def time_chart(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    unit: Unit | Literal["share"] | Callable[[float], str],
+def story(lanes: Sequence[dict[str, Any]], start: float, end: float) -> dict[str, Any]:
+    """Return lanes with the axis that they share, for the macro ``story``; times are seconds since 1970."""
+    ticks, text = time_ticks(start, end)
+    axis = []
+    for tick in ticks:
+        at = (tick - start) / (end - start)
+        anchor = "start" if at < _EDGE else "end" if at > 1 - _EDGE else "middle"
+        axis.append((round(100 * at, 2), anchor, text.format(datetime.fromtimestamp(tick, UTC))))
+    return {"lanes": [*lanes], "axis": axis, "span": json.dumps([start, end])}
+
+
+def lane(
+    title: str,
+    points: Sequence[tuple[float, float]],
+    text: Callable[[float], str],
     start: float,
     end: float,
-) -> bytes:
-    """Draw amounts over time, a line for each name; charts with the same ``start`` and ``end`` have the same scale.
+    *,
+    most: float | None = None,
+    shape: Literal["steps", "bars"] = "steps",
+    summary: str = "",
+    top_text: str = "",
+) -> dict[str, Any]:
+    """Return one lane: amounts over time, each as a step that lasts to the next one, the last to ``end``.
 
     Args:
-        series: by name, seconds since 1970 and amounts, in the order of time; one without a name has no legend.
-        unit: of the amounts, or what makes their texts; a share is 0 to 1.
-        start: the left end of the scale, in seconds since 1970.
+        title: what the amounts are of.
+        points: seconds since 1970 and amounts, in the order of time.
+        text: makes the text of an amount.
+        start: the left end of the scale.
         end: the right end.
+        most: the top of the scale; None: the largest amount.
+        shape: bars are of amounts that do not last.
+        summary: what is shown beside the title; empty: the range, and the last amount.
+        top_text: the top of the scale as a short text; empty: as ``text`` makes it.
     """
-    ticks, text = time_ticks(start, end)
-    own = {
-        "show_legend": "" not in series,
-        "value_formatter": unit if callable(unit) else _FORMATS[unit],
-        "include_x_axis": unit != "share",
-        "xrange": (start, end),
-        "fill": len(series) == 1 and unit != "share",
+    values = [value for _, value in points]
+    top = most or max(values, default=0.0) or 1.0
+    places = [(_place(when, start, end), round(_HEIGHT * (1 - value / top), 1)) for when, value in points]
+    if shape == "bars":
+        line, area = "".join(f"M{x} {_HEIGHT}V{y}" for x, y in places), ""
+    else:
+        steps = "".join(f"H{x}V{y}" for x, y in places[1:])
+        first = min(places[0][0], _WIDTH - _LEAST) if places else 0
+        line = f"M{first} {places[0][1]}{steps}H{_WIDTH}" if places else ""
+        area = f"{line}V{_HEIGHT}H{first}Z" if places else ""
+    least, largest = text(min(values, default=0.0)), text(max(values, default=0.0))
+    last = text(values[-1]) if values else ""
+    known = f"now {last}" if least == largest else f"{least} to {largest}, now {last}"
+    every = 1 + len(points) // _MAX_POINTS
+    shown = points[::-every][::-1]  # with the last one
+    return {
+        "title": title,
+        "summary": summary or known,
+        "shape": shape,
+        "line": line,
+        "area": area,
+        "marks": [],
+        "top": top_text or text(top),
+        "zero": text(0.0),
+        "points": json.dumps([[round(when), text(value)] for when, value in shown]),
     }
-    # Its charts of dates convert times by the zone of this machine; these are seconds, printed in UTC.
-    plot: Any = pygal.XY(
-        **{**common_options(), **own},
-        x_value_formatter=lambda when: text.format(datetime.fromtimestamp(when, UTC)),
-        dots_size=2,
-    )
-    plot.x_labels = ticks
-    if not callable(unit) and unit != "share":
-        plot.y_labels = value_ticks([value for points in series.values() for _, value in points], unit)
-    for at, (name, points) in enumerate(series.items()):
-        dashes = {"width": 2, "dasharray": _DASHES[at % len(_DASHES)]}
-        dots = len(points) == 1 or unit == "share"
-        plot.add(name, [*points], show_dots=dots, stroke_style=dashes)
-    return rendered(plot)
+
+
+def marks(
+    title: str, events: Sequence[tuple[float, str, str]], start: float, end: float, summary: str
+) -> dict[str, Any]:
+    """Return a lane of events, each with its time, its level as a word of the style sheet, and its text."""
+    return {
+        "title": title,
+        "summary": summary,
+        "shape": "marks",
+        "line": "",
+        "area": "",
+        "top": "",
+        "zero": "",
+        "marks": [(_place(when, start, end), level) for when, level, _ in events],
+        "points": json.dumps([[round(when), text] for when, _, text in events]),
+    }
+
+
+def _place(when: float, start: float, end: float) -> float:
+    return round(_WIDTH * min(1.0, max(0.0, (when - start) / (end - start))), 1)
 
 
 def value_ticks(values: Sequence[float], unit: Unit) -> list[float]:
@@ -102,59 +127,3 @@ def time_ticks(start: float, end: float) -> tuple[list[float], str]:
             first = -(-start // seconds) * seconds
             return [first + seconds * at for at in range(int((end - first) // seconds) + 1)], text
     return [start, end], "{:%Y-%m-%d}"
-
-
-def bar_chart(series: Mapping[str, Sequence[float]], labels: Sequence[str]) -> bytes:
-    """Draw a bar chart, one group for each label."""
-    plot: Any = pygal.Bar(**{**common_options(), "show_legend": len(series) > 1}, x_labels_major_count=_TICKS)
-    plot.x_labels = [*labels]
-    plot.show_minor_x_labels = False
-    for name, values in series.items():
-        plot.add(name, [*values])
-    return rendered(plot)
-
-
-def common_options() -> dict[str, Any]:
-    """Return the options of all charts."""
-    style = Style(
-        background="transparent",
-        plot_background="transparent",
-        colors=_COLORS,
-        font_family=_FONT,
-        label_font_size=14,
-        major_label_font_size=14,
-        legend_font_size=14,
-        opacity=".16",
-        stroke_opacity="1",
-        guide_stroke_dasharray="0",
-        guide_stroke_color="#d8dee4",
-        major_guide_stroke_dasharray="0",
-        major_guide_stroke_color="#d8dee4",
-        stroke_width=2,
-        transition="none",
-    )
-    return {
-        "style": style,
-        "js": (),
-        "css": ["file://style.css", "file://graph.css", _DARK],
-        "width": CHART_WIDTH,
-        "height": 180,
-        "explicit_size": True,
-        "show_legend": False,
-        "legend_at_bottom": True,
-        "y_labels_major_count": _TICKS,
-        "show_minor_y_labels": False,
-        "include_x_axis": True,
-        "range": None,
-        "margin": 12,
-        "margin_right": 44,  # half of the last time
-        "value_formatter": lambda value: f"{value:,.0f}",
-        "no_data_text": "",
-        "truncate_label": -1,
-    }
-
-
-def rendered(plot: Any) -> bytes:
-    """Return the SVG image of a chart."""
-    rendered: bytes = plot.render(is_unicode=False)
-    return rendered

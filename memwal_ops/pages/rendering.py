@@ -1,7 +1,7 @@
 """Render the HTML pages: every text is redacted, made printable and escaped.
 
 The Content-Security-Policy admits one style sheet, by its hash, and images. Pages of the service also load one script,
-from the service itself; a page that is a file runs none. Charts are images, in which browsers run no scripts.
+from the service itself; a page that is a file runs none.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def render(template: str, **model: Any) -> bytes:
 
     Args:
         template: its name without suffix, such as ``overview`` or ``table``.
-        **model: its variables. Strings are redacted and escaped wherever they are printed; only charts, which are
-            ``markupsafe.Markup``, are not.
+        **model: its variables. Strings are redacted and escaped wherever they are printed, unless they are
+            ``markupsafe.Markup``.
     """
     _seen.texts = {}
     now = datetime.now(UTC)
@@ -84,11 +84,6 @@ def _clean(value: Any) -> Any:
     if value not in texts:
         texts[value] = printable(redact(value), lines=True)
     return texts[value]
-
-
-def data_uri(svg: bytes) -> str:
-    """A chart as the address of an image, for a page that is one file."""
-    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
 
 
 def ago(when: datetime | str | None) -> str:

@@ -87,7 +87,8 @@ class Actions:
 
             return self._scheduler.errands.add(settings.job.pool, request, then, is_wanted)
 
-        return {"table": table, "job": job, "report": self._wait_for(begin)}
+        planned = self._wait_for(begin)
+        return {"table": table, "job": job, "report": dict(planned["report"]), "text": planned["text"]}
 
     def hold(self, table: str, **what: Any) -> dict[str, Any]:
         """Take or end a hold of a table on a worker; ``what``: see :class:`HoldRequest`."""
@@ -100,10 +101,10 @@ class Actions:
                 WATCH, lambda number: HoldRequest(number, named.uri, storage, **what), then, is_wanted
             )
 
-        return {"table": table, **self._wait_for(begin)}
+        return {"table": table, **self._wait_for(begin)["report"]}
 
-    def _wait_for(self, begin: Callable[[_Then, _Wanted], bool]) -> dict[str, Any]:
-        """Begin an errand on the scheduler's thread, and return the report of its result."""
+    def _wait_for(self, begin: Callable[[_Then, _Wanted], bool]) -> Mapping[str, Any]:
+        """Begin an errand on the scheduler's thread, and return its result, which has a report."""
         answer: Future[Mapping[str, Any]] = Future()
 
         def give(result: Mapping[str, Any]) -> None:
@@ -125,7 +126,7 @@ class Actions:
             ) from None
         if result["report"] is None:
             raise ActionConflictError(f"{result['reason']}: {result['message']}")
-        return dict(result["report"])
+        return result
 
     # -- on the scheduler's thread
 
@@ -142,7 +143,7 @@ class Actions:
             self._scheduler.enqueue(*entry.key, REQUEST)
         if entry.state == QUEUED and entry.other is None:
             entry.not_before = None
-        entry.why, entry.asked_by, entry.at_once = REQUEST, by, True
+        entry.why, entry.asked_by, entry.asked_at, entry.at_once = REQUEST, by, now, True
         return {**_target(entry), "state": entry.state}
 
     def _retry(self, entries: Iterable[TableJob], by: str) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Actions:
         if not waiting and not stopped:
             raise ActionConflictError("Nothing here waits in backoff, and no circuit breaker is open.")
         for entry in waiting:
-            entry.not_before, entry.asked_by = None, by
+            entry.not_before, entry.asked_by, entry.asked_at = None, by, now
         for entry in stopped:
             entry.fruitless, entry.fruitless_at, entry.unproductive_backlog = 0, None, None
             self._scheduler.poll(entry.table.name)

@@ -432,6 +432,7 @@ class Service:
             pages=self._pages.page_at,
             sign_in=self._pages.sign_in,
             refused=self._pages.refused,
+            acted=self._pages.acted,
             allowed_hosts=http.allowed_hosts,
             actions=Actions(self.scheduler, self._found.elsewhere),
             tokens=tokens,

@@ -32,6 +32,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "schedule_seconds": 300.0, "next_due": _ago(minutes=-2), "when": None, "last_started": _ago(minutes=3),
         "last_finished": _ago(minutes=3), "last_success": _ago(minutes=3), "last_outcome": "succeeded",
         "seconds_since_success": 180.0, "consecutive_failures": 0, "waiting_seconds": 0.0, "running_seconds": 0.0,
+        "asked": None, "progress": None,
         "backoff_seconds": 0.0, "applies": True, "pid": None, "lease": free, **changes,
     }  # fmt: skip
 

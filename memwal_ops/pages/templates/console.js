@@ -1,6 +1,6 @@
 // What the pages of memwal-ops do in place: filter, sort and turn pages, and refresh what is shown, without a reload.
 // Every page works without this module: each link is an address, each form a request.
-const REFRESH_SECONDS = 15;
+const REFRESH_SECONDS = 15, BUSY_SECONDS = 2;
 const live = () => document.querySelector("[data-live]");
 let asked = 0;
 
@@ -8,7 +8,8 @@ function busy() {
   const selected = document.getSelection();
   const at = document.activeElement;
   const asks = live()?.querySelector("details.ask[open]");
-  return asks || (selected && !selected.isCollapsed) || (at && at.matches("input:not([type=hidden]), select, textarea"));
+  const chosen = live()?.querySelector('input[name="tables"]:checked');
+  return asks || chosen || (selected && !selected.isCollapsed) || at?.matches("input:not([type=hidden]), select, textarea, .story figure") || live()?.querySelector("figure[data-at]");
 }
 
 // Show what the service answers in place of the part that is shown, with focus, open details and position as they were.
@@ -61,14 +62,20 @@ document.addEventListener("input", (event) => {
 });
 
 addEventListener("popstate", () => go(location.href));
-function refresh() {
-  if (live() && !document.hidden && !busy()) show(location.href).catch(() => {});
+async function refresh() {
+  if (live() && !document.hidden && !busy()) await show(location.href).catch(() => {});
 }
 
-setInterval(refresh, REFRESH_SECONDS * 1000);
+// What runs is shown as it goes.
+let next;
+function later() {
+  clearTimeout(next);
+  next = setTimeout(() => refresh().then(later), 1000 * (live()?.querySelector("[data-busy]") ? BUSY_SECONDS : REFRESH_SECONDS));
+}
+later();
 document.addEventListener("visibilitychange", refresh);
 
-// The amount of a chart where the pointer is; of one with the focus at a place that the arrow keys move.
+// The amounts of all lanes at the time of the pointer; of the lane with the focus those at a place that the arrow keys move.
 function point(figure, at) {
   const points = JSON.parse(figure.dataset.points);
   const place = Math.max(0, Math.min(points.length - 1, at(points)));
@@ -77,17 +84,14 @@ function point(figure, at) {
   out.dataset.summary ??= out.textContent;
   out.textContent = `${text}, ${new Date(when * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
   figure.dataset.at = place;
+  return when;
 }
 
-document.addEventListener("pointermove", (event) => {
-  const figure = event.target.closest?.("figure[data-points]");
-  for (const other of document.querySelectorAll("figure[data-at]")) if (other !== figure) summary(other);
-  if (!figure) return;
-  const box = figure.querySelector("img").getBoundingClientRect();
-  const [left, width, start, end] = JSON.parse(figure.dataset.plot);
-  const when = start + (((event.clientX - box.left) / box.width - left) / width) * (end - start);
-  point(figure, (points) => points.findLastIndex(([time]) => time <= when));
-});
+function mark(story, when) {
+  const [start, end] = JSON.parse(story.dataset.span);
+  const x = when == null ? "" : `M${(1000 * Math.min(1, Math.max(0, (when - start) / (end - start)))).toFixed(1)} 0V100`;
+  for (const cursor of story.querySelectorAll(".cursor")) cursor.setAttribute("d", x);
+}
 
 function summary(figure) {
   const out = figure.querySelector("output");
@@ -95,11 +99,32 @@ function summary(figure) {
   delete figure.dataset.at;
 }
 
-document.addEventListener("focusin", (event) => event.target.matches("figure[data-points]") && point(event.target, (points) => points.length - 1));
-document.addEventListener("focusout", (event) => event.target.matches("figure[data-points]") && summary(event.target));
+document.addEventListener("pointermove", (event) => {
+  const story = event.target.closest?.(".story");
+  for (const other of document.querySelectorAll(".story")) {
+    if (other === story || !other.querySelector("figure[data-at]")) continue;
+    other.querySelectorAll("figure[data-at]").forEach(summary);
+    mark(other, null);
+  }
+  const plot = story?.querySelector(".plot")?.getBoundingClientRect();
+  if (!plot) return;
+  const [start, end] = JSON.parse(story.dataset.span);
+  const when = start + ((event.clientX - plot.left) / plot.width) * (end - start);
+  for (const figure of story.querySelectorAll("figure")) point(figure, (points) => points.findLastIndex(([time]) => time <= when));
+  mark(story, when);
+});
+
+document.addEventListener("focusin", (event) => event.target.matches(".story figure") && mark(event.target.parentElement, point(event.target, (points) => points.length - 1)));
+document.addEventListener("focusout", (event) => { if (event.target.matches(".story figure")) { summary(event.target); mark(event.target.parentElement, null); } });
 document.addEventListener("keydown", (event) => {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!step || !event.target.matches("figure[data-points]")) return;
+  if (!step || !event.target.matches(".story figure")) return;
   event.preventDefault();
-  point(event.target, () => Number(event.target.dataset.at) + step);
+  mark(event.target.parentElement, point(event.target, () => Number(event.target.dataset.at) + step));
+});
+
+// Choose all tables that are shown.
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "choose-all") return;
+  for (const box of document.querySelectorAll('input[name="tables"]')) box.checked = event.target.checked;
 });

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
-from memwal_ops.supervisor.actions import end_of_pause
+from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError, end_of_pause
+from memwal_ops.supervisor.http.connections import SEPARATOR, SEVERAL
 from memwal_ops.supervisor.http.routes import Route
 from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import parse_duration
@@ -86,6 +87,9 @@ _BY: Mapping[str, Any] = {
 }  # fmt: skip
 _REASON: Mapping[str, Any] = {"type": ["string", "null"], "maxLength": _MAX_TEXT, "description": "Why."}
 _ALWAYS = {"by": _BY, "reason": _REASON}
+_TABLES: Mapping[str, Any] = {
+    "type": "array", "items": {"type": "string"}, "maxLength": 100_000, "description": "The names of the tables.",
+}  # fmt: skip
 _UNTIL: Mapping[str, Any] = {
     "type": ["string", "null"], "format": "date-time", "description": "Its end; without one, until it is resumed.",
 }  # fmt: skip
@@ -125,6 +129,7 @@ def acting_routes(actions: Actions) -> Iterator[Route]:
         f"{_TABLE}/holds/{{id}}/release", "End a hold before its time", _ALWAYS, {200: ("The hold", "Action")},
         lambda at, *_: (200, actions.hold(at["name"], release=_whole(at["id"]))),
     )  # fmt: skip
+    yield from _routes_of_several(actions)
     for place, what in ((_JOB, "a job"), (_TABLE, "all jobs of a table"), (_API, "all jobs of all tables")):
         yield _route(f"{place}/retry", f"End the backoff of {what}", _ALWAYS, _QUEUED, _retry(actions))
         yield _route(
@@ -134,6 +139,38 @@ def acting_routes(actions: Actions) -> Iterator[Route]:
         yield _route(
             f"{place}/resume", f"End the pause of {what}", _ALWAYS, {200: ("It is not paused any more", "Action")},
             lambda at, *_: (200, actions.resume(at.get("name"), at.get("job"))),
+        )  # fmt: skip
+
+
+def _routes_of_several(actions: Actions) -> Iterator[Route]:
+    """Yield the routes for some tables: one that cannot be acted on is named, and does not keep the others."""
+
+    def each(act: _Act) -> _Act:
+        def acts(_: Mapping[str, str], fields: Mapping[str, str], caller: Caller) -> tuple[int, dict[str, Any]]:
+            # Not the fleet: a form of which no table is chosen would pause all of them.
+            names = [*dict.fromkeys(fields.get(SEVERAL, "").split(SEPARATOR))]
+            if names == [""]:
+                raise ValueError(f"Choose at least one table: the field {SEVERAL} has their names.")
+            done: dict[str, Any] = {}
+            refused: dict[str, str] = {}
+            for name in names:
+                try:
+                    done[name] = act({"name": name}, fields, caller)[1]
+                except (UnknownTargetError, ActionConflictError) as error:
+                    refused[name] = str(error)
+            if not done:
+                raise ActionConflictError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+            return 200, {"done": done, "refused": refused}
+
+        return acts
+
+    resume: _Act = lambda at, *_: (200, actions.resume(at["name"], None))  # noqa: E731 - one line of a table
+    for word, fields, act in (
+        ("retry", _ALWAYS, _retry(actions)), ("pause", _PAUSE_FIELDS, _pause(actions)), ("resume", _ALWAYS, resume),
+    ):  # fmt: skip
+        yield _route(
+            f"{_API}/tables/{word}", f"{word.capitalize()} the jobs of some tables", {**fields, SEVERAL: _TABLES},
+            {200: ("What was done, by table, and what was refused", "Action")}, each(act),
         )  # fmt: skip
 
 

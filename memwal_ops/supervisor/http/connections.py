@@ -104,7 +104,9 @@ def _why(error: Exception) -> str:
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
-_MAX_FIELDS = 20
+SEVERAL, SEPARATOR = "tables", "\0"
+"""The field that may be given several times, or as a list; between its values is what no name of a table has."""
+_MAX_FIELDS = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,9 @@ class Request:
             raise HttpError(400, "The body is not valid JSON.") from error
         if not isinstance(document, dict):
             raise HttpError(400, "The body must be a JSON object.")
+        several = document.get(SEVERAL)
+        if isinstance(several, list):
+            document[SEVERAL] = SEPARATOR.join(map(_text, several))
         return {name: _text(value) for name, value in document.items() if value is not None}
 
     def _form(self) -> dict[str, str]:
@@ -149,9 +154,10 @@ class Request:
             given = parse_qs(self.body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
         except ValueError as error:
             raise HttpError(400, "The form cannot be read.") from error
-        if any(len(values) > 1 for values in given.values()):
+        if any(len(values) > 1 for name, values in given.items() if name != SEVERAL):
             raise HttpError(400, "A field of the form is given twice.")
-        return {name: values[0] for name, values in given.items() if values[0]}
+        several = {SEVERAL: SEPARATOR.join(given[SEVERAL])} if SEVERAL in given else {}
+        return {name: values[0] for name, values in given.items() if values[0]} | several
 
 
 def _text(value: object) -> str:

@@ -63,6 +63,8 @@ class HttpServer:
         sign_in: returns the page that asks for a token; given why the last one was refused.
         allowed_hosts: host names that requests may have in their ``Host`` header, besides its own.
         refused: returns the page for a form that was refused, by status, reason and where to go back to.
+        acted: returns the page that shows what an action found, by its document, where to go back to, and the viewer;
+            None: there is nothing to show but the page from which it was asked for.
         actions: what can be done; None: nothing.
         tokens: who may do it; None: nobody.
         audit: records who did what.
@@ -83,6 +85,7 @@ class HttpServer:
         pages: Callable[[str, str, Viewer], Page | None] = lambda *_: None,
         sign_in: Callable[[str], Page] | None = None,
         refused: Callable[[int, str, str], Page] | None = None,
+        acted: Callable[[Mapping[str, Any], str, Viewer], Page | None] = lambda *_: None,
         allowed_hosts: Iterable[str] = (),
         actions: Actions | None = None,
         tokens: TokenFile | None = None,
@@ -94,7 +97,7 @@ class HttpServer:
         Raises:
             InvalidUsageError: the address cannot be bound.
         """
-        self._sign_in_page, self._refused_page = sign_in, refused
+        self._sign_in_page, self._refused_page, self._acted_page = sign_in, refused, acted
         self._names = HostNames(host, allowed_hosts)
         self._access = Access(tokens, self._names)
         self._audit = audit or Audit(None)
@@ -193,7 +196,8 @@ class HttpServer:
             self._rendered.forget()
         self._audit.record(route.action, status, who=caller.name, client=request.client, **record)
         if request.kind == FORM and caller.session:
-            return _see_other(after)
+            page = self._acted_page(document, _own(after), self._access.viewer(request))
+            return _see_other(after) if page is None else replace(_of(page), secret=True)
         return json_response(status, document)
 
     def _signed(self, request: Request) -> Response:

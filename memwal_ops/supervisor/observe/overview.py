@@ -22,11 +22,13 @@ from memwal_ops.core.figures import backlog_of
 from memwal_ops.storage.locations import is_catalog
 from memwal_ops.supervisor.observe.findings import (
     CRITICAL,
+    DEFAULT_LIMITS,
     NOT_READ,
     OK,
     UNKNOWN,
     WARNING,
     WORDS,
+    level_of,
     level_of_finding,
     severity,
     worst,
@@ -431,6 +433,33 @@ def totals(rows: Sequence[Row]) -> Totals:
         None if soonest is None else soonest.free,
         "" if soonest is None else soonest.name,
     )
+
+
+_FIRST = 5
+
+
+def first_look(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what is wrong and what is behind: of both the worst tables, and how many there are."""
+    wrong = sorted(
+        (row for row in rows if row.level in {WARNING, CRITICAL}), key=lambda row: (-severity(row.level), row.name)
+    )
+    behind = [
+        row
+        for row in rows
+        if level_of(row.waiting or 0, DEFAULT_LIMITS.waiting) or level_of(row.age or 0, DEFAULT_LIMITS.age)
+    ]
+    behind.sort(key=lambda row: (-(row.age or 0), -(row.waiting or 0), row.name))
+    return {
+        "wrong": wrong[:_FIRST],
+        "behind": behind[:_FIRST],
+        "count": {"wrong": len(wrong), "behind": len(behind), "waiting": sum(bool(row.waiting) for row in rows)},
+        "oldest": max((row.age for row in rows if row.age), default=None),
+    }
+
+
+def columns_of(rows: Sequence[Row]) -> set[str]:
+    """Return the columns in which some table has a value: the others are not shown."""
+    return {name for name, value in SORTS.items() if any(value(row) for row in rows)} | {"state", "name"}
 
 
 def _sum(amounts: Iterable[float | None]) -> float | None:

@@ -29,14 +29,25 @@ from memwal_ops.core.figures import Figures, backlog_of, jobs_of
 from memwal_ops.core.options import describe
 from memwal_ops.core.registry import all_job_specs, formats
 from memwal_ops.errors import runbook
+from memwal_ops.pages.charts import story
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
 from memwal_ops.supervisor.http.access import ANONYMOUS
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, WORDS, findings_of, no_tables, service_findings
-from memwal_ops.supervisor.observe.overview import Overview, Query, group_names, groups_of, page_of, totals
+from memwal_ops.supervisor.observe.overview import (
+    Overview,
+    Query,
+    columns_of,
+    first_look,
+    group_names,
+    groups_of,
+    page_of,
+    totals,
+)
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_notes
 from memwal_ops.supervisor.observe.table_view import (
     answers_view,
+    asked_view,
     budget_chart,
     charts_of,
     cost_chart,
@@ -44,9 +55,13 @@ from memwal_ops.supervisor.observe.table_view import (
     figures_of,
     history_view,
     recall_chart,
+    run_figures,
+    runs_chart,
     view_of,
+    writes_chart,
 )
 from memwal_ops.supervisor.state.samples import BUDGET
+from memwal_ops.supervisor.workers.protocol import NOT_APPLICABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,17 +86,20 @@ def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
     for row in view["job_rows"]:
         job = jobs[row["name"]]
         running = job["state"] == "running"
-        row["acts"] = [_button(table["name"], row["name"], "cancel", "Cancel") if running else _start(
-            table["name"], row["name"], job, short=True
-        )]  # fmt: skip
+        if running:
+            row["acts"] = [_button(table["name"], row["name"], "cancel", "Cancel")]
+        else:
+            start = _start(table["name"], row["name"], job, short=True)
+            row["acts"] = [start, _button(table["name"], row["name"], "plan", "Plan")]
 
 
 def table_buttons(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the buttons of the table itself; one ``asks`` for how long, and why."""
+    """Return the buttons of the table itself; ``asks``: for how long, and why."""
     base = f"/api/v1/tables/{_segment(table['name'])}"
+    hold = {"path": f"{base}/holds", "label": "Hold a version", "asks": "hold"}
     if table.get("paused"):
-        return [{"path": f"{base}/resume", "label": "Resume its jobs", "asks": False}]
-    return [{"path": f"{base}/pause", "label": "Pause its jobs", "asks": True}]
+        return [{"path": f"{base}/resume", "label": "Resume its jobs", "asks": ""}, hold]
+    return [{"path": f"{base}/pause", "label": "Pause its jobs", "asks": "pause"}, hold]
 
 
 def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:
@@ -119,14 +137,13 @@ def _segment(name: str) -> str:
 _LEVELS = {"succeeded": "ok", "running": "running", "partial": "warning", "stopped": "warning"}
 
 
-def run_view(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
-    """Return what a page prints about a run on a table of a format."""
+def run_view(run: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a page prints about a run on a table, by its status document."""
     shown = ("id", "started", "job", "why", "outcome", "decision", "seconds", "error")
-    figures = {name: value for name, value in (run["figures"] or {}).items() if value}
     return {
         **{name: run[name] for name in shown},
         "versions": run["versions"] or [],
-        "figures": figures_of(Figures(figures, table_format, "run")),
+        "figures": run_figures(run, table),
     }
 
 
@@ -262,6 +279,21 @@ class Pages:
         """Return the page that answers a form which was refused; ``back``: a path of this service."""
         return _html("refused", _Shell("", back, ANONYMOUS), status, status=status, why=why, back=back)
 
+    def acted(self, document: Mapping[str, Any], back: str, viewer: Viewer) -> Page | None:
+        """Return the page that shows a plan, a hold, or which of several tables refused; None: there is none of these.
+
+        Args:
+            document: that of the action.
+            back: where it was asked for.
+            viewer: who asked.
+        """
+        if not ({"report", "hold"} & document.keys() or document.get("refused")):
+            return None
+        table = next(iter(self._tables.status([document["table"]])), None) if "report" in document else None
+        run = None if table is None else _start(table["name"], document["job"], table["jobs"][document["job"]])
+        report = json.dumps(document.get("report"), indent=2, default=str)
+        return _html("acted", _Shell("", back, viewer), done=document, run=run, report=report)
+
     def tables(self, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of all tables."""
         wanted, every = Query.read(query), self.overview.rows()
@@ -291,7 +323,10 @@ class Pages:
             more_groups=max(0, len(groups) - _MAX_GROUPS),
             groups_by=group_names(every),
             formats=sorted({row.format or "unknown" for row in every}),
-            has_recall=any(row.recall is not None for row in every),
+            has=columns_of(every),
+            look=first_look(every),
+            week=self._spending.total(),
+            may_act=viewer.may_act,
             money=lambda amount: "" if amount is None else money_text(amount, self._spending.currency),
             words=WORDS,
         )
@@ -332,13 +367,14 @@ class Pages:
             "table",
             shell,
             **history_view(history, None if collected is None else collected["report"]),
-            **self._charts(table, query, here),
+            **self._charts(table, history, query, here),
             answers=answers_view(table),
             history_note="" if history else _NO_HISTORY,
             table=view,
             leases=None,
             later=later if later.get("by") else None,
-            runs=[run_view(run, table["format"]) for run in runs],
+            runs=[run_view(run, table) for run in runs if run["decision"] != NOT_APPLICABLE],
+            asked=asked_view(table, runs),
             may_act=viewer.may_act,
             acts=table_buttons(table) if viewer.may_act else [],
             commands=[*commands_of(table, self._file)],
@@ -361,7 +397,9 @@ class Pages:
         table_format = formats().get(self._format_of(uri) or "")
         return ("", "") if table_format is None else table_format.part_of(blocked)
 
-    def _charts(self, table: Mapping[str, Any], query: str, here: str) -> dict[str, Any]:
+    def _charts(
+        self, table: Mapping[str, Any], history: Mapping[str, Any] | None, query: str, here: str
+    ) -> dict[str, Any]:
         """Return the variables ``charts``, ``ranges`` and ``cost`` of a table's page."""
         given = parse_qs(query).get("range", [""])[-1] if len(query) < _MAX_RUNS * 100 else ""
         wanted = given if given in RANGES else _RANGE
@@ -371,21 +409,24 @@ class Pages:
         # A young table has no empty left half, nor one vertical line.
         first = max(since.timestamp(), min((float(when) for when, _ in samples), default=0.0))
         scale = min(first, now.timestamp() - _MIN_SCALE), now.timestamp()
-        ledger, spent = self._spending.of(name, span)
+        ledger, ran = self._spending.of(name, span)
         asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
-        charts: list[dict[str, Any]] = charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
-        charts += recall_chart(asked, *scale)
-        charts += cost_chart(spent, self._spending.currency, *scale, each, each_text)
+        lanes = [*writes_chart(history, *scale), *runs_chart(ran, table["format"], *scale)]
+        lanes += charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
+        lanes += recall_chart(asked, *scale)
+        spent = ((run["finished"], run["money"]) for run in ran)
+        lanes += cost_chart(spent, self._spending.currency, *scale, each, each_text)
+        charts = story(lanes, *scale)
         ranges = [(span, here if span == _RANGE else f"{here}?range={span}", span == wanted) for span in RANGES]
         return {"charts": charts, "ranges": ranges, "cost": cost_view(ledger)}
 
-    def _budget_chart(self, budget: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    def _budget_chart(self, budget: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the chart of the budget over its period, if there is one."""
-        if budget is None or not budget["limits"]:
-            return []
         now = datetime.now(UTC)
-        since = now - timedelta(seconds=budget["per_seconds"])
-        return budget_chart(self._samples(BUDGET, since), budget, since.timestamp(), now.timestamp())
+        since = now - timedelta(seconds=_MIN_SCALE if budget is None else budget["per_seconds"])
+        scale = since.timestamp(), now.timestamp()
+        samples = self._samples(BUDGET, since) if budget is not None else ()
+        return story(budget_chart(samples, budget or {"limits": ()}, *scale), *scale)
 
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {**table, "error": _read_error(table), "blocked": self._blocked(table)}

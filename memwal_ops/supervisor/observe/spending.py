@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.cost import Prices
 
-    Spent = tuple[dict[str, Any], Sequence[tuple[float, float]]]
-    EndedRun = tuple[int, str, float | None, Mapping[str, Any] | None]
+    Spent = tuple[dict[str, Any], Sequence[Mapping[str, Any]]]
 
 
 By = Literal["table", "job", "day"]
@@ -62,6 +61,13 @@ class Sums:
         self.peak_memory = max(self.peak_memory, used.get("peak_memory") or 0)
         self.achieved.update({name: achieved[name] for name in SUMS if name in achieved})
         self.saves += monthly_storage(achieved.get("bytes_freed", 0), str(used.get("store")), prices)
+
+    def add_sums(self, other: Sums) -> None:
+        """Add the runs of others."""
+        for name in ("runs", "failed", "unmeasured", "seconds", "money", "saves"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("requests", "used", "achieved"):
+            getattr(self, name).update(getattr(other, name))
 
     def add_polls(self, polls: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
         """Add one entry of :meth:`memwal_ops.supervisor.state.history.History.polls`."""
@@ -184,8 +190,8 @@ class Ledger(Protocol):
     def first_run(self, since: datetime) -> int:
         """Return a number below those of all runs that started since a time."""
 
-    def used_by(self, after: int, running: Collection[int], limit: int) -> Sequence[EndedRun]:
-        """Return number, table, end and ``used`` of runs: of those above a number at most ``limit``, and of others."""
+    def used_by(self, after: int, running: Collection[int], limit: int) -> Sequence[Mapping[str, Any]]:
+        """Return what runs used and achieved: of those above a number at most ``limit``, and of others."""
 
     def ledger(self, since: datetime, table: str | None = None) -> Iterable[Mapping[str, Any]]:
         """Return what each run used and achieved that ended since a time."""
@@ -217,7 +223,9 @@ class Spending:
         self._began: Configured | None = None
         self._after, self._running = 0, set[int]()
         self._buckets: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._sums: defaultdict[int, Sums] = defaultdict(Sums)
         self._week: dict[str, float] = {}
+        self._total = Sums()
         self._spent: dict[tuple[str, timedelta], tuple[float, Spent]] = {}
 
     @property
@@ -228,6 +236,10 @@ class Spending:
     def week(self) -> Mapping[str, float]:
         """Return what the runs of the last seven days cost, by table, as last read; without tables that ran nothing."""
         return self._week
+
+    def total(self) -> dict[str, Any]:
+        """Return the sums of the runs of the last seven days, as last read, see :meth:`Sums.to_json`."""
+        return self._total.to_json()
 
     def read(self) -> None:
         """Read the runs that have ended since the last call; all of the week at first, and when prices have changed.
@@ -240,23 +252,24 @@ class Spending:
             if configured != self._began:
                 self._after, self._running = self._history.first_run(now - WEEK), set()
                 self._buckets.clear()
+                self._sums.clear()
                 self._began = configured
             prices, more = configured.by_store(), True
             while more:
                 runs = self._history.used_by(self._after, self._running, _CHUNK)
-                more = sum(number > self._after for number, *_ in runs) == _CHUNK
+                more = sum(run["id"] > self._after for run in runs) == _CHUNK
                 for run in runs:
-                    self._add(*run, prices)
+                    self._add(run, prices)
             self._sum_up(now)
 
-    def _add(
-        self, number: int, table: str, ended: float | None, used: Mapping[str, Any] | None, prices: Mapping[str, Prices]
-    ) -> None:
+    def _add(self, run: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+        number, table, ended, used = (run[name] for name in ("id", "table", "finished", "used"))
         self._after = max(self._after, number)
         if ended is None:
             self._running.add(number)
             return
         self._running.discard(number)
+        self._sums[int(ended // _BUCKET_SECONDS)].add(run, prices)
         if used:
             bucket = self._buckets[int(ended // _BUCKET_SECONDS)]
             bucket[table] = bucket.get(table, 0.0) + money_of(used, prices)
@@ -270,16 +283,21 @@ class Spending:
                 continue
             for table, money in bucket.items():
                 week[table] = week.get(table, 0.0) + money
-        self._week = week
+        self._week, self._total = week, Sums()
+        for at in [*self._sums]:
+            if at < first:
+                del self._sums[at]
+            else:
+                self._total.add_sums(self._sums[at])
 
     def of(self, table: str, span: timedelta) -> Spent:
-        """Return the ledger of a table of the last seven days by its jobs, and what each run of a time cost.
+        """Return the ledger of a table of the last seven days by job, and the runs of a time with their ``money``.
 
         Both are at most a minute old: a table may have run ten thousand times, and its page refreshes itself.
 
         Args:
             table: its name.
-            span: of the runs in the second: when each ended, in seconds since 1970, and its cost.
+            span: of the runs, the oldest of them first.
         """
         known, now = self._spent.get((table, span)), time.monotonic()
         if known is not None and now - known[0] < _VALID_SECONDS:
@@ -296,6 +314,6 @@ class Spending:
         since, week = now - span, now - WEEK
         runs = [*self._history.ledger(min(since, week), table)]
         recent = [run for run in runs if run["finished"] >= week.timestamp()]
-        spent = [(run["finished"], money_of(run["used"], prices)) for run in reversed(runs) if run["used"]]
+        ended = [run for run in reversed(runs) if run["finished"] >= since.timestamp()]
         document = ledger_document(recent, prices, self.currency, "job", week)
-        return document, [run for run in spent if run[0] >= since.timestamp()]
+        return document, [{**run, "money": money_of(run["used"] or {}, prices)} for run in ended]

@@ -224,6 +224,8 @@ def job_status(
         "consecutive_failures": entry.failures,
         "waiting_seconds": (_since(entry.due, now) or 0.0) if waits else 0.0,
         "running_seconds": 0.0 if run is None else round(mono - run.began, 3),
+        "asked": None if entry.asked_by is None else {"by": entry.asked_by, "since": _iso(entry.asked_at)},
+        "progress": None if run is None else run.doing_status(mono),
         "backoff_seconds": round(left, 3) if entry.failures else 0.0,
         "next_run": None
         if (costs := next_run(entry.settings.job, figures or {}, entry.rates)) is None

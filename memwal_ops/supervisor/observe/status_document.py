@@ -96,6 +96,8 @@ class JobStatus(TypedDict):
     ``applies``: whether it applies to the table, as far as polls have shown it.
     ``next_run``: see :class:`memwal_ops.core.outlook.NextRun`; None for a job whose metrics do not show it.
     ``limit``: that of the fleet's budget which a run would pass, if it waits for that.
+    ``asked``: who requested the run that is due or in flight, ``by`` and ``since``. ``progress``: of the run in flight,
+    as its job reports it: activity, unit, done, total, detail, seconds_left.
     ``paused``: its own pause; its table and the fleet may be paused, too.
     ``scheduling``: what a forecast needs beside, and nothing else reads; also of a table.
     """
@@ -117,6 +119,8 @@ class JobStatus(TypedDict):
     consecutive_failures: int
     waiting_seconds: float
     running_seconds: float
+    asked: dict[str, Any] | None
+    progress: dict[str, Any] | None
     backoff_seconds: float
     next_run: dict[str, Any] | None
     breaker: BreakerStatus | None

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.answers import bad_answers
 from memwal_ops.core.cost import money_text
-from memwal_ops.core.figures import backlog_of
+from memwal_ops.core.figures import Figures, backlog_of
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
-from memwal_ops.pages.charts import CHART_WIDTH, bar_chart, time_chart
-from memwal_ops.pages.rendering import amount_text, data_uri
+from memwal_ops.pages.charts import lane, marks, story, value_ticks
+from memwal_ops.pages.rendering import amount_text, compact_text
 from memwal_ops.supervisor.observe.findings import (
     MAX_BLOCKED,
     WORDS,
     due_text,
     holder_text,
     level_of_finding,
+    seconds_until,
     severity,
     waits_text,
     worst,
 )
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
+from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from memwal_ops.core.figures import Figures
     from memwal_ops.core.job import Role, Unit
     from memwal_ops.supervisor.observe.findings import Finding
 
 
 NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
-    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost"), None
+    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost", "asked"), None
 )
 """The variables of a table's page that only the service has."""
 
@@ -60,6 +58,7 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
         **{name: table[name] for name in ("name", "uri", "version", "looked_at")},
         "blocked": table["blocked"][MAX_BLOCKED:],
         "level": WORDS[worst(map(level_of_finding, findings))],
+        "verdict": "" if findings or table.get("paused") else _verdict(backlog, jobs),
         "paused": table.get("paused"),
         "findings": sorted(findings, key=lambda finding: -severity(level_of_finding(finding))),
         "noun": backlog.noun_of("backlog"),
@@ -70,8 +69,76 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
     }
 
 
-_MAX_POINTS = 120
-_PLOT = re.compile(rb'translate\(([\d.]+), [\d.]+\)" class="plot"><rect x="0" y="0" width="([\d.]+)"')
+def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
+    """Return why there is nothing to do, and what runs next."""
+    waiting = int(backlog.amount("backlog") or 0)
+    waits = f"{counted_as(waiting, backlog.noun_of('backlog'))} wait, within the limits" if waiting else "nothing waits"
+    running = [name for name, job in jobs.items() if job["state"] == "running"]
+    due = min(((job["next_due"], name) for name, job in jobs.items() if job["next_due"]), default=None)
+    then = (
+        f" Running: {', '.join(running)}." if running else f" Next: {due[1]} {due_text(jobs[due[1]])}." if due else ""
+    )
+    return f"Nothing to do: nothing is wrong, and {waits}.{then}"
+
+
+def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the variable ``asked`` of a table's page: the runs that users requested, those not ended first.
+
+    Args:
+        table: its status document.
+        runs: its last runs, the newest first.
+    """
+    shown: dict[str, dict[str, Any]] = {}
+    for name, job in applicable_jobs(table).items():
+        if (asked := job.get("asked")) is None:
+            continue
+        doing = job.get("progress") or {}
+        text = f"running for {time_text(job['running_seconds'])}{_progress(job, ', ')}"
+        if job["state"] != "running":
+            text = waits_text(job) if job["waiting_for"] else "about to start"
+        share = doing["done"] / doing["total"] if doing.get("total") else None
+        shown[name] = {"job": name, **asked, "text": text, "busy": True, "run": None, "share": share}
+    for run in runs:
+        by, ended = (run["plan"] or {}).get("asked_by"), run["finished"]
+        if not by or ended is None or run["job"] in shown or seconds_until(ended) < -_ASKED_SECONDS:
+            continue
+        result = ", ".join(f"{one['name']} {amount_text(one['value'], one['unit'])}" for one in run_figures(run, table))
+        why = run["error"]["message"] if run["error"] else (run["decision"] or "").replace("_", " ")
+        text = f"{run['outcome']}: {why}{f' ({result})' if result else ''}"
+        about = {"job": run["job"], "by": by, "since": run["started"], "text": text}
+        shown[run["job"]] = {**about, "busy": False, "run": run["id"], "share": None}
+    return [*shown.values()]
+
+
+def run_figures(run: Mapping[str, Any], table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of a run that are not 0."""
+    return figures_of(Figures({name: at for name, at in (run["figures"] or {}).items() if at}, table["format"], "run"))
+
+
+def _progress(job: Mapping[str, Any], before: str = "") -> str:
+    """Return what a run does now, how much of it is done, and how long it still takes."""
+    doing = job.get("progress")
+    if not doing:
+        return ""
+    unit, done, total = doing["unit"], doing["done"], doing["total"]
+    amount = partial(amount_text, unit="bytes" if unit == "bytes" else "count")
+    parts = [
+        amount(done),
+        *([f"of {amount(total)}"] if total is not None else []),
+        *([unit] if unit != "bytes" else []),
+    ]
+    text = f"{doing['activity']} {' '.join(parts)}" if unit else str(doing["activity"])
+    left = doing["seconds_left"]
+    return f"{before}{text}{f', about {time_text(left)} left' if left is not None else ''}"
+
+
+_ASKED_SECONDS = 3600.0
+_MAX_RUNS = 200
+# What runs reduce: its name in ``achieved``, the role that the backlog has it by, and the word for it.
+_ACHIEVED: tuple[tuple[str, Role, str], ...] = (
+    ("fragments", "parts", "fragments"), ("versions", "versions", "versions"),
+    ("rows_indexed", "uncovered", "rows not indexed"),
+)  # fmt: skip
 _FACTS: tuple[tuple[Role, str, Unit], ...] = (
     ("table_rows", "rows", "count"),
     ("table_bytes", "size", "bytes"),
@@ -100,7 +167,7 @@ def _facts(backlog: Figures) -> Iterator[dict[str, str]]:
 def charts_of(
     samples: Sequence[tuple[int, Mapping[str, float]]], start: float, end: float, now: Figures | None = None
 ) -> list[dict[str, Any]]:
-    """Return the charts of recorded figures, all with the same scale of time; without those of which all is zero.
+    """Return the lanes of recorded figures; without those of which all is zero.
 
     Args:
         samples: a figure is as in the last one until the next: those that do not change are recorded rarely.
@@ -108,72 +175,45 @@ def charts_of(
         end: the right end, which is now.
         now: the figures as last read; None: they were not read.
     """
-    charts = []
+    lanes = []
     for role, name, unit in _FACTS:
         points = [(max(start, float(when)), figures[role]) for when, figures in samples if role in figures]
         current = None if now is None else now.amount(role)
         if current is not None:
             points.append((end, current))
-        if any(value for _, value in points):
-            steps = steps_of(points)
-            image = time_chart({"": steps}, unit=unit, start=start, end=end)
-            chart = _chart(name, image, [amount_text(number, unit) for number in _range_of(points)])
-            charts.append({**chart, **hover_of(image, points, start, end, partial(amount_text, unit=unit))})
-    return charts
-
-
-def steps_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the line of amounts that hold until the next one."""
-    steps = [*points[:1]]
-    for (_, before), (when, value) in pairwise(points):
-        steps += [(when, before), (when, value)] if value != before else [(when, value)]
-    return steps
-
-
-def hover_of(
-    image: bytes, points: Sequence[tuple[float, float]], start: float, end: float, text: Callable[[float], str]
-) -> dict[str, str]:
-    """Return what console.js shows of a chart on hover and focus: its amounts, and where the image has its plot."""
-    plot = _PLOT.search(image)
-    if plot is None:
-        return {}
-    left, width = (float(bound) / CHART_WIDTH for bound in plot.groups())
-    shown = [[round(when), text(value)] for when, value in points[:: 1 + len(points) // _MAX_POINTS]]
-    return {"points": json.dumps(shown), "plot": json.dumps([left, width, start, end])}
+        values = [value for _, value in points]
+        if any(values):
+            text, most = partial(amount_text, unit=unit), value_ticks(values, unit)[-1]
+            short = compact_text(most) if unit == "count" else ""
+            lanes.append(lane(name, points, text, start, end, most=most, top_text=short))
+    return lanes
 
 
 def cost_chart(
-    spent: Sequence[tuple[float, float]], currency: str, start: float, end: float, span: timedelta, span_text: str
-) -> list[dict[str, str]]:
-    """Return the chart of what runs cost over time; none if they cost nothing.
+    spent: Iterable[tuple[float, float]], currency: str, start: float, end: float, span: timedelta, span_text: str
+) -> list[dict[str, Any]]:
+    """Return the lane of what runs cost over time; none if they cost nothing.
 
     Args:
         spent: when runs ended, in seconds since 1970, and what each cost.
         currency: of the costs.
         start: the left end of the scale.
         end: the right end.
-        span: the chart has the sum of each such time, which is ``span_text`` in words.
+        span: the lane has the sum of each such time, which is ``span_text`` in words.
     """
     seconds = span.total_seconds()
     sums = [0.0] * math.ceil((end - start) / seconds)
     for when, money in spent:
         if start <= when < end:
             sums[int((when - start) // seconds)] += money
-    if not any(sums):
-        return []
-
-    def text(amount: float) -> str:
-        return money_text(amount, currency)
-
-    points = [(min(end, start + seconds * (at + 0.5)), money) for at, money in enumerate(sums)]
-    image = time_chart({"": points}, unit=text, start=start, end=end)
-    whole, most = text(sum(sums)), text(max(sums))
-    summary = f"{whole} in all, at most {most}"
-    return [{"title": f"cost per {span_text}", "summary": summary, "image": data_uri(image)}]
+    text = partial(money_text, currency=currency)
+    points = [(start + seconds * at, money) for at, money in enumerate(sums)]
+    summary = f"{text(sum(sums))} in all, at most {text(max(sums))}"
+    return [lane(f"cost per {span_text}", points, text, start, end, summary=summary)] if any(sums) else []
 
 
-def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) -> list[dict[str, str]]:
-    """Return the chart of the recall of vector indexes over time; none if less than two runs asked them.
+def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) -> list[dict[str, Any]]:
+    """Return the lanes of the recall of vector indexes over time; none if less than two runs asked them.
 
     Args:
         runs: the runs that asked the indexes of the table, the newest first.
@@ -187,23 +227,18 @@ def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) ->
         for answer in answers_of(run["report"], run["finished"]) or ():
             if answer.get("recall") is not None:
                 series.setdefault(str(answer["index"]), []).append((when, float(answer["recall"])))
-    if max(map(len, series.values()), default=0) <= 1:
-        return []
-    image = time_chart(series, unit="share", start=start, end=end)
-    points = sorted(point for points in series.values() for point in points)
-    return [_chart("recall of vector indexes", image, [f"{number:.2f}" for number in _range_of(points)])]
-
-
-def _range_of(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The least and the largest amount, and the last one."""
-    values = [value for _, value in points]
-    return min(values), max(values), values[-1]
+    title = "recall of vector indexes"
+    return [
+        lane(title if len(series) == 1 else f"{title}: {name}", points, "{:.2f}".format, start, end, most=1.0)
+        for name, points in series.items()
+        if len(points) > 1
+    ]
 
 
 def budget_chart(
     samples: Sequence[tuple[int, Mapping[str, float]]], budget: Mapping[str, Any], start: float, end: float
-) -> list[dict[str, str]]:
-    """Return the chart of the part of each limit that was used over time, beside the limit; none without samples.
+) -> list[dict[str, Any]]:
+    """Return a lane for each limit of the budget with the part of it that was used; none without samples.
 
     Args:
         samples: what was recorded of the budget, by name of a limit.
@@ -211,22 +246,69 @@ def budget_chart(
         start: the left end of the scale, in seconds since 1970.
         end: the right end.
     """
-    samples = samples[:: 1 + len(samples) // _MAX_POINTS]
     series = {
         name: [(float(when), found[name]) for when, found in samples if name in found] for name in budget["limits"]
     }
-    if not any(series.values()):
-        return []
-    now = ", ".join(f"{name} {points[-1][1]:.0%}" for name, points in series.items() if points)
-    drawn = {"limit": [(start, 1.0), (end, 1.0)], **series}
-    image = time_chart(drawn, unit="{:.0%}".format, start=start, end=end)
-    return [{"title": "budget used", "summary": f"now {now}", "image": data_uri(image)}]
+    return [
+        lane(
+            *("budget used", points, "{:.0%}".format, start, end),
+            most=max(1.0, *(share for _, share in points)), summary=f"now {name} {points[-1][1]:.0%}",
+        )
+        for name, points in series.items()
+        if points
+    ]  # fmt: skip
 
 
-def _chart(title: str, image: bytes, texts: Sequence[str]) -> dict[str, str]:
-    least, most, last = texts
-    summary = f"now {last}" if least == most else f"{least} to {most}, now {last}"
-    return {"title": title, "summary": summary, "image": data_uri(image)}
+def runs_chart(
+    runs: Iterable[Mapping[str, Any]], table_format: str | None, start: float, end: float
+) -> list[dict[str, Any]]:
+    """Return the lane of what runs achieved, and of those that failed; none without such a run.
+
+    Args:
+        runs: of the ledger of the table, the oldest first.
+        table_format: its format.
+        start: the left end of the scale, in seconds since 1970.
+        end: the right end.
+    """
+    events = [
+        (run["finished"], "critical" if run["outcome"] in FAILURES else "ok", f"{run['job']}: {text}")
+        for run in runs
+        if run["finished"] >= start and (text := achieved_text(run, table_format))
+    ][-_MAX_RUNS:]
+    return [marks("runs", events, start, end, f"the last: {events[-1][2]}")] if events else []
+
+
+def achieved_text(run: Mapping[str, Any], table_format: str | None) -> str:
+    """Return what a run of the ledger achieved: ``fragments 1,181 -> 38``; that it failed; empty: nothing."""
+    if run["outcome"] in FAILURES:
+        return str(run["outcome"])
+    achieved, before = run["achieved"] or {}, Figures((run["plan"] or {}).get("backlog") or {}, table_format)
+    parts = []
+    for name, role, words in _ACHIEVED:
+        gone, had = achieved.get(name), before.amount(role)
+        if gone and had is not None and had >= gone:
+            parts.append(f"{words} {had:,.0f} -> {had - gone:,.0f}")
+        elif gone:
+            parts.append(f"{abs(gone):,.0f} {words} {'fewer' if gone > 0 else 'more'}")
+    if achieved.get("rows_merged"):
+        parts.append(f"{achieved['rows_merged']:,.0f} rows merged")
+    if achieved.get("bytes_freed"):
+        parts.append(f"freed {amount_text(achieved['bytes_freed'], 'bytes')}")
+    if "recall_before" in achieved:
+        parts.append(f"recall {achieved['recall_before']:.2f} -> {achieved['recall_after']:.2f}")
+    return ", ".join(parts)
+
+
+def writes_chart(history: Mapping[str, Any] | None, start: float, end: float) -> list[dict[str, Any]]:
+    """Return the lane of versions that no job of ours committed, by the recent history; none without one."""
+    events = [
+        (when, "running", f"version {revision['revision']}, {revision['operation'] or 'commit'} by {revision['by']}")
+        for revision in reversed([] if history is None else history["revisions"])
+        if revision["committed"] is not None
+        and not str(revision["by"]).startswith("memwal-ops")
+        and start <= (when := datetime.fromisoformat(revision["committed"]).timestamp()) <= end
+    ]
+    return [marks("writes", events, start, end, f"the last: {events[-1][2]}")] if events else []
 
 
 def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -248,7 +330,7 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     saves = money_text(total["saves_monthly"], ledger["currency"]) if total["saves_monthly"] else ""
     jobs = [{"job": group["job"], **sums(group)} for group in ledger["groups"]]
-    return {**sums(total), "unmeasured": total["unmeasured"], "saves": saves, "jobs": jobs}
+    return {**sums(total), "costs": total["money"] > 0, "unmeasured": total["unmeasured"], "saves": saves, "jobs": jobs}
 
 
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -262,14 +344,15 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
     merges = [revision for revision in reversed(revisions) if revision["merged_rows"]]
     storage: list[Mapping[str, Any]] = [] if history is None else [*history["storage"]]
     storage += [asdict(record) for record in storage_of_gc(gc or {})]
-    chart = bar_chart(
-        {"rows": [merge["merged_rows"] for merge in merges]}, [str(merge["revision"]) for merge in merges]
-    )
-    return {
-        "history": history,
-        "merges_chart": data_uri(chart) if len(merges) > 1 else "",
-        "storage": storage,
-    }
+    rows = [
+        (datetime.fromisoformat(merge["committed"]).timestamp(), merge["merged_rows"])
+        for merge in merges
+        if merge["committed"]
+    ]
+    charts = None
+    if len(rows) > 1 and (span := (rows[0][0], max(rows[-1][0], rows[0][0] + 1.0))):
+        charts = story([lane("rows merged by version", rows, "{:,.0f}".format, *span, shape="bars")], *span)
+    return {"history": history, "merges_chart": charts, "storage": storage}
 
 
 def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -299,6 +382,7 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
         "name": name,
         "state": job["state"],
         "running": f"running for {time_text(job['running_seconds'])}" if job["state"] == "running" else "",
+        "progress": _progress(job),
         "waits": f"due, {waits_text(job)}" if job["waiting_for"] else "",
         "outcome": job["last_outcome"] or "",
         "last": job["last_finished"],

@@ -424,7 +424,7 @@ class Scheduler(SharedState):
             if entry is not None and entry.run is not None:
                 if message["type"] == "log":
                     entry.run.log.append(message["line"])
-                entry.run.progress = self.clock.monotonic()
+                entry.run.report(message.get("doing"), self.clock.monotonic())
                 if message["type"] == "began":
                     # The time that the process took to start does not count as the job's.
                     entry.run.began, entry.run.working = entry.run.progress, True

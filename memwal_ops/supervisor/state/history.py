@@ -465,10 +465,8 @@ class History(HistoryFile):
         (last,) = self._read("SELECT ifnull(max(id), 0) AS id FROM runs", ())
         return int(last["id"] if row["first"] is None else row["first"] - 1)
 
-    def used_by(
-        self, after: int, running: Collection[int], limit: int
-    ) -> list[tuple[int, str, float | None, dict[str, Any] | None]]:
-        """Return number, table, end (None: it runs) and ``used`` of runs.
+    def used_by(self, after: int, running: Collection[int], limit: int) -> list[dict[str, Any]]:
+        """Return id, table, started, finished (None: it runs), outcome, ``used`` and ``achieved`` of runs.
 
         Of those whose numbers are above ``after`` at most ``limit``, in their order; and of those that are ``running``.
         """
@@ -478,10 +476,10 @@ class History(HistoryFile):
             ("id > ?", (after, limit)),
         ):
             rows += self._read(
-                f'SELECT id, "table", finished, used FROM runs WHERE {where} ORDER BY id LIMIT ?',  # noqa: S608 - our own words
+                f'SELECT id, "table", started, finished, outcome, used, achieved FROM runs WHERE {where} ORDER BY id LIMIT ?',  # noqa: E501, S608 - our own words
                 values,
             )
-        return [(row["id"], row["table"], row["finished"], _loaded(row["used"])) for row in rows]
+        return [{**dict(row), **{name: _loaded(row[name]) for name in LEDGER}} for row in rows]
 
     def add_polls(self, rows: Sequence[PollRow]) -> None:
         """Add what polls used to that of their tables and days."""

@@ -31,6 +31,8 @@ RELEASE_VARIABLE = "MEMWAL_OPS_WORKER_RELEASE"
 """The release of the service, in the environment of its workers."""
 LAST_OPENED_VARIABLE = "MEMWAL_OPS_WORKER_LAST_OPENED"
 """The descriptor of a file in which a worker notes what it opens, in its environment."""
+NOT_APPLICABLE = "not_applicable"
+"""The decision of a run of a job that does not apply to its table: it did nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Result:
     Attributes:
         outcome: succeeded, partial (it did all it could; the exit code shows what is left), failed, stopped or lost.
         decision: the decision of the report.
-        report: the report, truncated if it is larger than 64 KiB.
+        report: the report, truncated if it is larger than 64 KiB; ``text``: of a plan, the same for people.
         figures: of a poll, the backlog; of a run, its sums.
         remaining: of a run that published and was blocked: the job's backlog after it, which it cannot reduce.
         fingerprint: of a poll that asked for it: what the next one may compare; None if there is none.
@@ -134,6 +136,7 @@ class Result:
     achieved: Mapping[str, float] = field(default_factory=dict)
     applies: tuple[str, ...] | None = None
     recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    text: str = ""
     type: str = "done"
 
 

@@ -7,6 +7,7 @@ moment, and the next service starts it again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -15,7 +16,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.supervisor.workers.protocol import (
     LAST_OPENED_VARIABLE,
+    NOT_APPLICABLE,
     RELEASE_VARIABLE,
     Result,
     become_subreaper,
@@ -69,10 +70,9 @@ _PROGRESS_SECONDS = 0.3
 _CHECK_SECONDS = 2.0
 # Of the log of a run, those sent to the service: a job that logs without end must not keep it busy.
 _MAX_LINES = 2000
-_MAX_LINE = 1000
+_MAX_LINE, _MAX_TEXT = 1000, 20_000
 # Of the history on a page; a report has more.
 _REVISIONS = 20
-NOT_APPLICABLE = "not_applicable"
 
 
 class Worker:
@@ -86,6 +86,7 @@ class Worker:
         self._stopping: set[int] = set()
         self._terminated = threading.Event()
         self._progress_sent = 0.0
+        self._doing: Progress | None = None
         self._current: int | None = None
         self._lines = 0
         self._pid = os.getpid()
@@ -101,7 +102,7 @@ class Worker:
             request = self._queue.get()
             if request["do"] == "quit":
                 return
-            self._current = request["id"]
+            self._current, self._doing = request["id"], None
             self._lines = _MAX_LINES if request["do"] == "run" else 0
             LastOpened.note("")
             self._send({"type": "began", "id": request["id"]})
@@ -166,7 +167,7 @@ class Worker:
             storage_options=request["storage_options"],
             context=RunContext(_Listener(self._progress, checkpoint), LeaseGuard(check_lease, self._progress)),
             recorder=lambda run: results.append(
-                Result(request["id"], **run.record(), remaining=_remaining(run)),
+                Result(request["id"], **run.record(), remaining=_remaining(run), text=_plan_text(run)),
             ),
         )
         try:
@@ -188,11 +189,14 @@ class Worker:
             self._send({"type": "log", "id": self._current, "line": _line(level, event)})
         return event
 
-    def _progress(self) -> None:
-        now = time.monotonic()
+    def _progress(self, doing: Progress | None = None) -> None:
+        now, self._doing = time.monotonic(), doing or self._doing
         if now - self._progress_sent > _PROGRESS_SECONDS:
             self._progress_sent = now
-            self._send({"type": "progress", "id": self._current})
+            doing = self._doing
+            self._send(
+                {"type": "progress", "id": self._current, "doing": None if doing is None else dataclasses.asdict(doing)}
+            )
 
     def _send(self, message: Result | dict[str, Any]) -> None:
         with self._lock:
@@ -206,27 +210,17 @@ class Worker:
 class _Listener:
     """Reports the progress of a run to the service. And stops the run at a checkpoint, if the service asked for it."""
 
-    def __init__(self, heartbeat: Callable[[], None], checkpoint: Callable[[], None]) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, send: Callable[..., None], checkpoint: Callable[[], None]) -> None:
+        self.heartbeat = self.progress = send
         self._checkpoint = checkpoint
 
-    def heartbeat(self) -> None:
-        """Report progress."""
-        self._heartbeat()
-
-    def progress(self, progress: Progress) -> None:
-        """Report progress."""
-        del progress
-        self._heartbeat()
-
     def step(self, name: str) -> None:
-        """Report progress."""
-        del name
-        self._heartbeat()
+        """Report the step as what the run does now."""
+        self.progress(Progress(name, "", 0))
 
     def checkpoint(self) -> None:
         """Report progress, and stop here if the service asked for it."""
-        self._heartbeat()
+        self.heartbeat()
         self._checkpoint()
 
 
@@ -240,6 +234,11 @@ def _line(level: str, event: Mapping[str, Any]) -> str:
 _FIRST = ("timestamp", "level", "event")
 # Each line of a run has the same.
 _BOUND = ("job", "table")
+
+
+def _plan_text(run: Run) -> str:
+    """What a plan found, for people; empty for a run that acts."""
+    return "" if run.acts or run.report is None else printable(redact(run.report.describe())[:_MAX_TEXT], lines=True)
 
 
 def _remaining(run: Run) -> Mapping[str, float] | None:
@@ -283,8 +282,8 @@ def _hold(request: Mapping[str, Any]) -> Result:
 def _polled(request: Mapping[str, Any]) -> Result:
     measurement = Measurement()
     result = _poll(request)
-    result = replace(result, used=measurement.used(location_of(request["uri"], request["storage_options"])))
-    return replace(result, recorded=_recorded(request)) if request["failing"] else result
+    result = dataclasses.replace(result, used=measurement.used(location_of(request["uri"], request["storage_options"])))
+    return dataclasses.replace(result, recorded=_recorded(request)) if request["failing"] else result
 
 
 def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -316,9 +315,9 @@ def _poll(request: Mapping[str, Any]) -> Result:
     applies = tuple(job.name for job in jobs)
     read = Result(request["id"], "succeeded", figures=figures, version=table.revision, report=report, applies=applies)
     if not faults:
-        return replace(read, fingerprint=fingerprint)
+        return dataclasses.replace(read, fingerprint=fingerprint)
     failed = _failed(request["id"], faults[0])
-    return replace(failed, figures=figures, version=table.revision, report=report, applies=applies)
+    return dataclasses.replace(failed, figures=figures, version=table.revision, report=report, applies=applies)
 
 
 def _history(table: Table) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from tests.support.fakes import Stage
 from tests.support.waiting import PATIENCE
 
 TOKEN = "t" * 32
-OPERATIONS = 21  # all but that of the description itself
+OPERATIONS = 24  # all but that of the description itself
 
 
 @pytest.fixture(scope="module")

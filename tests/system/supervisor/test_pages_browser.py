@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import pytest
 from memwal_ops.supervisor.actions import ActionConflictError
 from memwal_ops.supervisor.http.access import TokenFile
 from memwal_ops.supervisor.http.server import HttpServer
-from tests.support.fleet import FakeTables, fleet, job, pages_of, status
+from tests.support.fleet import FakeTables, fleet, job, pages_of, run, status
 from tests.support.waiting import until as wait_until
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _BROWSER, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     _BROWSER is None or _DRIVER is None, reason="no Chromium: apt install chromium chromium-driver"
 )
-_PHONE, _TABLET, _DESK = (390, 844), (768, 1024), (1400, 900)
-_SIZES = {"phone": _PHONE, "tablet": _TABLET, "desk": _DESK}
+_PHONE, _TABLET, _DESK = (390, 844), (768, 1024), (1280, 900)
+_SIZES = {"phone": _PHONE, "tablet": _TABLET, "desk": _DESK, "wide": (1920, 1080)}
 _PAGES = {
     "tables": "/", "groups": "/?group=database", "table": "/tables/payments", "run": "/runs/7",
     "runbook": "/runbooks/merge-blocked.md", "runbooks": "/runbooks/", "missing": "/tables/none",
@@ -209,15 +209,42 @@ def test_it_refreshes_in_place_and_never_under_a_reader(
     assert script(driver, "window.same && document.querySelector('details').open && window.scrollY") == 300
 
 
+def test_a_table_leads_with_the_verdict_then_jobs_then_one_story(driver: Any, show: Callable[..., None]) -> None:
+    show("/tables/orders-040", _DESK, "light")
+    tops = script(
+        driver,
+        "['.verdict', '.findings + section, .verdict + section', '.story'].map("
+        "s => document.querySelector(s).getBoundingClientRect().top)",
+    )
+    assert tops == sorted(tops)
+    assert script(driver, "document.querySelector('.verdict').innerText").startswith("Nothing to do")
+    # All lanes have one axis: their plots begin and end at the same places, and are below each other.
+    plots = script(
+        driver,
+        "[...document.querySelectorAll('.story')].slice(0, 1).flatMap(s => [...s.querySelectorAll('.plot, .axis')])"
+        ".map(e => e.getBoundingClientRect()).map(r => [Math.round(r.left), Math.round(r.right), r.top])",
+    )
+    assert len(plots) > 8
+    assert len({(left, right) for left, right, _ in plots}) == 1
+    assert [top for *_, top in plots] == sorted({top for *_, top in plots})
+    lines = script(driver, "[...document.querySelectorAll('.story .line')].map(l => l.getAttribute('d'))")
+    assert all(line.endswith("H1000") for line in lines[:8]), "each reaches to now"
+
+
 def test_charts_show_values_by_pointer_and_keyboard(driver: Any, show: Callable[..., None]) -> None:
     from selenium.webdriver import ActionChains
 
     show("/tables/payments", _DESK, "light")
-    chart = driver.find_element("css selector", "figure[data-points]")
+    chart = driver.find_element("css selector", ".story figure.steps")
     out = chart.find_element("tag name", "output")
     before = out.text
-    ActionChains(driver).scroll_to_element(chart).move_to_element_with_offset(chart, 60, 20).perform()
+    plot = chart.find_element("css selector", ".plot")
+    ActionChains(driver).scroll_to_element(plot).move_to_element_with_offset(plot, 60, 5).perform()
     wait_until(lambda: out.text.endswith(" UTC"))
+    # The other lanes show theirs of the same time, and a line marks it in all.
+    shown = script(driver, "[...document.querySelector('.story').querySelectorAll('output')].map(o => o.innerText)")
+    assert sum(text.endswith(" UTC") for text in shown) > 8
+    assert len({*script(driver, "[...document.querySelectorAll('.cursor[d^=M]')].map(c => c.getAttribute('d'))")}) == 1
     ActionChains(driver).move_to_element(driver.find_element("tag name", "h1")).perform()
     wait_until(lambda: out.text == before)
     driver.execute_script("arguments[0].focus()", chart)
@@ -259,6 +286,9 @@ class _Actions:
         found["paused"] = {"until": until and until.isoformat(), "reason": reason, "by": by}
         return {"paused": found["paused"], "still_running": []}
 
+    def plan(self, table: str, job: str) -> dict[str, Any]:
+        return {"table": table, "job": job, "report": {"decision": "dry_run"}, "text": "3 versions would go."}
+
     def run(self, table: str, job: str, by: str) -> dict[str, Any]:
         found = next(one for one in self._document["tables"] if one["name"] == table)
         found["backlog"] |= {"generations": 0.0, "rows": 0.0, "bytes": 0.0, "oldest_age": 0.0}
@@ -266,20 +296,87 @@ class _Actions:
         return {"table": table, "job": job, "state": "queued", "by": by}
 
 
-def test_the_worst_table_is_found_and_remedied_by_its_button(driver: Any, tmp_path: Path) -> None:
-    document, secret, tokens = status(fleet(2000)), "a-token-of-a-test-1", tmp_path / "tokens"
-    tokens.write_text(f"operate {secret} ann\n")
+_SECRET = "a-token-of-a-test-1"
+
+
+def _operated(document: dict[str, Any], folder: Path, driver: Any, **changes: Any) -> HttpServer:
+    """Serve a status document on which users may act."""
+    tokens = folder / "tokens"
+    tokens.write_text(f"operate {_SECRET} ann\n")
     tokens.chmod(0o600)
-    del document["tables"][7], document["tables"][3]  # what no button remedies
-    pages = pages_of(document)
-    server = HttpServer(
+    pages = pages_of(document, **changes)
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    return HttpServer(
         "127.0.0.1", 0, alive=lambda: (True, ""), ready=lambda: (True, ""), metrics=lambda: b"",
         status=lambda: document, runs=lambda **_: [], pages=pages.page_at, sign_in=pages.sign_in,
-        refused=pages.refused,
-        actions=_Actions(document), tokens=TokenFile(str(tokens)),  # type: ignore[arg-type]  # two of its methods
+        refused=pages.refused, acted=pages.acted,
+        actions=_Actions(document), tokens=TokenFile(str(tokens)),  # type: ignore[arg-type]  # some of its methods
     )  # fmt: skip
+
+
+def _sign_in(driver: Any, server: HttpServer) -> None:
+    driver.get(f"http://127.0.0.1:{server.port}/sign-in")
+    driver.find_element("id", "token").send_keys(f"{_SECRET}\n")
+    until(driver, "document.body.innerText.includes('may operate')")
+
+
+def test_after_a_click_a_page_shows_progress_and_result_by_itself(driver: Any, tmp_path: Path) -> None:
+    document, ran = status(fleet(20)), list[dict[str, Any]]()
+    merge = next(one for one in document["tables"] if one["name"] == "clicks")["jobs"]
+    server = _operated(document, tmp_path, driver, runs=lambda **_: ran)
     try:
-        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+        _sign_in(driver, server)
+        driver.get(f"http://127.0.0.1:{server.port}/tables/clicks")
+        driver.execute_script("window.same = true")
+        doing = {"activity": "merging", "unit": "rows", "done": 1, "total": 4, "detail": "", "seconds_left": 9.0}
+        asked = {"by": "ann", "since": datetime.now(UTC).isoformat()}
+        merge["merge"] = job(state="running", running_seconds=3.0, asked=asked, progress=doing)
+        driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")  # as after the click
+        until(driver, "document.querySelector('.asked')?.innerText.includes('merging 1 of 4 rows, about 9 s left')")
+        assert script(driver, "document.querySelector('.asked progress')?.value") == 0.25
+        merge["merge"] = job(state="running", running_seconds=6.0, asked=asked, progress={**doing, "done": 3})
+        until(driver, "document.querySelector('.asked')?.innerText.includes('merging 3 of 4 rows')")
+        merge["merge"] = job(last_finished=datetime.now(UTC).isoformat())
+        ran.append(run(id=9, plan={"asked_by": "ann"}, finished=datetime.now(UTC).isoformat()))
+        until(driver, "document.querySelector('.asked')?.innerText.includes('succeeded: merged (rows merged 5,200')")
+        assert script(driver, "window.same"), "nobody loaded it again"
+        driver.find_element("css selector", "[aria-label='Plan: expire']").click()
+        until(driver, "document.querySelector('h1').innerText === 'Plan of expire on clicks'")
+        assert "3 versions would go." in script(driver, "document.body.innerText")
+        driver.find_element("link text", "Back without a run").click()
+        until(driver, "location.pathname === '/tables/clicks'")
+    finally:
+        server.close()
+
+
+def test_several_tables_are_paused_at_once(driver: Any, tmp_path: Path) -> None:
+    document = status(fleet(20))
+    server = _operated(document, tmp_path, driver)
+    try:
+        _sign_in(driver, server)
+        driver.execute_script(axe())
+        found = driver.execute_async_script("axe.run(document).then(arguments[0])")
+        assert [one["id"] for one in found["violations"]] == []
+        for name in ("clicks", "orders-000"):
+            driver.find_element("css selector", f"[aria-label='choose {name}']").click()
+        driver.find_element("css selector", "#several button").click()
+        until(driver, "document.querySelectorAll('tbody .state.paused').length === 2")
+        assert [one["name"] for one in document["tables"] if one.get("paused")] == ["orders-000", "clicks"]
+        driver.find_element("id", "choose-all").click()
+        assert script(driver, "document.querySelectorAll('input[name=tables]:checked').length") == 20
+        driver.get(f"http://127.0.0.1:{server.port}/")
+        driver.find_element("css selector", "#several button").click()
+        until(driver, "document.title.startsWith('Not done')")
+        assert "Choose at least one table" in script(driver, "document.body.innerText")
+    finally:
+        server.close()
+
+
+def test_the_worst_table_is_found_and_remedied_by_its_button(driver: Any, tmp_path: Path) -> None:
+    document, secret = status(fleet(2000)), _SECRET
+    del document["tables"][7], document["tables"][3]  # what no button remedies
+    server = _operated(document, tmp_path, driver)
+    try:
         driver.get(f"http://127.0.0.1:{server.port}/")
         assert driver.title == "1 critical, 1,998 tables: memwal-ops"
         driver.find_element("css selector", ".tables tbody th a").click()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-import sys
 from base64 import b64encode
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -15,7 +15,7 @@ import pytest
 
 from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
 from memwal_ops.pages import rendering
-from memwal_ops.pages.charts import bar_chart, time_chart, time_ticks
+from memwal_ops.pages.charts import lane, marks, story, time_ticks
 from memwal_ops.pages.documents import document
 from memwal_ops.pages.rendering import (
     compact_text,
@@ -32,7 +32,7 @@ from tests.support.fleet import pages_of, run, status, table
 TAGS = {
     *("body", "h1", "h2", "p", "span", "section", "div", "a", "img", "dl", "dt", "dd", "ul", "li", "main", "header"),
     *("strong", "br", "pre", "table", "tr", "th", "td", "meter", "small", "nav", "footer", "thead", "tbody", "caption"),
-    *("em", "code", "output"),
+    *("em", "code", "output", "svg", "path", "text", "progress"),
     *("form", "input", "select", "option", "button", "label", "details", "summary", "figure", "figcaption"),
 }
 HOSTILE = [
@@ -164,22 +164,32 @@ def test_amounts_are_short_and_shares_are_not_rounded_up() -> None:
     assert day("2126-12-01T10:00:00+00:00") == "1 Dec 2126"
 
 
-def test_charts_are_svg_without_addresses() -> None:
-    for svg in (
-        time_chart({"": [(1e9, 3.0), (1e9 + 60, 0.0)]}, unit="bytes", start=1e9, end=1e9 + 60),
-        time_chart({"": [(1e9, 3.0)]}, unit="seconds", start=1e9 - 60, end=1e9),
-        time_chart({"<b>": [(1e9, 0.3)], "b": [(1e9, 0.2)]}, unit="share", start=1e9 - 9e4, end=1e9),
-        bar_chart({"<b>": [1, 2]}, ["<i>", "b"]),
-    ):
-        text = svg.decode()
-        assert "<svg" in text
-        assert "prefers-color-scheme: dark" in text
-        assert "<b>" not in text
-        assert not re.search(r"(?:href|src)=\"?https?:", text)
+def drawn(*lanes: dict[str, Any], start: float = 0.0, end: float = 100.0) -> str:
+    macros = rendering._environment().get_template("charts.html.j2").module
+    rendering._seen.texts = {}
+    return str(macros.story(story(lanes, start, end)))  # type: ignore[attr-defined]  # a macro
 
 
-def test_the_library_of_charts_leaves_imports_alone() -> None:
-    assert all(hasattr(finder, "find_spec") for finder in sys.meta_path)
+def test_a_chart_is_of_steps_that_reach_to_its_end() -> None:
+    one = lane("<b>", [(0.0, 3.0), (50.0, 0.0), (75.0, 6.0)], "{:.0f} B".format, 0.0, 100.0)
+    assert one["line"] == "M0.0 50.0H500.0V100.0H750.0V0.0H1000"
+    assert (one["top"], one["zero"], one["summary"]) == ("6 B", "0 B", "0 B to 6 B, now 6 B")
+    assert json.loads(one["points"]) == [[0, "3 B"], [50, "0 B"], [75, "6 B"]]
+    flat = lane("flat", [(0.0, 7.0)], "{:.0f}".format, 0.0, 100.0)
+    assert (flat["line"], flat["summary"]) == ("M0.0 0.0H1000", "now 7")
+    just_read = lane("new", [(100.0, 7.0)], "{:.0f}".format, 0.0, 100.0)
+    assert just_read["line"] == "M994 0.0H1000", "it is seen"
+    bars = lane("b", [(0.0, 3.0), (50.0, 6.0)], "{:.0f}".format, 0.0, 100.0, shape="bars")
+    assert (bars["line"], bars["area"]) == ("M0.0 100V50.0M500.0 100V0.0", "")
+    many = lane("many", [(float(at), float(at)) for at in range(1000)], "{:.0f}".format, 0.0, 999.0)
+    assert json.loads(many["points"])[-1] == [999, "999"], "the last amount is shown"
+    events = marks("runs", [(25.0, "ok", "merge: <i>"), (200.0, "critical", "failed")], 0.0, 100.0, "2")
+    assert events["marks"] == [(250.0, "ok"), (1000.0, "critical")]
+    text = drawn(one, flat, bars, events)
+    assert text.count("<svg") == 5
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert not re.search(r"(?:href|src|style)=", text)
 
 
 def test_a_command_is_split_from_the_words_before_it() -> None:

@@ -83,6 +83,11 @@ def test_it_agrees_with_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     since, prices = datetime.now(UTC) - WEEK, PricesConfig()
     document = ledger_document(runs.history.ledger(since), prices.by_store(), "USD", "table", since)
     assert found.week() == {one["table"]: pytest.approx(one["money"]) for one in document["groups"]}
+    whole, total = document["total"], found.total()
+    assert {name: total[name] for name in ("runs", "failed", "requests")} == {
+        name: whole[name] for name in ("runs", "failed", "requests")
+    }
+    assert total["money"] == pytest.approx(whole["money"], abs=1e-5)
 
 
 def test_the_ledger_of_a_table_is_read_at_most_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +98,7 @@ def test_the_ledger_of_a_table_is_read_at_most_once_a_minute(tmp_path: Path, mon
     found = Spending(runs.history, PricesConfig)
     document, spent = found.of("a", timedelta(days=1))
     assert (document["total"]["runs"], document["total"]["money"]) == (2, pytest.approx(0.01))
-    assert [money for _, money in spent] == [pytest.approx(0.005)]
+    assert [run["money"] for run in spent] == [pytest.approx(0.005)]
     runs.ran("a", timedelta(hours=1), 1000)
     assert found.of("a", timedelta(days=1))[0] is document
     monkeypatch.setattr(spending, "_VALID_SECONDS", 0.0)

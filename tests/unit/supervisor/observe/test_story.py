@@ -1,0 +1,189 @@
+"""What a page says of a table over time, after a click, and at the first look."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from memwal_ops.supervisor.config.model import PricesConfig
+from memwal_ops.supervisor.http.access import Viewer
+from memwal_ops.supervisor.observe.spending import Spending
+from memwal_ops.supervisor.observe.table_view import achieved_text, asked_view, runs_chart, writes_chart
+from tests.support.fleet import HISTORY, FakeLedger, FakeTables, fleet, job, pages_of, run, status, table
+
+OPERATOR = Viewer("operate", "c", acting=True)
+
+
+def ago(**span: float) -> str:
+    return (datetime.now(UTC) - timedelta(**span)).isoformat()
+
+
+def ledger_run(**changes: Any) -> dict[str, Any]:
+    plan = {"backlog": {"fragments": 1181.0, "versions": 40.0}}
+    return {"job": "compact", "outcome": "succeeded", "finished": 50.0, "plan": plan, "achieved": {}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"achieved": {"fragments": 1143}}, "fragments 1,181 -> 38"),
+        ({"achieved": {"fragments": 1143}, "plan": None}, "1,143 fragments fewer"),
+        ({"achieved": {"fragments": -3}, "plan": {}}, "3 fragments more"),
+        ({"achieved": {"versions": 12, "bytes_freed": 3 << 20}}, "versions 40 -> 28, freed 3.0 MiB"),
+        ({"achieved": {"rows_merged": 5200}}, "5,200 rows merged"),
+        ({"achieved": {"recall_before": 0.91, "recall_after": 0.95}}, "recall 0.91 -> 0.95"),
+        ({"achieved": {"recall_after": 0.95}}, ""),
+        ({"outcome": "died", "achieved": None}, "died"),
+        ({"achieved": None}, ""),
+    ],
+)
+def test_a_run_shows_what_it_achieved(changes: dict[str, Any], text: str) -> None:
+    assert achieved_text(ledger_run(**changes), "lance") == text
+
+
+def test_the_lanes_of_runs_and_writes_have_markers() -> None:
+    runs = [
+        ledger_run(achieved={"fragments": 1143}),
+        ledger_run(finished=70.0, outcome="failed"),
+        ledger_run(finished=80.0),  # it achieved nothing
+        ledger_run(finished=-5.0, achieved={"fragments": 1}),  # before the scale
+    ]
+    (lane,) = runs_chart(runs, "lance", 0.0, 100.0)
+    assert lane["marks"] == [(500.0, "ok"), (700.0, "critical")]
+    assert "compact: fragments 1,181 -> 38" in lane["points"]
+    assert lane["summary"] == "the last: compact: failed"
+    assert runs_chart([], "lance", 0.0, 100.0) == []
+    now = datetime.now(UTC).timestamp()
+    (writes,) = writes_chart(HISTORY, now - 7200, now)
+    assert len(writes["marks"]) == 4, "those of other programs"
+    assert "memwal-ops" not in writes["points"]
+    assert writes_chart(None, 0.0, 1.0) == []
+
+
+PROGRESS = {"activity": "merging", "unit": "rows", "done": 52_000, "total": 140_000, "detail": "", "seconds_left": 24.0}
+
+
+def test_after_a_click_a_page_shows_who_asked_since_when_and_how_it_goes() -> None:
+    asked = {"by": "ann", "since": ago(seconds=16)}
+    running = job(state="running", running_seconds=14.0, asked=asked, progress=PROGRESS)
+    waiting = job(state="queued", waiting_for="worker", asked=asked)
+    of_bytes = {**PROGRESS, "unit": "bytes", "total": None, "seconds_left": None}
+    one = table("a", jobs={"merge": running, "compact": waiting, "expire": job(state="running", progress=of_bytes)})
+    ended = run(
+        job="gc", plan={"asked_by": "bob"}, id=77, decision="nothing_to_delete", figures={}, finished=ago(minutes=1)
+    )
+    old = run(job="snapshot", plan={"asked_by": "bob"}, finished=ago(hours=3))
+    shown = {one["job"]: one for one in asked_view(one, [ended, old, run(plan={"asked_by": "x"}, finished=None)])}
+    assert shown.keys() == {"merge", "compact", "gc"}
+    assert shown["merge"]["text"] == "running for 14 s, merging 52,000 of 140,000 rows, about 24 s left"
+    assert shown["merge"]["share"] == pytest.approx(0.371, abs=0.001)
+    assert (shown["compact"]["text"], shown["compact"]["by"]) == ("waits for a worker", "ann")
+    assert (shown["gc"]["text"], shown["gc"]["run"], shown["gc"]["busy"]) == ("succeeded: nothing to delete", 77, False)
+    page = pages_of(status([one]), runs=lambda **_: [ended]).table("a").body.decode()
+    assert re.search(r"<li data-busy><strong>merge</strong>, asked by ann 1\d s ago \(", page)
+    assert "merging 50.8 KiB" in page, "bytes are printed as sizes"
+    assert '<progress aria-label="progress of merge"' in page
+    assert '<a href="/runs/77">succeeded: nothing to delete</a>' in page
+    assert page.index("<h2>Asked</h2>") < page.index("<h2>Jobs</h2>") < page.index("<h2>Over time</h2>")
+    assert "<h2>Asked</h2>" not in pages_of(status([table("a")])).table("a").body.decode()
+
+
+def test_a_table_in_order_says_that_there_is_nothing_to_do() -> None:
+    page = pages_of(status([table("a", waiting=0)])).table("a").body.decode()
+    assert re.search(r"Nothing to do: nothing is wrong, and nothing waits. Next: \w+ in ", page)
+    page = pages_of(status([table("a", waiting=2)])).table("a").body.decode()
+    assert "Nothing to do: nothing is wrong, and 2 generations wait, within the limits." in page
+    for other in (table("a", waiting=140), table("a", paused={"until": None, "reason": "", "by": "ann"})):
+        assert "Nothing to do" not in pages_of(status([other])).table("a").body.decode()
+
+
+def test_columns_of_jobs_without_a_value_are_not_shown() -> None:
+    page = pages_of(status([table("a")])).table("a").body.decode()
+    assert ">lease</th>" not in page
+    assert ">failures</th>" not in page
+    failing = pages_of(status(fleet(20))).table("sessions").body.decode()
+    assert ">failures</th>" in failing
+
+
+def test_runs_of_jobs_that_do_not_apply_contradict_nothing() -> None:
+    jobs = {
+        **table("a")["jobs"],
+        "merge": job(applies=False, next_due=None),
+        "snapshot": job(applies=False, next_due=None),
+    }
+    ran = [run(job="merge", decision="not_applicable"), run(job="snapshot"), run(job="gc")]
+    page = pages_of(status([table("a", jobs=jobs)]), runs=lambda **_: ran).table("a").body.decode()
+    assert "Not for this table: merge, snapshot. Runs of snapshot below are of a time when it applied." in page
+    assert 'data-l="job">merge<' not in page
+    assert 'data-l="job">snapshot<' in page
+
+
+class Week(FakeLedger):
+    def used_by(self, after: int, running: Any, limit: int) -> list[Any]:
+        ended = datetime.now(UTC).timestamp() - 60
+        used = {"store": "local", "requests": {"get": 9, "put": 1, "list": 0, "delete": 0}, "cpu_seconds": 2.0}
+        achieved = {"rows_merged": 5200, "bytes_freed": 1 << 20, "fragments": 1143}
+        one = {"id": 1, "table": "a", "started": ended - 1, "finished": ended, "outcome": "succeeded"}
+        failed = {**one, "id": 2, "outcome": "failed", "used": None, "achieved": None}
+        return [{**one, "used": used, "achieved": achieved}, failed][min(after, 2) :]
+
+
+def test_the_first_page_answers_three_questions() -> None:
+    spending = Spending(Week(), PricesConfig)
+    spending.read()
+    page = pages_of(status(fleet(20)), spending=spending).tables().body.decode()
+    wrong, behind, week = (page.index(question) for question in ("What is wrong?", "What is behind?", "this week cost"))
+    assert wrong < behind < week < page.index("<caption")
+    assert '<span class="critical">3 critical</span>' in page[wrong:behind]
+    assert '<a href="/tables/sessions">sessions</a>: gc failed 4 times in a row' in page[wrong:behind]
+    assert '<a href="/tables/clicks">clicks</a>: 140 generations wait, the oldest for 93 min' in page[behind:week]
+    assert '2 runs, <span class="warning">1 failed</span>' in page[week:]
+    assert "10 requests, 2 s of processor, 0 B written; nothing at the configured prices" in page[week:]
+    assert "Saved: 5,200 rows merged, 1,143 fragments fewer, 1.0 MiB freed" in page[week:]
+    assert "$0.00" not in page
+    calm = pages_of(status([table("a", waiting=0)])).tables().body.decode()
+    assert "Nothing to do: nothing is wrong." in calm
+    assert "Nothing waits to be merged." in calm
+    assert "No run yet." in calm
+    unread = table("new", state="not_read", looked_at=None, seconds_since_look=None, version=None, backlog={})
+    partly = pages_of(status([table("a", waiting=0), unread])).tables().body.decode()
+    assert "Nothing to do" not in partly
+    assert "1 of 2 tables were not read yet." in partly
+    assert "What is wrong?" not in pages_of(status([unread])).tables().body.decode()
+
+
+def test_columns_without_a_value_are_not_shown() -> None:
+    document = status([table("a", waiting=0), table("b", waiting=0)])
+    shown = pages_of(document, tables=FakeTables(document, costs={"a": 0.0, "b": 0.0})).tables().body.decode()
+    names = re.findall(r'role="columnheader"[^>]*><a href="[^"]*"[^>]*>([^<]*)</a>', shown)
+    assert names == ["State", "Table", "Rows", "Size", "Fragments", "Indexed", "Last job", "Next job"]
+    document = status([table("a", waiting=0), table("b", waiting=3)])
+    later = {"a": {"bytes": 5, "by": "2126-12-01T00:00:00+00:00"}}
+    shown = pages_of(document, tables=FakeTables(document, later, {"a": 0.5})).tables().body.decode()
+    names = re.findall(r'role="columnheader"[^>]*><a href="[^"]*"[^>]*>([^<]*)</a>', shown)
+    assert {"Held", "Free on", "Waiting", "Oldest", "7-day cost"} <= {*names}
+
+
+def test_a_plan_is_shown_before_a_run() -> None:
+    pages = pages_of(status([table("a")]))
+    done = {"table": "a", "job": "expire", "report": {"decision": "dry_run", "n": "<b>"}, "text": "3 versions <go>."}
+    page = pages.acted(done, "/tables/a", OPERATOR)
+    assert page is not None
+    text = page.body.decode()
+    assert "<h1>Plan of expire on a</h1>" in text
+    assert "Nothing was changed." in text
+    assert "3 versions &lt;go&gt;." in text
+    assert 'action="/api/v1/tables/a/jobs/expire/run"' in text
+    hold = {"table": "a", "hold": {"id": 3, "version": 41, "until": "2126-12-01T00:00:00+00:00", "released": False}}
+    page = pages.acted(hold, "/tables/a", OPERATOR)
+    assert page is not None
+    assert "Version 41 is kept until <strong>2126-12-01 00:00:00 UTC" in page.body.decode()
+    assert 'action="/api/v1/tables/a/holds/3/release"' in page.body.decode()
+    page = pages.acted({"done": {"a": {}}, "refused": {"b<": "There is no table."}}, "/", OPERATOR)
+    assert page is not None
+    assert "Done on 1 of 2 tables." in page.body.decode()
+    assert pages.acted({"done": {"a": {}}, "refused": {}}, "/", OPERATOR) is None
+    assert pages.acted({"table": "a", "job": "gc", "state": "queued"}, "/", OPERATOR) is None
