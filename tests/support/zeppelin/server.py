@@ -122,6 +122,8 @@ def compact_carrying(uri: str, token: int) -> bool:
     place = root / "segments" / new
     place.mkdir()
     owners = old["cluster_owners"] or [old["id"]] * old["cluster_count"]
+    data = (place.parent / old["id"] / "centroids.bin").read_bytes()
+    width = len(centroids(data)[0])
     total = 0
     for number, owner in enumerate(owners):
         at = place.parent / owner
@@ -135,8 +137,7 @@ def compact_carrying(uri: str, token: int) -> bool:
         total += len(kept) + len(added)
         if len(kept) < len(rows) or added:
             owners = [*owners[:number], new, *owners[number + 1 :]]
-            _write_cluster(place, number, [*kept, *added])
-    data = (place.parent / old["id"] / "centroids.bin").read_bytes()
+            _write_cluster(place, number, [*kept, *added], width)
     assert len(centroids(data)) == len(owners)
     (place / "centroids.bin").write_bytes(data)
     carried = {
@@ -154,9 +155,9 @@ def compact_carrying(uri: str, token: int) -> bool:
     return True
 
 
-def _write_cluster(place: Path, number: int, rows: list[Any]) -> None:
-    data = struct.pack("<II", len(rows), 4)
+def _write_cluster(place: Path, number: int, rows: list[Any], width: int) -> None:
+    data = struct.pack("<II", len(rows), width)
     for name, values, _ in rows:
-        data += struct.pack("<I", len(name.encode())) + name.encode() + struct.pack("<4f", *values)
+        data += struct.pack("<I", len(name.encode())) + name.encode() + struct.pack(f"<{width}f", *values)
     (place / f"cluster_{number}.bin").write_bytes(data)
     (place / f"attrs_{number}.bin").write_text(json.dumps([more or None for _, _, more in rows]))

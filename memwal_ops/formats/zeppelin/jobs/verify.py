@@ -80,8 +80,7 @@ def check_namespace(
 
 
 def _settings(table: Namespace) -> Iterator[Finding]:
-    why = table.manifest.unwritable
-    if why is not None:
+    if (why := table.manifest.unwritable) is not None:
         yield Finding(
             Severity.INFO, "writable", "manifest.json", f"It cannot be written by this release: {why}.",
             "merge and gc refuse the namespace.", "Let its Zeppelin server maintain it, or migrate it.",
@@ -93,13 +92,14 @@ def _settings(table: Namespace) -> Iterator[Finding]:
                 "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META,
                 errors.runbook(9) or "",
             )  # fmt: skip
-        live = table.manifest.fragment_keys
-        for key in table.manifest.pending:
-            if key in live or any(key.startswith(prefix) for prefix in table.manifest.prefixes):
-                yield Finding(
-                    Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
-                    "A gc that deletes it loses rows; memwal-ops keeps it.", "Remove the key from pending_deletes.",
-                )  # fmt: skip
+        # Not whole prefixes: a server whose compaction carries some clusters of a segment retires the others' objects.
+        flat = (SegmentReader(table.store, one) for one in table.manifest.segments if not one.hierarchical)
+        live = table.manifest.fragment_keys.union(need.path for one in flat for need in one.needed(None))
+        for key in filter(live.__contains__, table.manifest.pending):
+            yield Finding(
+                Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
+                "A gc that deletes it loses rows; memwal-ops keeps it.", "Remove the key from pending_deletes.",
+            )  # fmt: skip
 
 
 def _lease(table: Namespace) -> Iterator[Finding]:

@@ -299,6 +299,12 @@ def test_a_segment_of_another_program(made: NamespaceUnderTest, capfd: pytest.Ca
         path.write_bytes(whole)
 
 
+def pending(uri: str) -> list[str]:
+    """Keys that verify finds both pending and needed."""
+    findings = run_job(uri, "verify").to_json()["findings"]
+    return [one["place"] for one in findings if one["check"] == "pending_deletes"]
+
+
 def test_carried_clusters_are_looked_for_where_they_are(tmp_path: Path) -> None:
     """A server's compaction leaves untouched clusters with the older segment."""
     made = NamespaceUnderTest(str(tmp_path / "ns"), "native")
@@ -311,8 +317,12 @@ def test_carried_clusters_are_looked_for_where_they_are(tmp_path: Path) -> None:
     carried = [number for number, owner in enumerate(new.owners) if owner == old.prefix]
     assert 0 < len(carried) < 4
     assert damaged_parts(opened(made)) == ()
+    assert pending(made.uri) == [], "it retired what it did not carry"
     assert made.read() == made.expected()
     path = Path(made.uri, old.prefix, f"attrs_{carried[0]}.bin")
+    needed = f"{path.relative_to(made.uri)}"
+    edit(made.uri, lambda found: found["pending_deletes"].append(f"{found['namespace']}/{needed}"))
+    assert pending(made.uri) == [needed]
     for harm in HARMS:
         whole = path.read_bytes()
         harm(path)
