@@ -277,3 +277,131 @@ LANCE_RULES = (
         lambda row: _logged(row) and row["history"] == "replaced",
     ),
 )  # fmt: skip
+
+# Zeppelin namespaces.
+
+#: Of each: the id of row k.
+ZEPPELIN_IDS = {
+    "plain": "f'v{k}'",
+    "long": "f'id{k}-' + 'x' * 200",
+    "unicode": "f'ключ {k} é😀'",
+    "punctuation": r"f'a/\"b\" {k}\n\t'",
+    "like_keys": "f'segments/s{k}/cluster_0.bin'",
+    "numbers": "f'{k}'",
+}
+#: Of each: the attributes of row k as write w set them.
+ATTRIBUTES = {
+    "none": "{}",
+    "strings": "{'a': f'text {k % 7} of {w}', 'b': f'own{k}.'}",
+    "booleans": "{'a': (k + w) % 2 == 0}",
+    "integers": "{'a': 2**62 + k - w, 'b': -k}",
+    "floats": "{'a': k / 8 - w, 'b': 1e-300 * k}",
+    "lists": "{'a': [f's{k}', f'w{w}'], 'b': [k, w, 7], 'c': []}",
+    "mixed": "{'a': [k, f'{w}', True, 1.5][(k + w) % 4]}",
+    "sometimes": "{'a': w} if k % 3 == 0 else {}",
+    "names": "{'a.b': k, 'a_b': w, 'id': 'x', 'vector': 1, 'имя é': f'значение {k}'}",
+    "null": "{'a': None, 'b': k}",
+    "nested": "{'a': {'x': [k, {'y': w}], 'é': None}}",
+}
+ZEPPELIN_JOBS = (
+    "inspect", "verify", "verify_deep", "verify_answers", "why", "merge", "merge_retrain", "merge_small",
+    "merge_indexed", "merge_scalar", "merge_product", "compact", "gc", "erase", "repair", "migrate", "maintain",
+    "maintain_apply", "hold", "scan", "report",
+)  # fmt: skip
+DAMAGES = LANCE["damage"]
+ZEPPELIN: dict[str, tuple[str, ...]] = {
+    "format": ("zeppelin",),
+    "dialect": ("wiki", "native"),
+    "metric": ("cosine", "euclidean", "dot_product"),
+    "size": ("4", "1", "3", "96"),
+    "ids": (*ZEPPELIN_IDS,),
+    "attributes": (*ATTRIBUTES,),
+    "segments": ("ours", "none", "retrained", "unrecorded", "carried", "hidden", "emptied"),
+    "holder": ("none", "hold", "reader"),
+    "place": ("root", "copy"),
+    "store": ("local", "s3"),
+    "damage": DAMAGES,
+    "job": ZEPPELIN_JOBS,
+}
+ZEPPELIN_RULES = (
+    Rule(
+        "a native attribute has no null and no object",
+        ("dialect", "attributes"),
+        lambda row: row["dialect"] == "native" and row["attributes"] in {"null", "nested"},
+    ),
+    Rule(
+        "only a server's compaction carries clusters, and it writes the native dialect",
+        ("dialect", "segments"),
+        lambda row: row["dialect"] == "wiki" and row["segments"] == "carried",
+    ),
+    Rule(
+        "ids are hidden by pending_deletes of the document; natively that list has keys of objects",
+        ("dialect", "segments"),
+        lambda row: row["dialect"] == "native" and row["segments"] == "hidden",
+    ),
+    Rule(
+        "other programs, damage and copies are done to files",
+        ("store", "segments", "damage", "place"),
+        lambda row: row["store"] == "s3"
+        and (row["segments"] in {"unrecorded", "carried", "hidden"} or row["damage"] != "none" or row["place"] != "root"),
+    ),
+    Rule(
+        "a reader of an older manifest is promised a grace time, which damage and erase do not wait for",
+        ("holder", "job"),
+        lambda row: row["holder"] == "reader" and row["job"] == "erase",
+    ),
+)  # fmt: skip
+
+# Index folders of LM-DiskANN.
+
+#: Of each: the id of row k.
+FOLDER_IDS = {"dense": "k", "sparse": "k * 7919 + 2**40", "largest": "2**63 - 1 - k"}
+#: Of each: the vector of row k as write w set it, of D numbers.
+FOLDER_VECTORS = {
+    "noise": "np.random.default_rng([k, w]).normal(size=D)",
+    "clustered": "np.random.default_rng([k % 7]).normal(size=D) * 9 + np.random.default_rng([k, w]).normal(size=D)",
+    "twins": "np.random.default_rng([k // 4]).normal(size=D)",
+    "tiny": "np.random.default_rng([k, w]).normal(size=D) * 1e-12",
+    "huge": "np.random.default_rng([k, w]).normal(size=D) * 1e12",
+}
+FOLDER_JOBS = (
+    "inspect", "verify", "verify_deep", "verify_answers", "why", "merge", "catchup", "catchup_rebuild", "compact", "gc",
+    "erase", "repair", "snapshot", "maintain", "maintain_apply", "hold", "scan", "report",
+)  # fmt: skip
+LM_DISKANN: dict[str, tuple[str, ...]] = {
+    "format": ("lm_diskann",),
+    "metric": ("l2", "cosine"),
+    "dims": ("8", "1", "2", "33", "200"),
+    "links": ("16", "4", "70"),
+    "quantizer": ("pq", "ternary"),
+    "rows": ("300", "0", "1100"),
+    "ids": (*FOLDER_IDS,),
+    "vectors": (*FOLDER_VECTORS,),
+    "follows": ("nothing", "by_key", "stable_ids", "a_branch"),
+    "holder": ("none", "hold", "reader"),
+    "place": ("root", "copy", "snapshot"),
+    "damage": DAMAGES,
+    "job": FOLDER_JOBS,
+}
+LM_DISKANN_RULES = (
+    Rule(
+        "stable row ids are the table's own, from 0 on",
+        ("follows", "ids"),
+        lambda row: row["follows"] == "stable_ids" and row["ids"] != "dense",
+    ),
+    Rule(
+        "all vectors of one dimension and cosine are one of two, and ties have no order",
+        ("metric", "dims"),
+        lambda row: row["metric"] == "cosine" and row["dims"] == "1",
+    ),
+)  # fmt: skip
+
+#: Of each format: what a table of it can be, and what cannot be together.
+MODELS = {
+    "lance": (LANCE, LANCE_RULES),
+    "zeppelin": (ZEPPELIN, ZEPPELIN_RULES),
+    "lm_diskann": (LM_DISKANN, LM_DISKANN_RULES),
+}
+PLAINS = {name: {one: values[0] for one, values in model.items()} for name, (model, _) in MODELS.items()} | {
+    "lance": PLAIN
+}

@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from tests.campaigns.pairs.dimensions import PLAIN
+from tests.campaigns.pairs.dimensions import PLAINS
 from tests.campaigns.pairs.planted import BUGS
 from tests.campaigns.pairs.walk import Process
 
-MOST = 8
+MOST = 12
 PLACE = Path(__file__).parent / "found.json"
 
 
@@ -24,11 +24,12 @@ def main() -> int:
             continue
         planted = Process(name)
         for number in range(MOST):
-            row = {**PLAIN, **bug.row}
-            outcome = planted.run(row, f"planted-{number}")
-            if outcome.kind and not right.run(row, f"planted-{number}").kind:
+            row, seed = {**PLAINS[bug.row.get("format", "lance")], **bug.row}, f"planted-{number}"
+            kept = None if bug.steps is None else [*range(bug.steps)]
+            outcome = planted.run(row, seed, kept)
+            if outcome.kind and not right.run(row, seed, kept).kind:
                 found[name] = {
-                    "row": row, "seed": f"planted-{number}", "kind": outcome.kind, "seconds": outcome.seconds
+                    "row": row, "seed": seed, "steps": kept, "kind": outcome.kind, "seconds": outcome.seconds
                 }  # fmt: skip
                 PLACE.write_text(json.dumps(found, indent=1) + "\n")
                 print(f"{name}: {outcome.kind} after {number + 1} rows", flush=True)

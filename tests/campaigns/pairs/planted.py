@@ -25,13 +25,15 @@ class Bug:
         module: below ``memwal_ops.formats.lance``, or a whole name.
         old: the text that stands there once.
         new: what is there instead.
-        row: values with which a row may find it.
+        row: values with which a row may find it; of another format than Lance, its name, too.
+        steps: how many of the history's steps run before the damage; None: all.
     """
 
     module: str
     old: str
     new: str
     row: Mapping[str, str]
+    steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -42,7 +44,12 @@ class Bug:
 _MERGE = {"layout": "region", "file": "2.1", "job": "merge"}
 _COLLAPSE, _REWRITE, _LOOKUP = "engines.merge.collapse", "engines.merge.rewrite", "engines.read.lookup"
 _NEAREST, _SCAN, _UNMERGED = "engines.read.nearest", "engines.read.scan", "engines.read.unmerged"
-_DAMAGE, _LIVE = "retention.damage", "retention.live_versions"
+_LIVE, _FILES = "retention.live_versions", "files.named_files"
+_ZEPPELIN, _FOLDERS = "memwal_ops.formats.zeppelin", "memwal_ops.formats.lm_diskann"
+_COMPACTION, _READER, _ROOTS = f"{_ZEPPELIN}.compaction", f"{_ZEPPELIN}.reader", f"{_ZEPPELIN}.roots"
+_WIKI = {"format": "zeppelin", "job": "merge"}
+_NATIVE = {**_WIKI, "dialect": "native"}
+_FOLDER = {"format": "lm_diskann", "job": "inspect"}
 BUGS: dict[str, Bug] = {
     # Rows.
     "the_oldest_write_wins": Bug(_COLLAPSE, 'newest = ages[grouped.column(f"{_AGE}_max")', 'newest = ages[grouped.column(f"{_AGE}_min")', _MERGE),
@@ -68,6 +75,22 @@ BUGS: dict[str, Bug] = {
     "holds_keep_nothing": Bug(_LIVE, "at = self.named() | {version for hold in self.holds for version in hold.versions}", "at = self.named()", {"holder": "hold", "job": "expire"}),
     "deletes_are_written_as_rows": Bug("log.region_columns", "_repeat(value=True, times=keys.num_rows)", "_repeat(value=False, times=keys.num_rows)", _MERGE),
     "the_log_is_not_replayed": Bug("log.region_writer", "                self._add_entry(entry)\n", "                self._next_entry = entry.entry_id + 1\n", _MERGE),
+    "a_deletion_file_of_any_size": Bug(_FILES, "                self._check_deletions(self.of)\n", "                str(self.of)\n", {"file": "2.1", "deletions": "few", "damage": "half", "job": "expire"}, steps=0),
+    # Namespaces of Zeppelin.
+    "deletes_of_the_log_reach_no_segment": Bug(_COMPACTION, "return frozenset(self.rows.ids) | self.deleted | self.hidden", "return frozenset(self.rows.ids) | self.hidden", _WIKI),
+    "hidden_ids_are_found": Bug(_COMPACTION, "return frozenset(self.rows.ids) | self.deleted | self.hidden", "return frozenset(self.rows.ids) | self.deleted", {**_WIKI, "segments": "hidden"}),
+    "attributes_of_the_rows_before": Bug(_COMPACTION, "[ids[at] for at in places], [attributes[at] for at in places]", "[ids[at] for at in places], attributes[: len(places)]", {**_WIKI, "attributes": "strings"}),
+    "a_limit_before_the_distance": Bug(_READER, "if passes(more)]\n    if not kept", "if passes(more)][:k]\n    if not kept", _WIKI),
+    "lists_match_as_a_whole": Bug(_READER, "map(test, value if isinstance(value, list) else [value])", "map(test, [value])", {**_NATIVE, "attributes": "lists"}),
+    "texts_of_the_log_are_not_searched": Bug(_READER, "    yield log.rows\n    yield from _segment_rows(table, log, mentions)", "    yield from _segment_rows(table, log, mentions)", {**_WIKI, "attributes": "strings"}),
+    "holds_keep_no_revision": Bug(_ROOTS, "for hold in holds_in_force(table.store, now) for number in hold.versions}", "for hold in () for number in hold.versions}", {**_WIKI, "holder": "hold", "job": "gc"}),
+    "a_grace_is_none": Bug(_ROOTS, "elif grace and now - following.written < grace:", "elif grace and now - following.written > grace:", {**_WIKI, "holder": "reader", "job": "gc"}),
+    "what_a_server_retired_is_needed": Bug(f"{_ZEPPELIN}.jobs.verify", "filter(live.__contains__, table.manifest.pending):", "(key for key in table.manifest.pending if key.startswith(tuple(table.manifest.prefixes))):", {**_NATIVE, "segments": "carried", "job": "verify"}),
+    # Index folders.
+    "a_row_that_is_replaced_stays": Bug(f"{_FOLDERS}.graph", "    staged.delete(row_ids)\n", "    staged.delete(row_ids[:0])\n", _FOLDER),
+    "holds_keep_no_epoch": Bug(f"{_FOLDERS}.files", "for hold in holds_in_force(store, store_time(store)) for version", "for hold in () for version", {**_FOLDER, "holder": "hold", "job": "maintain_apply"}),
+    "lengths_of_vectors_stay": Bug(f"{_FOLDERS}.vectors", 'astype(np.float32) if parameters.metric == "cosine" else vectors', 'astype(np.float32) if parameters.metric == "dot" else vectors', {**_FOLDER, "metric": "cosine"}),
+    "a_log_may_end_early": Bug(f"{_FOLDERS}.view", "        if self.epoch < reached:\n", "        if self.epoch < 0:\n", {**_FOLDER, "damage": "half"}, steps=4),
 }  # fmt: skip
 
 

@@ -25,10 +25,11 @@ from tests.campaigns.pairs import planted
 planted.install(os.environ.get("PAIRS_PLANTED"))
 
 from memwal_ops.errors import MemwalOpsError
-from tests.campaigns.pairs import damage
+from tests.campaigns.pairs import damage, formats
 from tests.campaigns.pairs.expected import why_refused
 from tests.campaigns.pairs.oracle import Oracle, Wrong
-from tests.campaigns.pairs.scripts import BASE_ROWS, OURS, Program, Step, program_of
+from tests.campaigns.pairs.rows import program_of, run_of
+from tests.campaigns.pairs.scripts import BASE_ROWS, OURS, Program, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +53,7 @@ class Run:
         return str(self.names["URI"])
 
     def execute(self, source: str) -> Any:
-        """Run lines; the value where they are one expression."""
-        try:
-            compiled = compile(source, "row", "eval")
-        except SyntaxError:
-            exec(compile(source, "row", "exec"), self.names)
-            return None
-        return eval(compiled, self.names)
+        return formats.execute(self.names, source)
 
     def run(self) -> None:
         """Make the table, go through the history, ask the oracle after each step."""
@@ -227,7 +222,7 @@ def run_program(program: Program, seed: str, tell: Tell) -> None:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        Run(program, seed, tell).run()
+        run_of(program.row, Run)(program, seed, tell).run()
     finally:
         os.chdir(before)
         shutil.rmtree(folder, ignore_errors=True)

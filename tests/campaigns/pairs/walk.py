@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.campaigns.pairs.covering import covering
-from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, PLAIN, THREES
-from tests.campaigns.pairs.scripts import program_of
+from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, THREES
+from tests.campaigns.pairs.rows import format_of, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,9 +102,21 @@ class Process:
 
 
 def rows(seed: int) -> Iterator[dict[str, str]]:
-    """The array of two dimensions each, then what is left of that of three; other dimensions are drawn by the seed."""
-    for row in covering(LANCE, LANCE_RULES, seed):
-        yield {name: row[name] for name in LANCE}
+    """The arrays of two dimensions each, of Lance tables first; then that of three of Lance tables."""
+    for name in MODELS:
+        yield from pairs(seed, name)
+    yield from threes(seed)
+
+
+def pairs(seed: int, name: str) -> Iterator[dict[str, str]]:
+    """Of a format: every two values are together."""
+    model, rules = MODELS[name]
+    for row in covering(model, rules, seed):
+        yield {name: row[name] for name in model}
+
+
+def threes(seed: int) -> Iterator[dict[str, str]]:
+    """Of Lance tables: every three values of THREES are together; the other dimensions are drawn by the seed."""
     chance = random.Random(seed)
     rules = [rule for rule in LANCE_RULES if {*rule.about} <= {*THREES}]
     for row in covering({name: LANCE[name] for name in THREES}, rules, seed, THREES):
@@ -119,10 +131,10 @@ def reduced(
     row: Mapping[str, str], seed: str, outcome: Outcome, process: Process
 ) -> tuple[dict[str, str], list[int], Outcome]:
     """The fewest values other than the plainest, and the fewest steps, that fail in the same way."""
-    now = dict(row)
-    for name, plain in PLAIN.items():
+    now, (_, rules) = dict(row), MODELS[format_of(row)]
+    for name, plain in PLAINS[format_of(row)].items():
         tried = {**now, name: plain}
-        if now[name] == plain or any(rule.broken(tried) for rule in LANCE_RULES):
+        if now[name] == plain or any(rule.broken(tried) for rule in rules):
             continue
         found = process.run(tried, seed)
         if found.fault == outcome.fault:
@@ -143,7 +155,7 @@ def script(row: Mapping[str, str], seed: str, kept: list[int], outcome: Outcome)
     """The program that shows it: run it in an empty folder, from the root of the tree in PYTHONPATH."""
     program = program_of(row, seed)
     program.steps = [program.steps[at] for at in kept]
-    differs = ", ".join(f"{name} {value}" for name, value in row.items() if value != PLAIN[name])
+    differs = ", ".join(f"{name} {value}" for name, value in row.items() if value != PLAINS[format_of(row)][name])
     lines = [f"# {outcome.kind}: {outcome.text.splitlines()[-1] if outcome.text else ''}"[:300], f"# {differs}"]
     text = program.text()
     if outcome.harm:
