@@ -51,11 +51,6 @@ def lane(
     """Return one lane: amounts over time, each as a step that lasts to the next one, the last to ``end``.
 
     Args:
-        title: what the amounts are of.
-        points: seconds since 1970 and amounts, in the order of time.
-        text: makes the text of an amount.
-        start: the left end of the scale.
-        end: the right end.
         most: the top of the scale; None: the largest amount.
         shape: bars are of amounts that do not last.
         summary: what is shown beside the title; empty: the range, and the last amount.
@@ -77,16 +72,10 @@ def lane(
     every = 1 + len(points) // _MAX_POINTS
     shown = points[::-every][::-1]  # with the last one
     return {
-        "title": title,
-        "summary": summary or known,
-        "shape": shape,
-        "line": line,
-        "area": area,
-        "marks": [],
-        "top": top_text or text(top),
-        "zero": text(0.0),
+        "title": title, "summary": summary or known, "shape": shape, "line": line, "area": area, "marks": [],
+        "top": top_text or text(top), "zero": text(0.0),
         "points": json.dumps([[round(when), text(value)] for when, value in shown]),
-    }
+    }  # fmt: skip
 
 
 def marks(
@@ -94,16 +83,10 @@ def marks(
 ) -> dict[str, Any]:
     """Return a lane of events, each with its time, its level as a word of the style sheet, and its text."""
     return {
-        "title": title,
-        "summary": summary,
-        "shape": "marks",
-        "line": "",
-        "area": "",
-        "top": "",
-        "zero": "",
+        **lane(title, (), str, start, end, summary=summary), "shape": "marks", "top": "", "zero": "",
         "marks": [(_place(when, start, end), level) for when, level, _ in events],
         "points": json.dumps([[round(when), text] for when, _, text in events]),
-    }
+    }  # fmt: skip
 
 
 def _place(when: float, start: float, end: float) -> float:

@@ -23,7 +23,6 @@ def document(text: str, path: str, exists: Callable[[str], bool]) -> Markup:
     does not have becomes its text, with the path of the page.
 
     Args:
-        text: the page.
         path: its path, without a leading slash: links are relative to it.
         exists: whether the service has a page, by its path.
     """

@@ -65,10 +65,6 @@ class HttpServer:
         refused: returns the page for a form that was refused, by status, reason and where to go back to.
         acted: returns the page that shows what an action found, by its document, where to go back to, and the viewer;
             None: there is nothing to show but the page from which it was asked for.
-        actions: what can be done; None: nothing.
-        tokens: who may do it; None: nobody.
-        audit: records who did what.
-        certificate: for TLS; None: without.
     """
 
     def __init__(

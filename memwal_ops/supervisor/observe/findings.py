@@ -263,7 +263,6 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
     Args:
         table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
         errors: what the document does not have.
-        limits: the alert thresholds.
         file: the configuration file, for commands; empty if there is none.
     """
     error, backlog = table["error"], backlog_of(table)

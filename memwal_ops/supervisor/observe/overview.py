@@ -1,11 +1,7 @@
 """Keep one row for each table, for the page of all of them: made when a table changes, not when a page is asked for.
 
 With ten thousand tables the status of all takes seconds of processor time, so a request only filters and sorts rows.
-Those that it shows are made anew: what a reader sees is never older than the request.
-
-Search, filter, sort, group and page the rows of all tables, by the query string of the page.
-
-A parameter that is not valid is ignored: a link from an older release still shows the tables.
+Those that it shows are made anew. An invalid parameter is ignored: a link from an older release still shows tables.
 """
 
 from __future__ import annotations
@@ -122,50 +118,35 @@ def row_of(
     """Return the row of a table.
 
     Args:
-        table: its status document.
-        findings: what is wrong with it.
         later: what ``expire`` reported last as deletable later.
-        cost: what its runs of the last week cost.
     """
     backlog = backlog_of(table)
     rows, uncovered = backlog.amount("table_rows"), backlog.amount("uncovered")
     covered = rows and uncovered is not None and backlog.amount("indexes")
     recalls = [one["recall"] for one in table["answers"] if one.get("recall") is not None]
     jobs = applicable_jobs(table)
-    ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=("", None))
-    due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=("", None))
+    nothing: tuple[str, Mapping[str, Any]] = ("", {})
+    ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=nothing)
+    due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=nothing)
     worst_finding = max(findings, key=lambda one: severity(level_of_finding(one)), default=None)
     held = backlog.amount("held")
+    ran_job, ran_last = ran if ran[1].get("last_finished") else nothing
+    due_job, due_next = due if due[1].get("next_due") else nothing
     return Row(
-        name=table["name"],
-        uri=table["uri"],
-        format=table["format"] or "",
-        folder=_folder(table["uri"]),
-        state=table["state"],
-        read=table["looked_at"] is not None,
+        name=table["name"], uri=table["uri"], format=table["format"] or "", folder=_folder(table["uri"]),
+        state=table["state"], read=table["looked_at"] is not None,
         level=OK if worst_finding is None else level_of_finding(worst_finding),
-        what="" if worst_finding is None else worst_finding["what"],
-        findings=len(findings),
-        rows=rows,
-        bytes=backlog.amount("table_bytes"),
-        held=later.get("bytes") if held is None else held,
-        free=later.get("by"),
+        what="" if worst_finding is None else worst_finding["what"], findings=len(findings), rows=rows,
+        bytes=backlog.amount("table_bytes"), held=later.get("bytes") if held is None else held, free=later.get("by"),
         parts=backlog.amount("parts"),
         coverage=1 - min(1.0, (uncovered or 0) / rows) if covered and rows else None,
-        recall=min(recalls, default=None),
-        waiting=backlog.amount("backlog"),
-        noun=backlog.noun_of("backlog"),
-        age=backlog.amount("age"),
-        last_job=ran[0] if ran[1] is not None and ran[1]["last_finished"] else "",
-        last_outcome="" if ran[1] is None else ran[1]["last_outcome"] or "",
-        last=None if ran[1] is None else ran[1]["last_finished"],
-        next_job=due[0] if due[1] is not None and due[1]["next_due"] else "",
-        next=None if due[1] is None else due[1]["next_due"],
+        recall=min(recalls, default=None), waiting=backlog.amount("backlog"), noun=backlog.noun_of("backlog"),
+        age=backlog.amount("age"), last_job=ran_job, last_outcome=ran_last.get("last_outcome") or "",
+        last=ran_last.get("last_finished"), next_job=due_job, next=due_next.get("next_due"),
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
-        cost=cost,
-        labels=table.get("labels", {}),
-    )
+        cost=cost, labels=table.get("labels", {}),
+    )  # fmt: skip
 
 
 def _folder(uri: str) -> str:
@@ -175,12 +156,7 @@ def _folder(uri: str) -> str:
 
 
 class Overview:
-    """The rows of all tables. Safe on any thread.
-
-    Args:
-        tables: the tables.
-        findings: returns what is wrong with a table, by its status document.
-    """
+    """The rows of all tables. Safe on any thread."""
 
     def __init__(self, tables: Tables, findings: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
         """Make no row yet."""
@@ -416,23 +392,14 @@ def totals(rows: Sequence[Row]) -> Totals:
     """Return the sums of tables."""
     levels = Counter(row.level for row in rows)
     soonest = min((row for row in rows if row.free), key=lambda row: row.free or "", default=None)
+    read, unread = sum(row.read for row in rows), sum(row.state == NOT_READ for row in rows)
     return Totals(
-        len(rows),
-        sum(row.read for row in rows),
-        sum(row.state == NOT_READ for row in rows),
-        levels[CRITICAL],
-        levels[WARNING],
-        levels[OK],
-        sum(row.paused for row in rows),
-        sum(bool(row.running) for row in rows),
-        _sum(row.rows for row in rows),
-        _sum(row.bytes for row in rows),
-        _sum(row.held for row in rows),
-        _sum(row.waiting for row in rows),
+        len(rows), read, unread, levels[CRITICAL], levels[WARNING], levels[OK], sum(row.paused for row in rows),
+        sum(bool(row.running) for row in rows), _sum(row.rows for row in rows),
+        _sum(row.bytes for row in rows), _sum(row.held for row in rows), _sum(row.waiting for row in rows),
         _sum(row.cost for row in rows),
-        None if soonest is None else soonest.free,
-        "" if soonest is None else soonest.name,
-    )
+        None if soonest is None else soonest.free, "" if soonest is None else soonest.name,
+    )  # fmt: skip
 
 
 _FIRST = 5

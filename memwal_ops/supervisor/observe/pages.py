@@ -1,13 +1,7 @@
 """Serve the pages of all tables, of one table, of a run, and the runbooks: no page reads a table or a store.
 
-``/`` lists all tables, the worst first; ``/tables/NAME`` has one table in full, ``/runs/ID`` one run. What a page needs
-of the run history is read from its file once after each run.
-
-Say which buttons a page has: what its viewer may do with a table, and only where it is safe and does something.
-
-A run, a retry and a pause are safe at any time: jobs may be killed, repeated, and run twice.
-
-Turn a run of the history into what the pages print about it.
+What a page needs of the run history is read from its file once after each run. Its buttons are what its viewer may do,
+where it does something: a run, a retry and a pause are safe at any time.
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote
@@ -25,9 +20,9 @@ from urllib.parse import parse_qs, quote, unquote
 import memwal_ops
 from memwal_ops.core.answers import ASKED_BY
 from memwal_ops.core.cost import money_text
-from memwal_ops.core.figures import Figures, backlog_of, jobs_of
+from memwal_ops.core.figures import Figures, backlog_of
 from memwal_ops.core.options import describe
-from memwal_ops.core.registry import all_job_specs, formats
+from memwal_ops.core.registry import all_job_specs
 from memwal_ops.errors import runbook
 from memwal_ops.pages.charts import story
 from memwal_ops.pages.documents import document
@@ -44,6 +39,7 @@ from memwal_ops.supervisor.observe.overview import (
     page_of,
     totals,
 )
+from memwal_ops.supervisor.observe.status import RunReports
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_notes
 from memwal_ops.supervisor.observe.table_view import (
     answers_view,
@@ -185,7 +181,6 @@ def command_of(run: Mapping[str, Any]) -> str:
 _MAX_RUNS = 20
 _MAX_ASKED = 200
 _MAX_GROUPS = 500
-_BLOCKED_EXIT_CODE = 10
 _LARGEST_ID = 2**63 - 1
 _TABLES, _RUNS, _RUNBOOKS, _SCRIPT = "/tables/", "/runs/", "/runbooks/", "/assets/console.js"
 _HTML = "text/html; charset=utf-8"
@@ -222,13 +217,10 @@ class Pages:
 
     Args:
         service: returns ``service`` of the document of ``/api/v1/status``.
-        tables: the tables.
         runs: returns the newest runs, by table, job, failed and limit.
         run: returns a run by its number; None if there is none.
         samples: returns the recorded figures of a table over time, by its name and since when.
-        spending: what runs cost.
         history: returns the recent history of a table as last read, and requests a new one; None if it is not known.
-        faults: returns the patterns that could not be expanded.
         format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
         file: the path of the configuration file, for commands to type.
         elsewhere: returns the member of the fleet that maintains a table, by its name; empty: no other one does.
@@ -280,13 +272,7 @@ class Pages:
         return _html("refused", _Shell("", back, ANONYMOUS), status, status=status, why=why, back=back)
 
     def acted(self, document: Mapping[str, Any], back: str, viewer: Viewer) -> Page | None:
-        """Return the page that shows a plan, a hold, or which of several tables refused; None: there is none of these.
-
-        Args:
-            document: that of the action.
-            back: where it was asked for.
-            viewer: who asked.
-        """
+        """Return the page that shows a plan, a hold, or which of several tables refused; None: there is none."""
         if not ({"report", "hold"} & document.keys() or document.get("refused")):
             return None
         table = next(iter(self._tables.status([document["table"]])), None) if "report" in document else None
@@ -392,11 +378,6 @@ class Pages:
         table_format = self._format_of(record["uri"])
         return _html("run", _Shell("", f"{_RUNS}{number}", viewer), **run_page(record, table_format))
 
-    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
-        table_format = formats().get(self._format_of(uri) or "")
-        return ("", "") if table_format is None else table_format.part_of(blocked)
-
     def _charts(
         self, table: Mapping[str, Any], history: Mapping[str, Any] | None, query: str, here: str
     ) -> dict[str, Any]:
@@ -428,42 +409,18 @@ class Pages:
         samples = self._samples(BUDGET, since) if budget is not None else ()
         return story(budget_chart(samples, budget or {"limits": ()}, *scale), *scale)
 
+    def _reports(self, table: Mapping[str, Any]) -> RunReports:
+        """What its runs reported, read again once another one has ended."""
+        return RunReports(partial(self._runs.get, _stamp(table)), self._format_of)
+
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        return {**table, "error": _read_error(table), "blocked": self._blocked(table)}
+        blocked = backlog_of(table).amount("blocked")
+        found = self._reports(table).blocked_in_last_run(table["uri"]) if blocked else []
+        return {**table, "error": _read_error(table), "blocked": found}
 
     def findings(self, table: Mapping[str, Any]) -> list[Finding]:
         """Return what is wrong with a table, by its entry in the status."""
-        document = self._document(table)
-        return [*findings_of(document, _Errors(self, table), DEFAULT_LIMITS, self._file)]
-
-    def _blocked(self, table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return what the last run reported as blocked, if anything still is."""
-        blocked: list[Mapping[str, Any]] = []
-        for job in jobs_of("blocked", "run") if backlog_of(table).amount("blocked") else ():
-            for run in self._runs.get(_stamp(table), table=table["uri"], job=job, limit=1):
-                entries = (run["report"] or {}).get("blocked") if run["exit_code"] == _BLOCKED_EXIT_CODE else None
-                blocked += [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        return blocked
-
-    def last_error(self, table: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:
-        """Return the error of a job's last failure."""
-        runs = self._runs.get(_stamp(table), table=table["uri"], job=job, failed=True, limit=1)
-        return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Errors:
-    """The errors of one table, for its findings."""
-
-    pages: Pages
-    table: Mapping[str, Any]
-
-    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
-        del uri
-        return self.pages.last_error(self.table, job)
-
-    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        return self.pages.part_of(uri, blocked)
+        return [*findings_of(self._document(table), self._reports(table), DEFAULT_LIMITS, self._file)]
 
 
 class _CachedRuns:

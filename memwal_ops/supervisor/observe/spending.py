@@ -209,12 +209,7 @@ class Configured(Protocol):
 
 
 class Spending:
-    """What runs cost. Safe on any thread.
-
-    Args:
-        history: the runs.
-        prices: returns the prices of the configuration in effect.
-    """
+    """What runs cost. Safe on any thread."""
 
     def __init__(self, history: Ledger, prices: Callable[[], Configured]) -> None:
         """Read nothing yet."""
@@ -296,7 +291,6 @@ class Spending:
         Both are at most a minute old: a table may have run ten thousand times, and its page refreshes itself.
 
         Args:
-            table: its name.
             span: of the runs, the oldest of them first.
         """
         known, now = self._spent.get((table, span)), time.monotonic()

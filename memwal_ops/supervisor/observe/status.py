@@ -37,7 +37,7 @@ from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
 from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from memwal_ops.core.leases import Lease
@@ -301,21 +301,47 @@ class FleetTable(TableStatus):
     blocked: list[Mapping[str, Any]]
 
 
-class FleetStatus:
-    """Reads all tables and the history.
+@dataclass
+class RunReports:
+    """What the last runs on tables reported: a run opens the objects that a poll only lists.
 
-    Args:
-        settings: the configuration.
-        status: the status document of the running service, or None.
+    Attributes:
+        runs: returns the newest runs, by table, job, failed and limit.
+        format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
     """
+
+    runs: Callable[..., list[dict[str, Any]]]
+    format_of: Callable[[str], str | None]
+
+    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
+        """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
+        runs = self.runs(table=uri, job=job, failed=True, limit=1)
+        return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
+
+    def blocked_in_last_run(self, uri: str) -> list[Mapping[str, Any]]:
+        """Return the ``blocked`` entries of the last runs."""
+        last = [run for job in jobs_of("blocked", "run") for run in self.runs(table=uri, job=job, limit=1)]
+        reports = [run["report"] or {} for run in last if run["exit_code"] == _BLOCKED_EXIT_CODE]
+        entries = [entries for report in reports if isinstance(entries := report.get("blocked"), list)]
+        return [entry for some in entries for entry in some if isinstance(entry, dict)]
+
+    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
+        table_format = formats().get(self.format_of(uri) or "")
+        return ("", "") if table_format is None else table_format.part_of(blocked)
+
+
+class FleetStatus(RunReports):
+    """Reads all tables and the history."""
 
     def __init__(self, settings: Settings, status: Mapping[str, Any] | None) -> None:
         """Open the history, if there is one."""
+        self._formats: dict[str, str | None] = {}
+        super().__init__(self._runs, self._formats.get)
         tables = [] if status is None else status["tables"]
         self._service_tables = {(table["name"], table["uri"]): table for table in tables}
         self._longest = settings.config.backoff.longest
         self._instance = _instance(state_dir(settings.config))
-        self._formats: dict[str, str | None] = {}
         self.applicable: dict[str, frozenset[str] | None] = {}
         """By name of a table that was read, the jobs that apply to it; None: it could not be read."""
         self.history_error: str | None = None
@@ -332,22 +358,17 @@ class FleetStatus:
 
     def tables(self, found: Sequence[FoundTable], timeout: timedelta) -> list[FleetTable]:
         """Return a document for each table, by name; one that does not respond within ``timeout`` has that error."""
-        self._formats = {table.uri: table.settings.format for table in found}
+        self._formats.update((table.uri, table.settings.format) for table in found)
         readings = _read_all(found, timeout)
         self.applicable = {name: reading.jobs for name, reading in readings.items()}
         return [self._document(table, readings[table.name]) for table in sorted(found, key=lambda table: table.name)]
-
-    def last_error(self, uri: str, job: str) -> Mapping[str, Any] | None:
-        """Return the error of a job's last failure: reason, message, remedy and exit code; None if it had none."""
-        runs = self._runs(table=uri, job=job, failed=True, limit=1)
-        return {**runs[0]["error"], "exit_code": runs[0]["exit_code"]} if runs and runs[0]["error"] else None
 
     def _document(self, table: FoundTable, reading: TableReading) -> FleetTable:
         now = datetime.now(UTC)
         in_service = self._service_tables.get((table.name, table.uri))
         figures = dict(reading.figures or {})
         backlog = Figures(figures, table.settings.format)
-        blocked = [*reading.blocked] or self._blocked_in_last_run(table, backlog)
+        blocked = [*reading.blocked] or (self.blocked_in_last_run(table.uri) if backlog.amount("behind") else [])
         name = backlog.name_of("blocked")
         if blocked and name is not None:
             figures[name] = max(figures[name], len(blocked))
@@ -436,23 +457,6 @@ class FleetStatus:
         jobs = [job for job in table.settings.jobs.values() if job.job.reads_only and job.enabled]
         asked = [last_answers(self._runs(table=table.uri, job=job.name, limit=_WITH_REPORT)) for job in jobs]
         return [dict(answer) for answers in asked for answer in answers]
-
-    def _blocked_in_last_run(self, table: FoundTable, backlog: Figures) -> list[Mapping[str, Any]]:
-        """Return what the last run reported as blocked: a run opens the objects that a poll only lists."""
-        if not backlog.amount("behind"):
-            return []
-        blocked: list[Mapping[str, Any]] = []
-        for job in jobs_of("blocked", "run"):
-            for run in self._runs(table=table.uri, job=job, limit=1):
-                if run["exit_code"] == _BLOCKED_EXIT_CODE:
-                    entries = (run["report"] or {}).get("blocked")
-                    blocked += [part for part in entries if isinstance(part, dict)] if isinstance(entries, list) else []
-        return blocked
-
-    def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
-        table_format = formats().get(self._formats.get(uri) or "")
-        return ("", "") if table_format is None else table_format.part_of(blocked)
 
 
 def error_document(error: MemwalOpsError) -> ErrorDocument:

@@ -24,11 +24,7 @@ def budget_notes(budget: Mapping[str, Any] | None) -> list[str]:
 
 
 def budget_text(budget: Mapping[str, Any]) -> str:
-    """One line: each limit, what all members used of it, and the part of this one.
-
-    Args:
-        budget: as in the service's status.
-    """
+    """One line: each limit, what all members used of it, and the part of this one."""
     several, currency = budget["members"] > 1, budget["currency"]
     parts = []
     for name, limit in budget["limits"].items():

@@ -50,7 +50,6 @@ def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, 
 
     Args:
         table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
-        findings: what is wrong with it.
     """
     backlog = backlog_of(table)
     jobs = applicable_jobs(table)
@@ -171,8 +170,6 @@ def charts_of(
 
     Args:
         samples: a figure is as in the last one until the next: those that do not change are recorded rarely.
-        start: the left end of the scale, in seconds since 1970.
-        end: the right end, which is now.
         now: the figures as last read; None: they were not read.
     """
     lanes = []
@@ -196,9 +193,6 @@ def cost_chart(
 
     Args:
         spent: when runs ended, in seconds since 1970, and what each cost.
-        currency: of the costs.
-        start: the left end of the scale.
-        end: the right end.
         span: the lane has the sum of each such time, which is ``span_text`` in words.
     """
     seconds = span.total_seconds()
@@ -217,8 +211,6 @@ def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) ->
 
     Args:
         runs: the runs that asked the indexes of the table, the newest first.
-        start: the left end of the scale, in seconds since 1970.
-        end: the right end.
     """
     series: dict[str, list[tuple[float, float]]] = {}
     for run in reversed(runs):
@@ -238,14 +230,7 @@ def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) ->
 def budget_chart(
     samples: Sequence[tuple[int, Mapping[str, float]]], budget: Mapping[str, Any], start: float, end: float
 ) -> list[dict[str, Any]]:
-    """Return a lane for each limit of the budget with the part of it that was used; none without samples.
-
-    Args:
-        samples: what was recorded of the budget, by name of a limit.
-        budget: of the service's status.
-        start: the left end of the scale, in seconds since 1970.
-        end: the right end.
-    """
+    """Return a lane for each limit of the budget with the part of it that was used; none without samples."""
     series = {
         name: [(float(when), found[name]) for when, found in samples if name in found] for name in budget["limits"]
     }
@@ -266,9 +251,6 @@ def runs_chart(
 
     Args:
         runs: of the ledger of the table, the oldest first.
-        table_format: its format.
-        start: the left end of the scale, in seconds since 1970.
-        end: the right end.
     """
     events = [
         (run["finished"], "critical" if run["outcome"] in FAILURES else "ok", f"{run['job']}: {text}")

@@ -129,7 +129,6 @@ def discover_in_store(entries: Iterable[TableSettings], formats: MutableMapping[
     """Return every table of the entries of one store, each with the jobs of its format.
 
     Args:
-        entries: the tables of the configuration.
         formats: known formats of tables, by URI; what is detected now is added. A format is detected, by one listing,
             only if several formats are installed. A table that cannot be read gets the jobs of the first format: its
             poll reports what is wrong.

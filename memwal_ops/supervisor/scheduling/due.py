@@ -157,8 +157,6 @@ def leave_backoff(entry: TableJob, last: LastRun, instance: str | None, skew: ti
     It is due as the other process may have run it with other options.
 
     Args:
-        entry: a job that failed.
-        last: the last run by its lease.
         instance: this supervisor's.
         skew: how far the store's clock is behind.
     """

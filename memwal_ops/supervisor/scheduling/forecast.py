@@ -123,13 +123,7 @@ def forecast(
     """What a service runs within a time: every enabled job of every table.
 
     Args:
-        settings: the configuration.
-        tables: the tables.
         documents: the status of each, of the service, or as its state folder and the tables show it.
-        pauses: what is paused.
-        history: the run history; None: there is none.
-        now: the time.
-        span: how far it goes.
         others: what other members of the fleet use of the budget.
         owed: by pool what its oldest job is owed, of the service's status.
     """

@@ -35,7 +35,6 @@ def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
     """The budget of a configuration.
 
     Args:
-        settings: the configuration.
         charged: what earlier runs used, see :func:`memwal_ops.supervisor.state.outcomes.charged_runs`.
     """
     config = settings.config.budget
@@ -59,11 +58,6 @@ def budget_document(
     """The document ``budget`` of the service's status.
 
     Args:
-        config: the budget as configured.
-        budget: what is used of it.
-        expected: what runs of this supervisor will use.
-        now: the time.
-        currency: of the prices.
         waits: of what would pass a limit that is not reached: when the first of it fits, and the limit.
     """
     at = now.timestamp()
@@ -103,12 +97,7 @@ def waits_since(entry: TableJob) -> tuple[datetime, datetime]:
 
 
 class Ranking:
-    """The order of a supervisor's runs. Only the scheduler's thread calls it.
-
-    Args:
-        tables: the scheduler's, by name.
-        recorder: what past runs spent.
-    """
+    """The order of a supervisor's runs. Only the scheduler's thread calls it."""
 
     def __init__(self, tables: Mapping[str, TableState], recorder: RunRecorder) -> None:
         """Without a budget, until :meth:`configure`."""
@@ -173,13 +162,7 @@ class Ranking:
             turns.clear()
 
     def choose(self, pool: Pool, in_flight: Iterable[TableJob], now: datetime) -> TableJob | None:
-        """Whose turn it is in a pool; None: nothing may start, or the budget allows nothing.
-
-        Args:
-            pool: the pool.
-            in_flight: what runs, in all pools.
-            now: the time.
-        """
+        """Whose turn it is in a pool; None: nothing may start, or the budget allows nothing."""
         turns = self._turns[pool]
         if not turns:
             return None
@@ -256,8 +239,6 @@ class Ranking:
 
         Args:
             used: what it used; None: that is not known.
-            plan: what :meth:`begin` returned for it.
-            now: the time.
         """
         if used and not is_held(plan):
             uses = amounts_of(used, money_of(used, self._prices))

@@ -115,11 +115,6 @@ def reconcile(
     """Update ``tables`` in place, and return the names of those that were removed.
 
     Entries that are kept keep their state; those that are removed are marked, because their run may be in flight.
-
-    Args:
-        tables: the scheduler's tables, by name.
-        found: the tables to maintain from now on.
-        new_entry: makes the entry of a job that is new on its table.
     """
     wanted = {table.name: table for table in found}
     removed = tables.keys() - wanted.keys()
@@ -165,13 +160,7 @@ MAX_WAITING = 20
 
 
 class Errands:
-    """Errands that wait for a worker, and those in flight; only the scheduler's thread calls this.
-
-    Args:
-        number: returns the number of the next request.
-        assign: sends a request to a worker of a pool.
-        monotonic: returns monotonic seconds.
-    """
+    """Errands that wait for a worker, and those in flight; only the scheduler's thread calls this."""
 
     def __init__(
         self, number: Callable[[], int], assign: Callable[[str, Any], WorkerProcess], monotonic: Callable[[], float]
