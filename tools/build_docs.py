@@ -1,4 +1,8 @@
-"""Make the site's page of all commands; ``--check``: options without a help text, references that lead nowhere."""
+"""Make the site's page of all commands.
+
+``--check``: options without a help text, references that lead nowhere, pages whose commands no test runs, remedies that
+name no command.
+"""
 
 from __future__ import annotations
 
@@ -169,6 +173,52 @@ def _names(text: str) -> set[str]:
     return names
 
 
+#: What runs the commands of a page: tests/support/runbook.py, and what drills make of it.
+_RUNS = re.compile(r"\b(commands|steps|follow|follow_until|run_line|shell|Page|blocks?|drill)\(|\bdrill: ")
+_SHOWN = re.compile(r"^```(sh|python)$", re.MULTILINE)
+_TOLD = re.compile(r"memwal-ops ([a-z][a-z-]*(?: [a-z]+)?)((?: (?!memwal)(?:--[a-z][a-z-]*|[\w./:]+))*)")
+
+
+def unfollowed(root: Path = _PACKAGE.parent) -> Iterator[str]:
+    """Pages of runbooks/ and docs/ that show commands which no test runs.
+
+    A page of an error is followed by a test of its name, one of an alert by the drill of that alert; any other page by
+    a test that names it, and runs what pages show. That all of a page's commands are run, these tests check themselves.
+    """
+    drills = [text for path in (root / "tests").rglob("*.py") if _RUNS.search(text := path.read_text())]
+    for page_ in sorted([*(root / "runbooks").rglob("*.md"), *(root / "docs").rglob("*.md")]):
+        if not _SHOWN.search(page_.read_text()):
+            continue
+        wanted = rf"[\"/]{re.escape(page_.name)}\""
+        if page_.parent.name == "errors":
+            wanted = rf"\bdef test_{re.escape(page_.stem.replace('-', '_', 1))}\("
+        if page_.parent.name == "alerts":
+            wanted = rf"\b{re.escape(page_.stem)}\b"
+        if not any(re.search(wanted, text) for text in drills):
+            yield str(page_.relative_to(root))
+
+
+def unknown_commands(root: Path = _PACKAGE) -> Iterator[str]:
+    """Commands in the texts of the package, remedies above all, that do not exist, or do not have that option."""
+    options: dict[str, set[str]] = {}
+    with click.Context(cli, info_name="memwal-ops") as context:
+        for name in cli.list_commands(context):
+            command = cli.get_command(context, name)
+            for path, one in leaves(name, command, context) if command else ():
+                options[path] = {flag for each in one.params for flag in (*each.opts, *each.secondary_opts)} | {
+                    "--help"
+                }
+    for file in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            for words, rest in _TOLD.findall(text):
+                known = options.get(words, options.get(words.split()[0]))
+                flags = {flag for flag in rest.split() if flag.startswith("--")}
+                # Without a command's arguments, the name of the program begins a sentence.
+                if flags - known if known is not None else flags or rest.startswith(" URI"):
+                    yield f"{file.relative_to(root)}: memwal-ops {words}{rest}"
+
+
 def main() -> None:
     """Entry of ``make docs``."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -182,6 +232,10 @@ def main() -> None:
         sys.exit("\n".join(["Options without a help text:", *unexplained]))
     elif lost := [*lost_references()]:
         sys.exit("\n".join(["References that lead nowhere:", *lost]))
+    elif alone := [*unfollowed()]:
+        sys.exit("\n".join(["Pages with commands that no test runs (tests/system/drills):", *alone]))
+    elif unknown := [*unknown_commands()]:
+        sys.exit("\n".join(["Texts with commands that do not exist:", *unknown]))
 
 
 if __name__ == "__main__":
