@@ -25,8 +25,13 @@ class Terminated(BaseException):
 
 
 def prepare() -> None:
-    """Make SIGTERM end a command as Ctrl-C does; have pylance leave centroids out of statistics, without a warning."""
+    """Make SIGTERM end a command as Ctrl-C does; set what pylance prints, where its user does not.
+
+    It leaves centroids out of statistics, without a warning, and does not warn, at each load, of the old name that
+    Lance 6 gave the details of a vector index: it reads and uses such an index all the same.
+    """
     os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")
+    os.environ.setdefault("LANCE_LOG", f"=warn/{_not_ending_with('table.VectorIndexDetails, ignoring it')}")
     signal.signal(signal.SIGTERM, _terminate)
 
 
@@ -40,6 +45,12 @@ def open_table(uri: str, storage_options: Mapping[str, str], *, job: str | None 
 
     bound_allocators()
     return registry.open_table(uri, storage_options, job=job)
+
+
+def _not_ending_with(text: str) -> str:
+    """An expression for what ends otherwise: Rust has no lookahead, and LANCE_LOG is split at some characters."""
+    codes = [f"\\x{ord(character):02x}" for character in text]
+    return "|".join(f"[^{code}]{''.join(codes[at + 1 :])}$" for at, code in enumerate(codes))
 
 
 def _terminate(_: int, __: FrameType | None) -> NoReturn:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import lance
+from google.protobuf import any_pb2
 
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -46,6 +47,13 @@ def with_index_version(uri: str, name: str, version: int) -> None:
     next(one for one in changed if one.name == name).index_version = version
     manifest = newest(uri)
     _store(uri, replace(manifest, indexes=table_pb2.IndexSection(indices=changed)), lance.__version__)
+
+
+def with_details_named(uri: str, name: str, url: str) -> None:
+    """Give an index details of another type, without a value, as another release names them."""
+    changed = entries(newest(uri))
+    next(one for one in changed if one.name == name).index_details.CopyFrom(any_pb2.Any(type_url=url))
+    _store(uri, replace(newest(uri), indexes=table_pb2.IndexSection(indices=changed)), lance.__version__)
 
 
 def newest(uri: str) -> VersionManifest:

@@ -12,6 +12,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import lance
+import pyarrow as pa
 import pytest
 import structlog
 
@@ -19,6 +21,7 @@ from memwal_ops import log as logging_setup
 from memwal_ops.core import run
 from memwal_ops.storage.options import redact
 from tests.support.run_cli import run_here, run_process
+from tests.support.tables.stale_indexes import with_details_named
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -189,6 +192,21 @@ def test_lances_false_alarm_does_not_come(uri: str) -> None:
     assert "lance::" in said, "what a user asks Lance to log is shown"
     for command in ("inspect", "merge"):
         assert "has no fields" not in run_process(command, uri, LANCE_LOG="debug").err
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["harmless", "others stay"])
+def test_lances_word_on_the_details_of_an_index(tmp_path: Path, known: bool) -> None:
+    """Those of Lance 6, as DuckDB writes them, are used; of others the warning stays."""
+    uri = str(tmp_path / "t.lance")
+    rows = pa.table({"id": range(64), "v": pa.FixedSizeListArray.from_arrays(pa.array(range(128), pa.float32()), 2)})
+    lance.write_dataset(rows, uri).create_index("v", "IVF_FLAT", num_partitions=2, name="vectors")
+    with_details_named(uri, "vectors", f"/lance.{'table' if known else 'other'}.VectorIndexDetails")
+    said = run_process("inspect", uri)
+    assert ("unrecognized type" in said.err) != known
+    assert known == (said.err == "")
+    if known:
+        assert "caught up" in said.out
+        assert "unrecognized type" in run_process("inspect", uri, LANCE_LOG="warn").err
 
 
 def test_a_command_that_cannot_be_loaded_leaves_stdout_to_results() -> None:
