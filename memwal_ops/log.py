@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from memwal_ops.text import printable
 
 if TYPE_CHECKING:
@@ -55,6 +53,8 @@ class _ToStructlog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the record as an event with its logger's name."""
+        import structlog  # noqa: PLC0415 - see configure()
+
         try:
             log = structlog.get_logger()
             log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
@@ -69,6 +69,7 @@ def configure(*, level: str = "INFO", redact: Callable[[str], str] = str) -> Non
         level: the least severe level that is shown.
         redact: masks secrets in a string; applied to every value of every event.
     """
+    import structlog  # noqa: PLC0415 - not where this package is a library: it brings asyncio and rich
 
     def redacted(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         for key, value in event.items():
@@ -112,6 +113,19 @@ def quiet() -> Iterator[None]:
         _QUIET.reset(before)
 
 
+class _LibraryLogger:
+    """Logs to a logger of the standard library: the program that uses this package decides where that goes."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __getattr__(self, level: str) -> Callable[..., None]:
+        log = getattr(self._logger, level)
+        return lambda event, **values: log(
+            " ".join(f"{key}={one!r}" for key, one in [("event", event), *values.items()])
+        )
+
+
 def get_logger(name: str) -> Any:
     """A structlog logger if structlog is configured, else a logger of the standard library.
 
@@ -119,12 +133,11 @@ def get_logger(name: str) -> Any:
     uses this package as a library.
     """
     if _QUIET.get():
-        return structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    if structlog.is_configured():
+        return _LibraryLogger(logging.Logger(name, logging.CRITICAL + 1))  # noqa: LOG001 - that of no other
+    structlog = sys.modules.get("structlog")
+    if structlog is not None and structlog.is_configured():
         return structlog.get_logger(name)
-    return structlog.wrap_logger(
-        logging.getLogger(name), processors=[structlog.processors.KeyValueRenderer(key_order=["event"])]
-    )
+    return _LibraryLogger(logging.getLogger(name))
 
 
 def _escape_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -134,6 +147,8 @@ def _escape_control_characters(_: Any, __: str, event: MutableMapping[str, Any])
 
 
 def _renderer() -> Any:
+    import structlog  # noqa: PLC0415 - see configure()
+
     if not sys.stderr.isatty():
         return structlog.processors.JSONRenderer(sort_keys=True)
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"

@@ -14,13 +14,14 @@ so that the two do not multiply, and no conditional write is repeated without re
 from __future__ import annotations
 
 import errno
+import random
 import re
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore.exceptions
-from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
 
 from memwal_ops.errors import (
     ConditionalWriteUnsupportedError,
@@ -63,13 +64,16 @@ class _UndecidedError(Exception):
 
 def retried(attempt: Callable[[], T], again: Callable[[BaseException], bool], policy: RetryPolicy) -> T:
     """Run ``attempt`` again after each error for which ``again`` is true, until the deadline; raise the last error."""
-    retrying = Retrying(
-        retry=retry_if_exception(again),
-        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.max_wait),
-        stop=stop_before_delay(policy.deadline),
-        reraise=True,
-    )
-    return retrying(attempt)
+    ends, longest = time.monotonic() + policy.deadline, policy.first_wait
+    while True:
+        try:
+            return attempt()
+        except BaseException as error:
+            wait = random.uniform(0, min(longest, policy.max_wait))  # noqa: S311 - no secret
+            if not again(error) or time.monotonic() + wait >= ends:
+                raise
+        time.sleep(wait)
+        longest = min(2 * longest, policy.max_wait)
 
 
 def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolicy) -> T:
@@ -156,44 +160,18 @@ _AZURE_TAIL = re.compile(r"\s*RequestId:\S+\s*Time:\S+\s*")
 _RUST_PLACE = re.compile(r",? ?/\S+\.rs:\d+:\d+")
 
 _NO_TABLE_CODES = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_CREDENTIAL_CODES = frozenset(
-    {
-        "AuthFailure",
-        "AuthenticationFailed",
-        "AuthenticationRequired",
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "InvalidAccessKeyId",
-        "InvalidClientTokenId",
-        "InvalidSecurity",
-        "InvalidToken",
-        "MissingSecurityHeader",
-        "NoAuthenticationInformation",
-        "NotSignedUp",
-        "RequestExpired",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-        "UnrecognizedClientException",
-    }
-)
+_CREDENTIAL_CODES = frozenset({
+    "AuthFailure", "AuthenticationFailed", "AuthenticationRequired", "ExpiredToken", "ExpiredTokenException",
+    "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity", "InvalidToken", "MissingSecurityHeader",
+    "NoAuthenticationInformation", "NotSignedUp", "RequestExpired", "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch", "TokenRefreshRequired", "UnrecognizedClientException",
+})  # fmt: skip
 _DENIED_CODES = frozenset({"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "AuthorizationFailure"})
-_TRANSIENT_CODES = frozenset(
-    {
-        "InternalError",
-        "OperationAborted",
-        "ProvisionedThroughputExceededException",
-        "RequestLimitExceeded",
-        "RequestTimeout",
-        "ServerBusy",
-        "ServiceUnavailable",
-        "SlowDown",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "ConditionalRequestConflict",
-    }
-)
+_TRANSIENT_CODES = frozenset({
+    "InternalError", "OperationAborted", "ProvisionedThroughputExceededException", "RequestLimitExceeded",
+    "RequestTimeout", "ServerBusy", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException",
+    "TooManyRequests", "ConditionalRequestConflict",
+})  # fmt: skip
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _LOCAL_REMEDIES: dict[type[MemwalOpsError], str] = {
     StorageCredentialsError: "Give the user of this process read permission on the path, and let it enter the folders "
@@ -245,16 +223,10 @@ _AZURE_REMEDIES: dict[type[MemwalOpsError], str] = {
     TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, for a typo.",
 }
 _BOTO_CREDENTIALS = (
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "ProfileNotFound",
-    "SSOError",
-    "TokenRetrievalError",
-    "InvalidConfigError",
-    "ConfigParseError",
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
+    "SSOError", "TokenRetrievalError", "InvalidConfigError", "ConfigParseError",
     "RefreshWithMFAUnsupportedError",
-)
+)  # fmt: skip
 _BOTO_CLIENT = ("ClientError",)
 _BOTO = ("BotoCoreError", *_BOTO_CLIENT)
 _BOTO_UNREACHABLE = ("ConnectionError", "HTTPClientError", "MetadataRetrievalError")

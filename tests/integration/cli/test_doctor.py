@@ -81,13 +81,13 @@ def test_a_package_that_is_missing_is_an_error(
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "tenacity":
+        if name == "structlog":
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     outcome = run_here(capfd, "doctor", "--json")
-    assert (outcome.code, levels(outcome.document)["tenacity"]) == (8, "error")
+    assert (outcome.code, levels(outcome.document)["structlog"]) == (8, "error")
 
 
 def test_a_local_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,11 +21,10 @@ from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
-
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.versions import operation_of, parent_version, read_version_manifest
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
+from memwal_ops.log import get_logger
 from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.records import decode_record, encode_record
@@ -410,7 +409,7 @@ def try_to_record_schema(table: Table) -> None:
     try:
         record_schema(table, limit=_BOUND)
     except MemwalOpsError as error:
-        structlog.get_logger(__name__).debug("schema_not_recorded", error=error.reason)
+        get_logger(__name__).debug("schema_not_recorded", error=error.reason)
 
 
 def _records(table: Table) -> list[tuple[int, ObjectMeta]]:
