@@ -13,7 +13,7 @@ COMMA := ,
 EXTRAS := dev$(if $(JAVA),$(COMMA)spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor bench-vectors soak fuzz pairs replay protos protos-check docs \
+.PHONY: help demo check test campaigns test-all test-airflow mutate dist dist-pythons audit release-check lint format bench figures bench-spark bench-supervisor bench-vectors soak fuzz pairs neighbours replay protos protos-check docs \
   docs-check site models next-pylance client-matrix requirements clean
 
 help:  ## Show the targets
@@ -106,6 +106,10 @@ fuzz: $(VENV)/.dev  ## Decode FUZZ_INPUTS (1,000,000) malformed inputs with ever
 # PAIRS_ROWS=N: the first N rows alone. What fails is reduced to a program in build/pairs.
 pairs: $(VENV)/.dev  ## Walk all pairs of what a table can be, each with its own history and oracle; PAIRS_SEED chooses others (hours)
 	@RUST_LOG=off PAIRS_SEED="$(PAIRS_SEED)" PAIRS_ROWS="$(PAIRS_ROWS)" $(BIN)/python -m tests.campaigns.pairs.walk
+
+# NEIGHBOUR_TURNS=N: turns of each. ONLY=duckdb: those whose names contain it. CLIENT_ENVIRONMENTS: the folder of the environments, which stay.
+neighbours: $(VENV)/.dev  ## Let DuckDB, LanceDB, lance-context, daft-lance, lance-ray and others share tables with our jobs (an hour, 8 GB)
+	@nice $(BIN)/python -m tests.campaigns.neighbours.walk $(ONLY:%=--only %)
 
 replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
 	@RUST_LOG=off SEED=$(SEED) $(BIN)/python -m tests.campaigns.sim.history

@@ -49,6 +49,7 @@ STEPS = (
     Step("test", ("make", "test"), "what a change must pass"),
     Step("campaigns", ("make", "campaigns"), "random, exhaustive and long runs, Spark"),
     Step("airflow", ("make", "test-airflow"), "a whole Airflow"),
+    Step("neighbours", ("make", "neighbours"), "other programs on the same tables, by turns"),
     Step("stores", ("make", "test", "PYTEST_ARGS=-m real_store"), "Azurite and Ceph RGW, which it fetches"),
     Step("dist", ("make", "dist"), "the archives, and the wheel in an empty environment"),
     Step("pythons", ("make", "dist-pythons"), "the wheel by Python 3.11 to 3.13, on two processors"),

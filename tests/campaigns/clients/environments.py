@@ -30,8 +30,12 @@ def folder() -> Path:
     return found
 
 
-def python_of(release: str) -> str:
+def python_of(release: str, *more: str) -> str:
     """The Python of an environment with that release and nothing of ours; several processes may ask at once.
+
+    Args:
+        release: a package and its number.
+        more: requirements of packages beside it; PyArrow's is ours by default.
 
     Raises:
         NoEnvironmentError: it cannot be installed, with the last lines of pip.
@@ -44,7 +48,7 @@ def python_of(release: str) -> str:
         if not done.exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
             pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-            command = [*pip, f"{name}=={number}", f"pyarrow=={pa.__version__}"]
+            command = [*pip, f"{name}=={number}", *(more or [f"pyarrow=={pa.__version__}"])]
             try:
                 subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT)
             except subprocess.SubprocessError as error:
