@@ -5,6 +5,8 @@ Programs and steps are those of :mod:`scripts`; the model of what must be read i
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
     #: The job, the reason of the error or the decision, words of its text, of which rows, and why that is right.
     Refusal = tuple[str, str, str, Callable[[Mapping[str, str]], bool], str]
+
+
+#: A command that a text tells about this table, with flags alone.
+_REMEDY = re.compile(r"memwal-ops ([a-z]+) (?:URI|/\S+)((?: --[a-z-]+)*)")
+#: Commands that make another table, or need an operator's knowledge.
+_ELSEWHERE = {"migrate", "snapshot", "init", "adopt", "hold", "erase"}
 
 
 @cache
@@ -92,6 +100,7 @@ class FormatRun:
         self.names: dict[str, Any] = {}
         self.chance = random.Random(seed)
         self.kept: dict[str, tuple[Callable[[], Any], Any]] = {}
+        self.followed: set[tuple[str, str]] = set()
 
     @property
     def uri(self) -> str:
@@ -239,7 +248,28 @@ class FormatRun:
                 raise Wrong(f"reads no more: {way} {kind}", f"{name} after {job}: {decision}")
             if job == "verify_deep" and decision == "healthy" and not now and not self.is_earlier(name, way):
                 raise Wrong(f"healthy and does not read: {way} {kind}", f"{name} reads {now}")
-            healed = healed or now
+            after = self.follow(" ".join(text.split()), f"{way} {kind}")
+            if now and not after:
+                raise Wrong(f"reads no more after a remedy: {way} {kind}", text[:800])
+            healed = healed or after
+
+    def follow(self, text: str, what: str) -> bool | None:
+        """Run each command that a text tells, once, to its end; whether the table reads then.
+
+        One that is no command for this table, or fails without a name, is no remedy.
+        """
+        for name, flags in dict.fromkeys(_REMEDY.findall(text)):
+            words = [name, self.uri, *flags.split()]
+            if name in _ELSEWHERE or (name, flags) in self.followed:
+                continue
+            self.followed.add((name, flags))
+            self.tell(step=f"remedy {name}{flags} with {what}", source=f"command({words!r})")
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                _, code, _, _ = self.attempt(f"command({words!r})")
+            if code in {1, 2, 20} and "requires an argument" not in said.getvalue():
+                raise Wrong(f"remedy {name}{flags} ends with {code}: {what}", said.getvalue()[:1200])
+        return self.reads()
 
     def other(self, way: str, kind: str, kinds: Mapping[str, list[Path]], path: Path) -> str:
         """The source that damages ``F``, also with a file of its kind here, or of another table."""

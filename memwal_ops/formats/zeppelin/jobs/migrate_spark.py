@@ -70,7 +70,7 @@ class SparkMigration:
                 frame.unpersist()
 
     def find(self, table: Namespace) -> RowChanges | None:
-        """See :class:`LocalMigration`."""
+        """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.LocalMigration`."""
         live = self._live(table)
         kinds, count, dimensions = self._kinds(table, live)
         fresh = self._sink.record is None
@@ -91,7 +91,7 @@ class SparkMigration:
         return RowChanges(columns, count, upserts, deletes, StreamedRows(self._stream(chosen, columns), self._context))
 
     def compare(self, table: Namespace, columns: Columns) -> tuple[int, int, bool]:
-        """See :class:`LocalMigration`."""
+        """See :class:`memwal_ops.formats.zeppelin.jobs.migrate_rows.LocalMigration`."""
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         both = self._both(self._live(table), columns)
