@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import MemwalOpsError
+from tests.campaigns.pairs.buckets import mirror
 from tests.campaigns.pairs.dimensions import JOBS
 from tests.campaigns.pairs.oracle import Wrong
 from tests.campaigns.pairs.scripts import job_source
@@ -170,9 +171,9 @@ def attempt(run: Run, source: str) -> tuple[str, int]:
 
 def scan_for(uri: str, planted: list[bytes]) -> None:
     """Raise where a file still has one of these, as it is."""
-    for path in Path(uri).rglob("*"):
+    for path in mirror(uri).rglob("*"):
         if path.is_file():
             data = path.read_bytes()
             for value in planted:
                 if value in data:
-                    raise Wrong("erased value stays", f"{value!r} in {path.relative_to(uri)}")
+                    raise Wrong("erased value stays", f"{value!r} in {path.name}")

@@ -278,6 +278,18 @@ LANCE_RULES = (
     ),
 )  # fmt: skip
 
+#: Of a Lance table on S3, in an array of its own: what is done to files, and by other releases, is done locally.
+REMOTE: dict[str, tuple[str, ...]] = {
+    **LANCE,
+    "layout": tuple(one for one in LANCE["layout"] if one != "legacy"),
+    "writer": ("pylance 14",),
+    "place": ("root", "branch"),
+    "damage": ("none",),
+    "store": ("s3",),
+}
+#: What that array covers; the other dimensions are drawn by the seed.
+REMOTE_PAIRS = ("store", "job", "row_ids", "holder", "place")
+
 # Zeppelin namespaces.
 
 #: Of each: the id of row k.

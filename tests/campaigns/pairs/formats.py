@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import re
-import shutil
-import uuid
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import MemwalOpsError
+from tests.campaigns.pairs.buckets import offer_store
 from tests.campaigns.pairs.damage import WAYS
 from tests.campaigns.pairs.oracle import Wrong
 
@@ -34,43 +31,6 @@ if TYPE_CHECKING:
 _REMEDY = re.compile(r"memwal-ops ([a-z]+) (?:URI|/\S+)((?: --[a-z-]+)*)")
 #: Commands that make another table, or need an operator's knowledge.
 _ELSEWHERE = {"migrate", "snapshot", "init", "adopt", "hold", "erase"}
-
-
-@cache
-def _endpoint() -> str:
-    """Of an S3 server in this process, which ends with it; programs reach it by their environment."""
-    from tests.support.s3_server import options_for, start_server
-
-    host, port = start_server().get_host_and_port()
-    for name, value in options_for(f"http://{host}:{port}").items():
-        os.environ[name.upper()] = value
-    os.environ |= {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
-    return f"http://{host}:{port}"
-
-
-def new_bucket() -> str:
-    """The URI of an empty bucket."""
-    from tests.support.s3_server import REGION, s3_client
-
-    name = f"pairs-{uuid.uuid4().hex[:12]}"
-    s3_client(_endpoint()).create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
-    return f"s3://{name}"
-
-
-def mirror(uri: str) -> Path:
-    """The objects below a URI as they are now, in a folder that is made anew."""
-    from tests.support.s3_server import s3_client
-
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    place = Path("mirror", prefix).absolute()
-    shutil.rmtree(place, ignore_errors=True)
-    client = s3_client(_endpoint())
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix + "/"):
-        for one in page.get("Contents", ()):
-            path = place / one["Key"].removeprefix(prefix + "/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read())
-    return place
 
 
 def execute(names: dict[str, Any], source: str) -> Any:
@@ -139,8 +99,7 @@ class FormatRun:
 
     def run(self) -> None:
         """Make the table, go through the history, ask the oracle after each step."""
-        if self.row.get("store", "local") != "local":
-            os.environ["PAIRS_BUCKET"] = new_bucket()
+        offer_store(self.row)
         self.execute(self.program.imports)
         for source in (*self.program.head, *self.program.made):
             self.tell(step="make", source=source)

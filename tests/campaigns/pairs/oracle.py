@@ -11,6 +11,7 @@ import numpy as np
 
 from memwal_ops.legacy import read as read_legacy
 from memwal_ops.memwal import read as read_logged
+from tests.campaigns.pairs.buckets import mirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -319,7 +320,7 @@ class Oracle:
                 raise Wrong("inspect says", f"version {document['version']}, {document['rows']} rows")
             if document["fragments"] != len(dataset.get_fragments()):
                 raise Wrong("inspect says", f"{document['fragments']} fragments")
-            listed = [*Path(uri, "_versions").glob("*.manifest")]
+            listed = [*Path(mirror(uri), "_versions").glob("*.manifest")]
             if document["versions"]["listed"] != len([one for one in listed if not one.name.startswith("d")]):
                 raise Wrong("inspect says", f"{document['versions']} of {len(listed)} versions")
         if name == "merge" and report.decision in {"merged", "nothing_to_merge", "up_to_date"}:

@@ -26,6 +26,7 @@ planted.install(os.environ.get("PAIRS_PLANTED"))
 
 from memwal_ops.errors import MemwalOpsError
 from tests.campaigns.pairs import damage, formats
+from tests.campaigns.pairs.buckets import offer_store
 from tests.campaigns.pairs.expected import why_refused
 from tests.campaigns.pairs.oracle import Oracle, Wrong
 from tests.campaigns.pairs.rows import program_of, run_of
@@ -57,6 +58,7 @@ class Run:
 
     def run(self) -> None:
         """Make the table, go through the history, ask the oracle after each step."""
+        offer_store(self.row)
         self.execute(self.program.imports)
         self.execute(OURS)
         try:

@@ -126,11 +126,12 @@ def imports_of(row: Mapping[str, str]) -> str:
         column, f"pa.field('v', pa.list_({element}, {DIMENSION})), pa.field('x', pa.int64())",
     ]  # fmt: skip
     values = ", ".join(f"{name!r}: [{of} for k, w, _ in pairs]" for name, (_, of) in zip(names, keys, strict=True))
+    root = "os.environ['PAIRS_BUCKET'] + '/t.lance'" if row.get("store") == "s3" else "os.path.abspath('t.lance')"
     lines = [
         "import os, pathlib, shutil, lance, numpy as np, pyarrow as pa",
         "from datetime import UTC, date, datetime, time, timedelta",
         "from decimal import Decimal",
-        "DAY, TIME, ROOT = date(2020, 1, 1), datetime(2020, 1, 1), os.path.abspath('t.lance')",
+        f"DAY, TIME, ROOT = date(2020, 1, 1), datetime(2020, 1, 1), {root}",
         "URI = ROOT",
         f"SCHEMA = pa.schema([{', '.join(fields)}])",
         "def rows(pairs):  # k: number of the key, w: of the write, and what is in x",

@@ -18,7 +18,7 @@ from memwal_ops.core.job import JobSpec
 from tests.campaigns.pairs import planted
 from tests.campaigns.pairs.covering import covering
 from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, THREES
-from tests.campaigns.pairs.walk import MOST_LINES, Process, pairs, reduced, script, threes
+from tests.campaigns.pairs.walk import MOST_LINES, Process, pairs, reduced, remote, script, threes
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PUBLIC = {
     "memwal_ops.formats",
 }  # fmt: skip
 #: What runs of each hundred rows: the other formats have fewer, and those of three dimensions are many.
-SHARES = {"lance": 70, "zeppelin": 12, "lm_diskann": 6, "threes": 12}
+SHARES = {"lance": 66, "zeppelin": 12, "lm_diskann": 7, "remote": 3, "threes": 12}
 
 
 @pytest.fixture
@@ -45,7 +45,8 @@ def process() -> Iterator[Process]:
 @pytest.mark.parametrize("name", SHARES)
 def test_rows(process: Process, name: str) -> None:
     """Each as ``make pairs`` runs it: the first ones, which cover most; of other seeds others."""
-    found = threes(SEED) if name == "threes" else pairs(SEED, name)
+    others = {"remote": remote, "threes": threes}
+    found = others[name](SEED) if name in others else pairs(SEED, name)
     wrong = []
     for number, row in zip(range(ROWS * SHARES[name] // 100), found, strict=False):
         outcome = process.run(row, f"{SEED}-{number}")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.campaigns.pairs.covering import covering
-from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, THREES
+from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, REMOTE, REMOTE_PAIRS, THREES
 from tests.campaigns.pairs.rows import format_of, program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 MOST_LINES = 30
 
@@ -102,9 +102,10 @@ class Process:
 
 
 def rows(seed: int) -> Iterator[dict[str, str]]:
-    """The arrays of two dimensions each, of Lance tables first; then that of three of Lance tables."""
+    """The arrays of two dimensions each, of Lance tables first; those on S3; then that of three dimensions."""
     for name in MODELS:
         yield from pairs(seed, name)
+    yield from remote(seed)
     yield from threes(seed)
 
 
@@ -117,11 +118,23 @@ def pairs(seed: int, name: str) -> Iterator[dict[str, str]]:
 
 def threes(seed: int) -> Iterator[dict[str, str]]:
     """Of Lance tables: every three values of THREES are together; the other dimensions are drawn by the seed."""
+    return _drawn(LANCE, THREES, seed, THREES)
+
+
+def remote(seed: int) -> Iterator[dict[str, str]]:
+    """Of Lance tables on S3: every two values of REMOTE_PAIRS are together."""
+    return _drawn(REMOTE, REMOTE_PAIRS, seed)
+
+
+def _drawn(
+    model: Mapping[str, Sequence[str]], names: Sequence[str], seed: int, of_three: Sequence[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Rows that cover some dimensions; the others are drawn by the seed."""
     chance = random.Random(seed)
-    rules = [rule for rule in LANCE_RULES if {*rule.about} <= {*THREES}]
-    for row in covering({name: LANCE[name] for name in THREES}, rules, seed, THREES):
+    rules = [rule for rule in LANCE_RULES if {*rule.about} <= {*names}]
+    for row in covering({name: model[name] for name in names}, rules, seed, of_three):
         for _ in range(1_000):
-            whole = {name: row.get(name) or chance.choice(values) for name, values in LANCE.items()}
+            whole = {name: row.get(name) or chance.choice(values) for name, values in model.items()}
             if not any(rule.broken(whole) for rule in LANCE_RULES):
                 yield whole
                 break
@@ -134,7 +147,7 @@ def reduced(
     now, (_, rules) = dict(row), MODELS[format_of(row)]
     for name, plain in PLAINS[format_of(row)].items():
         tried = {**now, name: plain}
-        if now[name] == plain or any(rule.broken(tried) for rule in rules):
+        if now.get(name, plain) == plain or any(rule.broken(tried) for rule in rules):
             continue
         found = process.run(tried, seed)
         if found.fault == outcome.fault:

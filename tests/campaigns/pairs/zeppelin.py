@@ -16,8 +16,9 @@ import lance
 import numpy as np
 
 from memwal_ops.formats import zeppelin
+from tests.campaigns.pairs.buckets import mirror
 from tests.campaigns.pairs.dimensions import ATTRIBUTES, ZEPPELIN_IDS
-from tests.campaigns.pairs.formats import FormatRun, mirror
+from tests.campaigns.pairs.formats import FormatRun
 from tests.campaigns.pairs.oracle import Wrong
 from tests.campaigns.pairs.scripts import Program, Step
 from tests.support.zeppelin.independent import Reader
@@ -200,7 +201,7 @@ class Run(FormatRun):
 
     def folder(self) -> Path:
         """The files, or copies of the objects."""
-        return Path(self.uri) if self.row["store"] == "local" else mirror(self.uri)
+        return mirror(self.uri)
 
     def manifest(self) -> bytes:
         return (self.folder() / "manifest.json").read_bytes()
