@@ -292,6 +292,8 @@ def expected_amounts(spec: JobSpec, figures: Mapping[str, float], past: Sequence
     if cost is not None and cost.money > 0:
         return amounts_of(cost.to_json(), cost.money)
     written = 0.0 if spec.debt is None else figures.get(spec.debt.bytes_written, 0.0)
-    requests = {"get": _GETS + written / _BYTES_OF_A_REQUEST, "put": _PUTS + written / _BYTES_OF_A_REQUEST}
+    # Each part that is due is opened, however small it is: a first run on many of them must not seem cheap.
+    parts = 0.0 if spec.debt is None else figures.get(spec.debt.due, 0.0)
+    requests = {"get": _GETS + parts + written / _BYTES_OF_A_REQUEST, "put": _PUTS + written / _BYTES_OF_A_REQUEST}
     used = {"store": "s3", "requests": requests, "cpu_seconds": 1 + written / _BYTES_PER_SECOND}
     return amounts_of({**used, "bytes_written": written}, money_of(used, ranking))

@@ -1,11 +1,7 @@
-"""Listen to the events of a store, and have the tables that they name polled.
+"""Listen to the events of a store, and have the tables polled that their objects belong to.
 
 An event is a hint, and nothing else: a table is polled by its timer, too. So none must be kept, and all that may go
-wrong with a queue costs is time.
-
-Parse the messages that S3 sends: notifications of a bucket, also by SNS, and events of EventBridge.
-
-Find the tables that objects in a store belong to, by their keys.
+wrong with a queue costs is time. Messages are notifications of a bucket of S3, also by SNS, and events of EventBridge.
 """
 
 from __future__ import annotations

@@ -1,18 +1,9 @@
 """Notify targets of findings, on a thread of its own: the scheduler never waits for a server.
 
-Each target has its own view of what it was told. What differs from that is sent as one message, once it has held for
-``group_wait`` and the limit of messages allows it; a message that fails is made anew by what holds at the next attempt.
-
-Find what changed since a target was last told: which findings are new, changed or resolved.
-
-Write the message of some changes: as text, as JSON, and as chats take it.
-
-Send a message to one target: a webhook, Slack, Teams, e-mail, or any service that Apprise knows.
-
-The standard library sends all but the last: a request signed as Standard Webhooks have it, which Apprise cannot do, two
-documents for chats, and SMTP are less code than a dependency with its own seven.
-
-Keep what each target was told, over restarts: no flood after one, and no finding that is told twice.
+Each target has its own view of what it was told, kept over restarts. What differs from that is sent as one message,
+once it has held for ``group_wait`` and the limit of messages allows it; a message that fails is made anew by what holds
+at the next attempt. The standard library sends all but what Apprise knows: a request signed as Standard Webhooks have
+it, which Apprise cannot do, two documents for chats, and SMTP are less code than a dependency with its own seven.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""Decide who may act: a bearer token, or a session of a browser whose page is this service's own.
+"""Decide who may act, and what a viewer sees: by a bearer token, or a session of a browser.
 
-Which host names and origins are this service's own: no page of another host reads it, or acts, by a browser.
-
-The tokens that may act, from a file that is read again when it changes.
-
-Each line is ``ROLE TOKEN [NAME]``, with the roles ``view`` and ``operate``; a file with one word is one token with the
-role ``operate``. Only digests are kept.
-
-Sessions of browsers: a cookie after a token was given once, and the value that each form must send back.
-
-Say who looks at a page: which buttons it has depends on that.
+No page of another host or origin reads it, or acts. Tokens are in a file that is read again when it changes, each a
+line ``ROLE TOKEN [NAME]`` with the roles ``view`` and ``operate``; a file with one word is one token with the role
+``operate``. Only digests are kept. A session is a cookie after a token was given once; each form sends back its value.
 """
 
 from __future__ import annotations

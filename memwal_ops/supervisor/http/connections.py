@@ -1,17 +1,8 @@
-"""Bound the number of connections and the time of each, with TLS or without; one connection is one request.
+"""Read requests and write responses within bounds, with TLS or without; one connection is one request.
 
-File descriptors and threads are needed by the jobs: idle and slow clients must not take them.
-
-The certificate of the HTTP server, read again when its files change.
-
-A request, its response, and the error that ends it.
-
-Compress responses by gzip, where that tells nobody a secret.
-
-A page for someone who is signed in has the value that its forms send back, beside words of the address: by the sizes of
-many compressed pages, another site could find the value out (BREACH). Such a page is sent as it is.
-
-Read a request from a connection, within bounds, and write its response.
+File descriptors and threads are needed by the jobs: idle and slow clients must not take them. Responses are compressed,
+except a page for someone who is signed in: it has the value that its forms send back, beside words of the address, and
+by the sizes of many compressed pages another site could find the value out (BREACH).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The paths of the API: one table of them decides what a request does, and is described as OpenAPI.
-
-Describe the API as OpenAPI 3.1, from its routes and from the types of the status document.
-
-The paths that read: health, metrics, status, runs.
-"""
+"""The paths of the API: one table of them decides what a request does, and is described as OpenAPI 3.1."""
 
 from __future__ import annotations
 

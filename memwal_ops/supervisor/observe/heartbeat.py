@@ -1,8 +1,6 @@
-"""Fetch a heartbeat URL after each success, for services that alert when heartbeats stop (a dead man's switch).
+"""Fetch a heartbeat URL after each success (a dead man's switch), and notify systemd (sd_notify(3)).
 
-Best effort: nothing waits for it, and a failure changes nothing.
-
-Notify systemd (sd_notify(3)): send datagrams to the socket in NOTIFY_SOCKET, if it is set.
+Best effort: nothing waits for either, and a failure changes nothing.
 """
 
 from __future__ import annotations

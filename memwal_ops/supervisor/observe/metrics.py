@@ -1,20 +1,13 @@
 """Export Prometheus metrics. Names and labels are a contract: docs/http.md lists them, a test compares.
 
-Labels are bounded: tables are those of the configuration (at most ``max_tables`` for a pattern), jobs,
-pools, outcomes and phases are few. The series of a table that is no longer configured are removed.
-The metrics of jobs come from their specs (``JobSpec.metrics``, those that are ``exported``).
+Labels are bounded: tables are those of the configuration, jobs, pools, outcomes and phases are few. The series of a
+table that is no longer configured are removed. The metrics of jobs come from their specs (``JobSpec.metrics``).
 
-Write counters and gauges in Prometheus' text format.
+A service has some 140 series for each table. The client library keeps an object of each, and makes another one at each
+scrape: with a thousand tables 40 MB, and a second of processor time. The text here is the same.
 
-A service has some 140 series for each table, and the text is generated at each scrape. ``generate_latest`` of the
-client library makes an object of each series, and validates its label names again: with a thousand tables that takes
-a second of processor time, and this less than a third of it. The text is the same.
-
-Push the metrics of ``/metrics`` by OTLP, where no Prometheus scrapes them.
-
-The standard variables of OpenTelemetry decide: ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or that of metrics) names the
-collector, ``OTEL_METRIC_EXPORT_INTERVAL`` has the milliseconds between two pushes. Names, labels and values are those
-of Prometheus, and sums are cumulative: the same dashboards work.
+Where the standard variables of OpenTelemetry name a collector, the metrics are pushed to it by OTLP, with the same
+names, labels and cumulative values.
 """
 
 from __future__ import annotations
@@ -23,6 +16,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -218,17 +212,9 @@ class OtlpMetrics:
             bounds = sorted(parts, key=float)
             upto = [int(parts[bound]) for bound in bounds]
             counts = [after - before for before, after in zip([0, *upto], upto, strict=False)]
-            yield self._export.HistogramDataPoint(
-                dict(labels),
-                self._began,
-                now,
-                count,
-                total,
-                counts,
-                [float(bound) for bound in bounds[:-1]],
-                None,
-                None,
-            )
+            ends = [float(bound) for bound in bounds[:-1]]
+            point = self._export.HistogramDataPoint
+            yield point(dict(labels), self._began, now, count, total, counts, ends, None, None)
 
 
 def push(registry: CollectorRegistry) -> OtlpMetrics | None:
@@ -344,16 +330,9 @@ class Metrics:
         self.worker_deaths = counter("worker_deaths", "Worker processes that died in a run.", "pool")
         self.reloads = counter("config_reloads", "Configuration files that were read again, by outcome.", "outcome")
         self.internal_errors = counter("internal_errors", "Bugs that were caught; please report them.")
-        self.run_seconds = Histogram(
-            f"{PREFIX}_run_seconds", "How long runs took.", ("job",), buckets=_BUCKETS, registry=self.registry
-        )
-        self.phase_seconds = Histogram(
-            f"{PREFIX}_phase_seconds",
-            "How long each phase of a run took.",
-            ("job", "phase"),
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
+        histogram = partial(Histogram, namespace=PREFIX, buckets=_BUCKETS, registry=self.registry)
+        self.run_seconds = histogram("run_seconds", "How long runs took.", ("job",))
+        self.phase_seconds = histogram("phase_seconds", "How long each phase of a run took.", ("job", "phase"))
         # Series that alerts use start at 0: to Prometheus, a counter that first appears with 1 has not increased.
         for reported in (self.heartbeats, self.reloads):
             for outcome in _BOTH:
@@ -531,22 +510,15 @@ class _StatusCollector(Collector):
         yield self._gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
         own = [] if budget is None else [((kind,), amount) for kind, amount in budget["own"]["used"].items()]
         yield self._gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
-        polled = [
-            ((table["name"],), table["seconds_since_look"])
-            for table in tables
-            if table["seconds_since_look"] is not None
-        ]
-        yield self._gauge("poll_age_seconds", "Seconds since the backlog was last read.", polled, "table")
-        expected = [
-            ((table["name"],), seconds) for table in tables if (seconds := table["expect_writes_seconds"]) is not None
-        ]
-        text = "Seconds within which a write is expected (expect_writes_within)."
-        yield self._gauge("expect_writes_seconds", text, expected, "table")
+        for name, key, text in (
+            ("poll_age_seconds", "seconds_since_look", "Seconds since the backlog was last read."),
+            ("expect_writes_seconds",) * 2 + ("Seconds within which a write is expected (expect_writes_within).",),
+            ("clock_skew_seconds",) * 2 + ("This host's clock minus the store's, when a lease was last written.",),
+        ):
+            known: list[Any] = [((of["name"],), value) for of in tables if (value := dict(of)[key]) is not None]
+            yield self._gauge(name, text, known, "table")
         for name, text in (
-            (
-                "seconds_since_success",
-                "Seconds since the last success; before the first, since it was first seen.",
-            ),
+            ("seconds_since_success", "Seconds since the last success; before the first, since it was first seen."),
             ("consecutive_failures", "Consecutive failures."),
             ("waiting_seconds", "Seconds since the job became due without being started; 0 if it is not due."),
             ("running_seconds", "Seconds since the run in flight started; 0 if there is none."),
@@ -568,14 +540,6 @@ class _StatusCollector(Collector):
         yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
         yield from self._fleet_gauges(service.get("fleet"))
         yield from self._event_gauges(service.get("events"))
-        skews = [
-            ((table["name"],), table["clock_skew_seconds"])
-            for table in tables
-            if table["clock_skew_seconds"] is not None
-        ]
-        yield self._gauge(
-            "clock_skew_seconds", "This host's clock minus the store's, when a lease was last written.", skews, "table"
-        )
 
     def _fleet_gauges(self, fleet: FleetStatus | None) -> Iterator[Family]:
         reached = [] if fleet is None else [((), float(fleet["error"] is None))]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from memwal_ops.core.cost import Prices
+    from memwal_ops.supervisor.config.model import PricesConfig
 
     Spent = tuple[dict[str, Any], Sequence[Mapping[str, Any]]]
 
@@ -197,25 +198,14 @@ class Ledger(Protocol):
         """Return what each run used and achieved that ended since a time."""
 
 
-class Configured(Protocol):
-    """The prices of a configuration."""
-
-    @property
-    def currency(self) -> str:
-        """Of all prices."""
-
-    def by_store(self) -> Mapping[str, Prices]:
-        """Return the prices by store."""
-
-
 class Spending:
     """What runs cost. Safe on any thread."""
 
-    def __init__(self, history: Ledger, prices: Callable[[], Configured]) -> None:
+    def __init__(self, history: Ledger, prices: Callable[[], PricesConfig]) -> None:
         """Read nothing yet."""
         self._history, self._prices = history, prices
         self._lock = threading.Lock()
-        self._began: Configured | None = None
+        self._began: PricesConfig | None = None
         self._after, self._running = 0, set[int]()
         self._buckets: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._sums: defaultdict[int, Sums] = defaultdict(Sums)

@@ -1,7 +1,4 @@
-"""The types of the status document: what ``/status`` and ``memwal-ops status`` print of a service.
-
-Print the budget of the fleet: what is used of it, and what of that is this supervisor's part.
-"""
+"""The types of the status document, which ``/status`` and ``memwal-ops status`` print, and its budget in words."""
 
 from __future__ import annotations
 
@@ -38,6 +35,8 @@ def budget_text(budget: Mapping[str, Any]) -> str:
     if budget["members_unread"]:
         others = counted(budget["members_unread"], "other member")
         text += f" The use of {others} cannot be read now, and is taken to grow as this one's does."
+    if any(budget["used"][name] > limit for name, limit in budget["limits"].items()):
+        text += " One run may use more than a limit if nothing was used before it; it is charged for longer."
     return text
 
 

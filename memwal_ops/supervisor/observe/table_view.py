@@ -345,14 +345,10 @@ def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def figures_of(figures: Figures) -> list[dict[str, Any]]:
     """Return figures with their names in words, their units and their help."""
-    declared = figures.metrics
+    known = {name: {"unit": spec.unit, "help": spec.help} for name, spec in figures.metrics.items()}
+    plain = {"unit": "count", "help": ""}
     return [
-        {
-            "name": name.replace("_", " "),
-            "value": value,
-            "unit": declared[name].unit if name in declared else "count",
-            "help": declared[name].help if name in declared else "",
-        }
+        {"name": name.replace("_", " "), "value": value, **known.get(name, plain)}
         for name, value in figures.values.items()
     ]
 
@@ -361,19 +357,11 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     lease = job["lease"]
     suffix = " (this service)" if lease["state"] == "held" else ""
     return {
-        "name": name,
-        "state": job["state"],
+        "name": name, "state": job["state"], "progress": _progress(job), "acts": [], "due": due_text(job),
         "running": f"running for {time_text(job['running_seconds'])}" if job["state"] == "running" else "",
-        "progress": _progress(job),
-        "waits": f"due, {waits_text(job)}" if job["waiting_for"] else "",
-        "outcome": job["last_outcome"] or "",
-        "last": job["last_finished"],
-        "success": job["last_success"],
-        "failures": job["consecutive_failures"],
-        "bad": bool(job["consecutive_failures"]),
-        "paused": job.get("paused"),
-        "acts": [],
-        "due": due_text(job),
+        "waits": f"due, {waits_text(job)}" if job["waiting_for"] else "", "outcome": job["last_outcome"] or "",
+        "last": job["last_finished"], "success": job["last_success"], "failures": job["consecutive_failures"],
+        "bad": bool(job["consecutive_failures"]), "paused": job.get("paused"),
         "next_run": describe_next_run(job["next_run"]) if job.get("next_run") else "",
         "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{suffix}",
-    }
+    }  # fmt: skip

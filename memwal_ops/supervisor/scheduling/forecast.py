@@ -55,17 +55,13 @@ class ForecastJob:
     """One job on one table.
 
     Attributes:
-        table: its name.
-        job: its name.
         at: when it runs first; None: not within the time that was asked for.
         why: what makes it run, or why it does not.
         runs: how often it runs.
         cost: of one run; None: no past run shows it.
-        worth: of the next run.
         acts: whether it acts; else it only plans.
         waiting_for: what it waits for at the end, as in the service's status; None: it is not due.
-        limit: that of the fleet's budget which a run would pass.
-        frees: when that is free again.
+        limit: that of the fleet's budget which a run would pass, until ``frees``.
     """
 
     table: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memwal_ops.core.cost import Spent
-from memwal_ops.core.worth import missed_objective, worth_of
+from memwal_ops.core.worth import expected_amounts, missed_objective, worth_of
 from memwal_ops.formats.lance.specs import CATCHUP, COMPACT, EXPIRE, MERGE, SNAPSHOT
 
 USED: dict[str, Any] = {"store": "local", "requests": {"get": 10}, "cpu_seconds": 1.0}
@@ -18,6 +18,12 @@ def test_more_debt_is_worth_more_and_a_dearer_run_less() -> None:
     assert dear.saves == many.saves
     assert dear.ratio < many.ratio
     assert worth_of(COMPACT, {"due_fragments": 4.0}, (), weight=20).ratio > many.ratio
+
+
+def test_a_first_run_on_many_parts_is_not_expected_to_be_cheap() -> None:
+    """Of a budget of 40 requests, runs with 300 fragments were expected to use 50 each."""
+    few, many = (expected_amounts(COMPACT, {"due_fragments": number, "debt": 9000.0}, ()) for number in (0.0, 300.0))
+    assert many.requests == few.requests + 300
 
 
 def test_past_runs_that_achieved_nothing_make_the_next_one_worth_less() -> None:

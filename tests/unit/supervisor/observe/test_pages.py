@@ -116,6 +116,11 @@ def test_the_budget_and_its_chart() -> None:
     pages._samples = lambda name, _: [] if name else [(int(now) - 600 * at, {"cpu": 0.5 / at}) for at in (300, 2, 1)]  # type: ignore[method-assign,misc]  # of the test
     page = pages.tables().body.decode()
     assert "Used of the budget per 1d: 50 s of 100 s of processor." in page
+    assert "longer" not in page
+    spent = {"used": {"cpu": 335.0}, "used_up": "cpu", "frees": "2026-11-28T13:14:49+00:00"}
+    over = pages_of(status(fleet(20), budget={**budget, **spent})).tables().body.decode()
+    assert "5 min of 100 s of processor. One run may use more than a limit if nothing was used before it" in over
+    assert "What is due would pass a limit (cpu): it waits until 2026-11-28 13:14:49 UTC." in over
     assert 'aria-label="budget used over time: now cpu 50%"' in page
     assert budget_sample(budget, 119.0) == [("", 60, {"cpu": 0.5})]  # type: ignore[arg-type]  # it is one
     assert budget_sample(None, 1.0) == []
