@@ -254,13 +254,7 @@ def mean_by_query(differences: NDArray[np.float64], seed: int = 0) -> Interval |
 def _bootstrapped(
     queries: int, figure: Callable[[NDArray[np.int64]], NDArray[np.float64]], seed: int
 ) -> tuple[float, float]:
-    """The interval of a figure by a bootstrap over the queries.
-
-    Args:
-        queries: how many there are.
-        figure: the figure of each resample; given resamples x queries.
-        seed: draws the same resamples again.
-    """
+    """The interval of a figure by a bootstrap over the queries; ``figure`` is given resamples x queries."""
     import numpy as np  # noqa: PLC0415 - commands that ask nothing start without it
 
     drawn = np.random.default_rng(seed).integers(0, queries, size=(_RESAMPLES, queries))

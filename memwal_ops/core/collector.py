@@ -280,7 +280,6 @@ class _Run(Generic[CandidateT]):
         stopped: whether the store is unavailable or refuses every deletion; the rest is for the next run. (A single
             refusal does not stop the run: one object alone may be locked.)
         failed_batches: consecutive batches of which nothing could be deleted.
-        requests: delete requests made to the store.
         drains: False: nothing is written, only deleted.
     """
 

@@ -252,12 +252,7 @@ def _comparable(past: Sequence[Spent], work: float | None) -> list[Spent]:
 
 
 def _estimate(points: Sequence[tuple[float, float]], work: float | None) -> float:
-    """An amount for so much work: a fixed part and one by work, if runs of different sizes show these; else a median.
-
-    Args:
-        points: of each past run its work, and the amount.
-        work: that of the next run.
-    """
+    """An amount for so much work, by points of work and amount: a fixed part and one by work, or else a median."""
     sizes = {size for size, _ in points if size}
     if not work or not sizes:
         return median(amount for _, amount in points)

@@ -87,11 +87,11 @@ SPECS: dict[str, tuple[str, ...]] = {
     "region": (),
     "region_bucket": ("bucket(id, 2)",),
     "region_multi_bucket": ("multi_bucket(id, 3)",),
-    "region_truncate": ("truncate(id, 2)",),
+    "region_truncate": ("truncate(id, 5)",),
     "region_identity": ("identity(id)",),
     "region_year": ("year(id)",),
     "region_hour": ("hour(id)",),
-    "region_two": ("bucket(id, 2)", "truncate(id, 1)"),
+    "region_two": ("bucket(id, 2)", "truncate(id, 5)"),
 }
 TIMED = ("date", "timestamp", "timestamp_zone")
 JOBS = (

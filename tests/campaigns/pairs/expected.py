@@ -42,7 +42,13 @@ REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
     ),
     (
         "erase", "held|waiting|partial", "", lambda row: row["holder"] != "none" or row["place"] != "root",
-        "somebody keeps such a row, or versions are young",
+        "a holder keeps such a row, or versions are young",
+    ),
+    ("erase", "held", "HELD BY hold", lambda _: True, "a step of the history took a hold"),
+    (
+        "erase", "unsupported_feature", "dictionary columns",
+        lambda row: row["file"] == "legacy" and row["column"].startswith("dictionary"),
+        "the values are inside of manifests, for good",
     ),
     (
         "writer log", "unsupported_feature|invalid_usage", "layout|migrat", lambda row: row["job"] == "migrate",

@@ -2,6 +2,8 @@
 
 ``python -m tests.campaigns.pairs.walk``, or ``make pairs``: PAIRS_SEED chooses the array and its histories,
 PAIRS_ROWS how many of its rows are run: the first ones, which cover most (0: all, then those of three dimensions).
+What each row came to is a line of ``build/pairs/SEED.jsonl``, whose rows are not run again; with numbers as arguments,
+these rows alone are run, and reduced whatever their kind.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,17 +181,24 @@ def script(row: Mapping[str, str], seed: str, kept: list[int], outcome: Outcome)
 def main() -> int:
     """Walk; print what fails, and a table of kinds at the end."""
     seed, most = int(os.environ.get("PAIRS_SEED") or 0), int(os.environ.get("PAIRS_ROWS") or 0)
+    only = {int(one) for one in sys.argv[1:]}
     folder = Path("build/pairs")
     folder.mkdir(parents=True, exist_ok=True)
+    journal = folder / f"{seed}.jsonl"
+    known = {} if only or not journal.exists() else {one["number"]: one for one in map(json.loads, journal.open())}
     process, kinds, seconds, done = Process(), Counter[str](), 0.0, 0
     try:
         for number, row in enumerate(rows(seed)):
             if most and number >= most:
                 break
+            if number in known or (only and number not in only):
+                continue
             name = f"{seed}-{number}"
             outcome = process.run(row, name)
             seconds += outcome.seconds
             done += 1
+            with journal.open("a") as lines:
+                lines.write(json.dumps({"number": number, "row": row, **asdict(outcome)}) + "\n")
             if not outcome.kind:
                 continue
             kinds[outcome.fault] += 1

@@ -194,6 +194,8 @@ __all__ = [
     "commit_details",
     "commit_indexes",
     "commit_strict",
+    "fixed_dictionaries",
+    "fixed_dictionary_error",
     "next_entry",
 ]
 
@@ -265,14 +267,23 @@ def check_takes_rows(table: Table) -> None:
     Raises:
         UnsupportedFeatureError: it has dictionaries inside its manifests, which are fixed when a table is created.
     """
-    columns = [column.name for column in table.manifest.manifest.fields if column.dictionary.length]
-    if columns:
-        raise UnsupportedFeatureError(
-            f"{table.location.uri} has files of Lance's first format, and the dictionary columns {', '.join(columns)}: "
-            "their values are fixed since the table was created, so that rows of a log cannot be merged into it.",
-            remedy="Write the rows that lance.dataset(URI) reads, or memwal_ops.memwal.read(URI) where there is a log, "
-            'into a new table with data_storage_version="2.1".',
-        )
+    if columns := fixed_dictionaries(table):
+        raise fixed_dictionary_error(table, columns, "rows of a log cannot be merged into it")
+
+
+def fixed_dictionaries(table: Table) -> list[str]:
+    """The columns whose dictionary is inside the manifests, for all files of the table: of the first format."""
+    return [column.name for column in table.manifest.manifest.fields if column.dictionary.length]
+
+
+def fixed_dictionary_error(table: Table, columns: list[str], so: str) -> UnsupportedFeatureError:
+    """What refuses a job that would have to change such a dictionary."""
+    return UnsupportedFeatureError(
+        f"{table.location.uri} has files of Lance's first format, and the dictionary columns {', '.join(columns)}: "
+        f"their values are fixed since the table was created, so that {so}.",
+        remedy="Write the rows that lance.dataset(URI) reads, or memwal_ops.memwal.read(URI) where there is a log, "
+        'into a new table with data_storage_version="2.1".',
+    )
 
 
 def commit_strict(

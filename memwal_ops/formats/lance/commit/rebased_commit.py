@@ -208,12 +208,7 @@ class _CheckedVersions:
 
     It is no subclass of ``LanceNamespace``: pylance needs only its methods, and ``lance_namespace`` takes a second to
     import.
-
-    Attributes:
-        table: the version that the commit was computed on.
-        check: see :func:`commit_checked`.
-        refused: what it raised, or that the lease is lost.
-        thread: that of the run.
+    ``refused`` is what the check of :func:`commit_checked` raised, or that the lease is lost.
     """
 
     table: Table

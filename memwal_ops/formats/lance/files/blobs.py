@@ -13,9 +13,11 @@ These are written and read as a whole, outside of datasets.
 from __future__ import annotations
 
 import tempfile
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,7 +31,6 @@ from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import lance
     import numpy.typing as npt
 
 
@@ -293,14 +294,29 @@ def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Tab
                 reader = LanceFileReader(str(path))
                 if max_rows is not None and reader.num_rows() > max_rows:
                     raise InvalidFormatError(f"it claims {reader.num_rows()} rows in {len(data)} bytes")
-                return reader.read_all().to_table()
+                return _json_as_text(reader.read_all().to_table())
         except Exception as error:
             raise InvalidFormatError(f"{what[:1].upper()}{what[1:]} is not a readable Lance file: {error}") from error
 
 
 def read_stream(data: bytes) -> pa.Table:
     """The rows of a stream. Raises ``pa.ArrowException`` if it is none."""
-    return pa.ipc.open_stream(data, options=ALIGNED).read_all()
+    return _json_as_text(pa.ipc.open_stream(data, options=ALIGNED).read_all())
+
+
+def _json_as_text(rows: pa.Table) -> pa.Table:
+    """Rows with JSON as a table returns it: files and streams have it in a binary form, which a table decodes."""
+    names = [field.name for field in rows.schema if _has_json(field)]
+    if names:
+        texts = lance.write_dataset(rows.select(names), f"memory://{uuid.uuid4()}").to_table()
+        for name in names:
+            rows = rows.set_column(rows.schema.get_field_index(name), texts.schema.field(name), texts[name])
+    return rows
+
+
+def _has_json(field: pa.Field) -> bool:
+    named = (field.metadata or {}).get(b"ARROW:extension:name") == b"lance.json"
+    return named or any(map(_has_json, _inner(field.type)))
 
 
 def stream_bytes(rows: pa.Table) -> bytes:

@@ -253,13 +253,7 @@ class _Verification:
         return findings
 
     def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:
-        """Run a check; if it cannot be finished, that is a finding as well.
-
-        Args:
-            what: the part that is checked.
-            check: gives the findings.
-            named: whether an option names what is checked, so that it may not exist.
-        """
+        """Run a check; if it cannot be finished, that is a finding. What an option ``named`` may not exist."""
         self.context.checkpoint()
         try:
             self.findings.extend(check())

@@ -228,13 +228,7 @@ _OF_ROWS = (
 
 
 class _Expected:
-    """The files of a place that are not known to be right.
-
-    Args:
-        files: all that the version needs there.
-        indexes: the folders of indexes whose files it does not list.
-        opened: the keys of files that are read at their end although their size is recorded.
-    """
+    """The files of a place that are not known to be right; those ``opened`` are read at their end, too."""
 
     def __init__(
         self,

@@ -316,15 +316,7 @@ def _refuse_shared_keys(
     newest: npt.NDArray[np.int64],
     oldest: npt.NDArray[np.int64],
 ) -> None:
-    """Block every region that shares a key with another one.
-
-    Args:
-        region_ids: of each generation.
-        bounds: first row of each generation, and the end.
-        keys: of all rows.
-        newest: row number of each key's newest row.
-        oldest: the same of its oldest.
-    """
+    """Block every region that shares a key with another one; ``bounds``: first row of each generation, and the end."""
     region_numbers = {region_id: number for number, region_id in enumerate(dict.fromkeys(region_ids))}
     if len(region_numbers) == 1:
         return

@@ -30,7 +30,7 @@ from memwal_ops.errors import (
     StorageError,
     TableNotFoundError,
 )
-from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable
+from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable, fixed_dictionaries
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
 from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor, dictionary_columns, with_new_dictionaries
@@ -166,7 +166,8 @@ class _Attempt:
             return None
         _refuse_broken_indexes(table)
         results = executor.execute(table, dataset, self.tasks)
-        if self.demanded and dictionary_columns(dataset.schema) and not any(map(holds_blobs, dataset.schema)):
+        renewed = self.demanded and dictionary_columns(dataset.schema) and not fixed_dictionaries(table)
+        if renewed and not any(map(holds_blobs, dataset.schema)):
             results = with_new_dictionaries(table, dataset, results)
         for result in results:
             self.results.append(result)

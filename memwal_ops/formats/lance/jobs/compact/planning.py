@@ -408,14 +408,7 @@ class Planner:
         return due
 
     def _chosen(self, groups: list[Group], rows: int | None, budget: float, *, first: bool = True) -> list[Group]:
-        """The groups of a commit, up to a budget of rows and bytes.
-
-        Args:
-            groups: those that are due.
-            rows: the budget of rows: at least one group; None: any number.
-            budget: the budget of bytes.
-            first: nothing was rewritten yet: if no group is that small, the smallest one is chosen.
-        """
+        """Due groups of a commit, up to ``rows``, at least one, and ``budget`` bytes; ``first``: else the smallest."""
         chosen: list[Group] = []
         for group in groups:
             if rows is not None:

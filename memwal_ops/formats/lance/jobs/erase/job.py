@@ -23,7 +23,14 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Holder
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable, commit_strict
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    check_rewritable,
+    commit_strict,
+    fixed_dictionaries,
+    fixed_dictionary_error,
+)
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
 from memwal_ops.formats.lance.engines.merge.rewrite import Target as Base
@@ -157,6 +164,10 @@ class TableErasure(Erasure):
         for target in targets:
             target.check(table.dataset, table.location.uri)
         check_rewritable(table)
+        if fixed := fixed_dictionaries(table):
+            listed = (target.living_values(table).values() for target in targets)
+            if any(every - used for values in listed for every, used in values):
+                raise fixed_dictionary_error(table, fixed, "a value that no row has stays in each version")
         if changes:
             cls.check(table)
             probe_conditional_writes(table.store)

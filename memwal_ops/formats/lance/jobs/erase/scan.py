@@ -164,12 +164,7 @@ def _arrow(table: Table, meta: ObjectMeta) -> Iterator[bytes]:
 
 
 def _leaves(array: pa.Array, *, unused: bool = False, vectors: bool = False) -> Iterator[pa.Array]:
-    """The arrays without children of a column.
-
-    Args:
-        unused: also what no row has: values of dictionaries, and below NULLs.
-        vectors: lists of a fixed size of numbers are not divided.
-    """
+    """The arrays without children of a column; ``unused``: also what no row has; ``vectors`` are not divided."""
     kind, again = array.type, partial(_leaves, unused=unused, vectors=vectors)
     if isinstance(array, pa.ExtensionArray):
         yield from again(array.storage)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import lance
+import pyarrow as pa
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -31,6 +32,7 @@ from memwal_ops.errors import InvalidFormatError, InvalidUsageError, MemwalOpsEr
 from memwal_ops.formats.lance.engines.merge.rewrite import dictionaries_of, dictionary_columns
 from memwal_ops.formats.lance.files.datasets import lance_errors
 from memwal_ops.formats.lance.files.versions import deletion_path, operation_of, read_version_manifest
+from memwal_ops.formats.lance.indexes.index_faults import FIRST_FORMAT
 from memwal_ops.formats.lance.jobs.erase.scan import values_of
 from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap
 from memwal_ops.text import counted
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
     from datetime import datetime
 
-    import pyarrow as pa
     from lance.fragment import LanceFragment
 
     from memwal_ops.core.byte_scan import ErasedValues
@@ -54,7 +55,7 @@ _SHOWN = 5
 _KEPT_AT_ONCE, _WORD = 64, 64
 _LITERAL = re.compile(r"'((?:[^']|'')+)'|\b(\d{4,})\b")
 _VALUE = re.compile(rb"['\"0-9]")
-_ADDRESS = re.compile(r"\b_row(addr|offset|id)\b|\b(random|uuid)\s*\(", re.IGNORECASE)
+_ADDRESS = re.compile(r"\b_row(?:addr|offset|id)\b|\b(random|uuid)\s*\(", re.IGNORECASE)
 _DELETE, _PREDICATE = 101, 3  # fields of Lance's transaction.proto
 _WITH_PREDICATE = frozenset({"delete", "update"})
 _MEMORY = "memory://"
@@ -97,9 +98,9 @@ class Target:
         if self.where is None:
             return
         moving = _ADDRESS.search(_LITERAL.sub("", self.where))
-        if moving is not None and not (moving[1] == "id" and dataset.has_stable_row_ids):
+        if moving is not None:
             raise InvalidUsageError(
-                f"The expression of --where has {moving[0]}, which is of another row after each rewrite.",
+                f"The expression of --where has {moving[0]}, which no deleted row has, or another row after a rewrite.",
                 remedy='Name the rows by their values, as their key: "user_id = 17".',
             )
         try:
@@ -188,7 +189,7 @@ class Target:
         if deleted and self.values is not None:
             with lance_errors("read the deleted rows of", "the table"):
                 part = opened().get_fragment(int(fragment.id))
-                self._keep(opened(), [] if part is None else [part], "_rowid IS NULL")
+                self._keep(opened(), [] if part is None else [part], None)
         return f"{deleted:,} deleted rows are still in its data files" if deleted else None
 
     def _read(self, fragment: table_pb2.DataFragment, opened: Callable[[], lance.LanceDataset]) -> str | None:
@@ -203,12 +204,8 @@ class Target:
 
     def _count(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None = None) -> int:
         """How many rows match, deleted or not."""
-        scanner = dataset.scanner(
-            filter=self.where, columns=[], with_row_id=True, use_scalar_index=False, late_materialization=False,
-            include_deleted_rows=True, fragments=fragments,
-        )  # fmt: skip
-        rows: int = sum(batch.num_rows for batch in scanner.to_batches())
-        if rows and self.where is not None:
+        rows: int = sum(batch.num_rows for batch in _matching(dataset, fragments, self.where, columns=[]))
+        if rows:
             self._keep(dataset, fragments, self.where)
         return rows
 
@@ -220,15 +217,11 @@ class Target:
         if column in self.routing:
             self.routing[column].add(value)
 
-    def _keep(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None, where: str) -> None:
-        """Keep the values of the rows that match, deleted or not."""
+    def _keep(self, dataset: lance.LanceDataset, fragments: list[LanceFragment] | None, where: str | None) -> None:
+        """Keep the values of the rows that match, deleted or not; without an expression, of deleted ones."""
         if self.values is None or self.values.is_full():
             return
-        scanner = dataset.scanner(
-            filter=where, with_row_id=True, use_scalar_index=False, late_materialization=False, fragments=fragments,
-            include_deleted_rows=True, blob_handling="all_binary", batch_size=_KEPT_AT_ONCE,
-        )  # fmt: skip
-        for batch in scanner.to_batches():
+        for batch in _matching(dataset, fragments, where, blob_handling="all_binary", batch_size=_KEPT_AT_ONCE):
             for column, value in values_of(batch.drop_columns(["_rowid"])):
                 self.keep(column, value)
             if self.values.is_full():
@@ -272,6 +265,28 @@ class Target:
         if any(literal in data for literal in literals):
             return True
         return _VALUE.search(predicate_of(transaction)) is not None and not is_of_others()
+
+
+def _matching(
+    dataset: lance.LanceDataset, fragments: list[LanceFragment] | None, where: str | None, **options: Any
+) -> Iterator[pa.RecordBatch]:
+    """Rows that match, deleted or not, with their ids; without an expression, the deleted ones."""
+    # In files of the first format, a filter hides deleted rows even where they are asked for: it is applied here.
+    apart = where is not None and dataset.data_storage_version == FIRST_FORMAT
+    if apart or where is None:
+        options.pop("columns", None)
+    scanner = dataset.scanner(
+        filter=None if apart else where, with_row_id=True, use_scalar_index=False, late_materialization=False,
+        include_deleted_rows=True, fragments=fragments, **options,
+    )  # fmt: skip
+    for batch in scanner.to_batches():
+        if where is None:
+            yield batch.filter(batch.column("_rowid").is_null())
+        elif apart:
+            rows = pa.Table.from_batches([batch.drop_columns(["_rowid"])])
+            yield from lance.write_dataset(rows, f"{_MEMORY}{uuid.uuid4()}").to_batches(filter=where, with_row_id=True)
+        else:
+            yield batch
 
 
 def dictionary_values(

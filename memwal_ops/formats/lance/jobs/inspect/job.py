@@ -234,11 +234,8 @@ def _next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
 def _branches(table: Table, before: datetime) -> tuple[BranchState, ...]:
     """The branches of a table that was opened at its root, ascending by name.
 
-    Requests: a listing of their records; for each branch a request and a listing, for a stale one two of each.
-
-    Args:
-        table: at its root; of a branch, or of an export, nothing is read.
-        before: a branch that was written last before that is stale.
+    Requests: a listing of their records; for each branch a request and a listing, for one that was written last before
+    ``before`` two of each. Of a table opened at a branch, or of an export, nothing is read.
     """
     if table.branch_name is not None or table.location.files is not None:
         return ()

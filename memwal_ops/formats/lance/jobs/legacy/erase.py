@@ -17,7 +17,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.erasure import Holder
 from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, fixed_dictionaries
 from memwal_ops.formats.lance.commit.index_build import from_pylance
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, dictionary_columns, remove_files, with_values_in_use
@@ -275,7 +275,7 @@ def _rewritten(table: Table, number: int) -> Rewrite:
         if not part.count_rows():
             return Rewrite((), (), (number,), ())
         reader = dataset.scanner(fragments=[part], blob_handling="all_binary").to_reader()
-        if dictionary_columns(dataset.schema):
+        if dictionary_columns(dataset.schema) and not fixed_dictionaries(table):
             reader = pa.RecordBatchReader.from_batches(reader.schema, with_values_in_use(reader))
         made = write_fragments(
             reader,

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from memwal_ops.core.anchors import Anchor
     from memwal_ops.formats.lance.options import GcOptions, RetentionOptions
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.storage.api import ObjectMeta
 
 __all__ = ["apply", "backlog", "candidates", "plan"]
 
 _LOG = "wal_root"
 _RECORD = "trim_record"
+_ELSEWHERE = ", where gc deletes nothing: remove it yourself"
 _TRIMMED = f"{LEGACY_FOLDER}/trimmed"
 # Folders of Lance and of memwal-ops: a log is never in one of them, even if an index has such a path.
 _NOT_LOGS = frozenset(
@@ -111,11 +111,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
 
 
 def _records(table: Table) -> dict[str, MemWal]:
-    """What earlier runs trimmed, by the path of its record.
-
-    Raises:
-        InvalidFormatError: a record cannot be read.
-    """
+    """What earlier runs trimmed, by the path of its record. Raises ``InvalidFormatError``: a record cannot be read."""
     records = {}
     for meta in table.store.list(_TRIMMED):
         try:
@@ -176,7 +172,7 @@ class _Logs(Collector[LanceCandidate]):
         if not chosen:
             return 0
         for mem_wal in chosen:
-            if next(iter(self._log_files(mem_wal)), None) is None:
+            if not any(map(is_below, self._left(mem_wal))):
                 continue
             name = hashlib.blake2b(f"{mem_wal.id.generation} {mem_wal.id.region}".encode(), digest_size=16).hexdigest()
             document = {
@@ -216,9 +212,12 @@ class _Logs(Collector[LanceCandidate]):
             for meta in self.store.list(place):
                 yield LanceCandidate(_LOG, meta.path, meta.size, 1, gates, generation=mem_wal.id.generation)
 
-    def _log_files(self, one: MemWal) -> Iterator[ObjectMeta]:
-        place = log_path(self.view.table, one.wal_location)
-        return self.store.list(place) if is_below(place) else iter(())
+    def _left(self, one: MemWal) -> Iterator[str]:
+        """Where something is left of a log, or of its MemTable, which erase finds by the record; or may be, outside."""
+        for location, is_log in ((one.wal_location, True), (one.mem_table_location, False)):
+            place = log_path(self.view.table, location)
+            if next(iter(self.store.list(place)), None) is not None if is_below(place) else is_log:
+                yield place
 
     def _listed(self) -> tuple[MemWal, ...]:
         return () if self.view.table.log.exists else mem_wals_of(self.view.table)
@@ -268,18 +267,17 @@ class _Logs(Collector[LanceCandidate]):
     def _finished(self) -> Iterator[LanceCandidate]:
         listed = {mem_wal.id for mem_wal in self._listed()}
         for path, mem_wal in self.view.trimmed.items():
-            place = log_path(self.view.table, mem_wal.wal_location)
-            gone = is_below(place) and next(iter(self.store.list(place)), None) is None
+            left, own = [*self._left(mem_wal)], log_path(self.view.table, mem_wal.wal_location)
+            where = ", ".join(at if at == own and is_below(at) else f"{at}{_ELSEWHERE}" for at in left)
             if path not in self._recorded:
-                if self._note is not None and gone and mem_wal.id not in listed:
+                if self._note is not None and not left and mem_wal.id not in listed:
                     self.view.table.discard([path])  # this run's own
                 continue
-            where = place if is_below(place) else f"{place}, where gc deletes nothing: remove it yourself"
             gates = (
                 Gate(
                     met=mem_wal.id not in listed, text="trimmed" if mem_wal.id not in listed else "the index lists it"
                 ),
-                Gate(met=gone, text="its log is gone" if gone else f"its log is at {where}"),
+                Gate(met=not left, text=f"files of it are at {where}" if left else "its log is gone"),
             )
             meta = self.store.head(path)
             if meta is not None:

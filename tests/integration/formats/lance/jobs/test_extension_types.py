@@ -14,10 +14,11 @@ import pytest
 from lance.arrow import EncodedImageType, FixedShapeImageTensorType, ImageURIType, bfloat16_array
 from lance.file import LanceFileReader
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.memwal import RegionWriter, create_mem_wal, read
 from tests.support.gc_options import IMMEDIATE
 
 if TYPE_CHECKING:
@@ -162,3 +163,27 @@ def test_json(tmp_path: Path, engine: Engine | None) -> None:
     assert plain(lance.dataset(uri)) == {
         number: [repr(text)] for number, text in zip([1, 2, 3, 4, 5], [texts[0], None, *texts], strict=True)
     }
+
+
+def test_json_in_the_log_of_a_region(tmp_path: Path) -> None:
+    """A log has it in Lance's own encoding: a reader gets texts, also after the writer was killed."""
+    uri = str(tmp_path / "t.lance")
+    inner = pa.struct([pa.field("deep", pa.json_())])
+    schema = pa.schema([KEY, pa.field("x", pa.json_()), pa.field("y", inner)])
+
+    def rows(*numbers: int) -> pa.Table:
+        texts = [f'{{"a":{number}}}' if number != 2 else None for number in numbers]
+        deep = pa.StructArray.from_arrays([pa.array(texts, pa.json_())], fields=[*inner])
+        return pa.table([pa.array(numbers, pa.int64()), pa.array(texts, pa.json_()), deep], schema=schema)
+
+    lance.write_dataset(rows(1, 2), uri, data_storage_version="2.1")
+    create_mem_wal(uri)
+    log = RegionWriter(uri, REGION)
+    log.put(rows(2, 3))
+    log.delete(pa.table({"id": pa.array([1], pa.int64())}))
+    del log
+    expected = rows(2, 3).to_pylist()
+    assert read(uri).scan().to_table().sort_by("id").to_pylist() == expected
+    RegionWriter(uri, REGION).close()  # replays, and flushes
+    assert run_job(uri, "merge").decision == "merged"
+    assert lance.dataset(uri).to_table().sort_by("id").to_pylist() == expected

@@ -13,6 +13,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.errors import HeldError
 from memwal_ops.formats.lance.jobs.legacy import erase as job
+from memwal_ops.legacy import MemWalWriter
 from tests.support.erasing import Erasing
 from tests.support.tables import legacy_table, patterns
 
@@ -97,6 +98,29 @@ def test_what_others_keep_is_named(uri: str) -> None:
     shutil.rmtree(f"{uri}/mem")
     assert {one.kind for one in erase(uri).holders if one.blocks} == {"log file"}
     assert not [path for path in patterns.holders(uri, GONE) if path.split("/")[0] in {"data", "_indices"}]
+
+
+def test_mem_tables_of_trimmed_logs_stay_known(tmp_path: Path) -> None:
+    """The index names them no more: their records do, until they are removed."""
+    table = legacy_table.LegacyTable(str(tmp_path / "t.lance")).create()
+    table.other("first", 0, "MERGED")
+    uri = table.finish().uri
+    for number in (1, 2):
+        writer = MemWalWriter(uri, "r", "host")
+        writer.append(legacy_table.rows({number: 5.0}))
+        writer.seal()
+        writer.flush()
+        assert run_job(uri, "merge").decision == "merged"
+    collect = {"apply": True, "reader_grace": "0s", "orphan_min_age": "0s", "allow_unsafe": True}
+    assert run_job(uri, "gc", **collect).drained == 3
+    for _ in range(2):  # the versions that list its log as unmerged expire; then the log goes
+        report = erase(uri, where="id = 1")
+    assert not [path for path in Path(uri, "wal/r/0").rglob("*") if path.is_file()]
+    assert {(one.kind, one.name) for one in report.holders if one.blocks} == {("MemTable", "mem/r/0/")}
+    assert "mem/r/0, where gc deletes nothing" in " ".join(run_job(uri, "gc").describe().split())
+    shutil.rmtree(Path(uri, "mem/r/0"))
+    assert erase(uri, where="id = 1").decision == "erased", "what is left was searched"
+    assert "mem/r/0" not in run_job(uri, "gc").describe()
 
 
 @pytest.fixture

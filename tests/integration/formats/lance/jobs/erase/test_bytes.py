@@ -13,7 +13,9 @@ import pytest
 from lance.file import LanceFileReader
 
 from memwal_ops import run_job
+from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.memwal import RegionField, RegionRouter, RegionSpec, create_mem_wal
+from tests.support.run_cli import contents
 from tests.support.tables.schemas import PRIMARY_KEY
 
 NOW = {"older_than": "0s", "allow_unsafe": True, "apply": True}
@@ -80,6 +82,26 @@ def test_dictionaries_keep_no_value_of_an_erased_row(tmp_path: Path, version: st
     assert scan["objects"] == sum(one.is_file() for one in Path(uri).rglob("*"))
     assert scan["decoded"] >= 2
     assert run_job(uri, "erase", where="id = 7").decision == "erased", "a second run has nothing to rewrite"
+
+
+@pytest.mark.parametrize("value", ["common", "rare"])
+def test_a_dictionary_inside_manifests_is_not_written_anew(tmp_path: Path, value: str) -> None:
+    """It is fixed since the table was created: a value that rows share stays in use, of another one nothing is done."""
+    uri = str(tmp_path / "t.lance")
+    words = pa.array(["first", "common", "first", "common", value, "common"]).dictionary_encode()
+    lance.write_dataset(
+        pa.table({"id": range(6), "word": words}), uri, data_storage_version="legacy", max_rows_per_file=3
+    )
+    before = contents(uri)
+    for apply in (False, True):
+        if value == "rare":
+            with pytest.raises(UnsupportedFeatureError, match="dictionary columns word"):
+                run_job(uri, "erase", where="id = 4", apply=apply, older_than="0s", allow_unsafe=True)
+            assert contents(uri) == before
+        else:
+            run_job(uri, "erase", where="id = 4", apply=apply, older_than="0s", allow_unsafe=True)
+    found = lance.dataset(uri).to_table().sort_by("id")["word"].to_pylist()
+    assert found == ["first", "common", "first", "common", *(["rare"] if value == "rare" else []), "common"]
 
 
 def test_a_dictionary_of_values_in_use_is_left(tmp_path: Path) -> None:

@@ -271,3 +271,17 @@ def test_a_file_that_cannot_be_read_is_no_mistake_in_the_expression(tmp_path: Pa
     with pytest.raises(MemwalOpsError) as failed:
         run_job(uri, "erase", where="id = 7")
     assert failed.value.exit_code == TableCorruptError.exit_code
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_deleted_rows_in_files_of_the_first_format(tmp_path: Path, by_time: bool) -> None:
+    """pylance's filters hide them there, even where they are asked for."""
+    uri, texts = str(tmp_path / "t.lance"), [f"secret-{number}" for number in range(10)]
+    rows = pa.table({"id": range(10), "text": texts, "word": pa.array(["a", "b"] * 5).dictionary_encode()})
+    lance.write_dataset(rows, uri, data_storage_version="legacy").delete("id = 3")
+    how = {"where": None, "deleted_before": datetime.now(UTC).isoformat()} if by_time else {"where": "id = 3"}
+    report = erase(uri, **how, certificate=str(tmp_path / "proof.json"))
+    assert report.decision == "erased", report.describe()
+    assert report.done["fragments_rewritten"] == 1
+    assert living(uri) == [0, 1, 2, *range(4, 10)]
+    assert not [path for path, data in contents(uri).items() if b"secret-3" in data[1]]
