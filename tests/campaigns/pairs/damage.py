@@ -17,7 +17,7 @@ from memwal_ops.errors import MemwalOpsError
 from tests.campaigns.pairs.buckets import mirror
 from tests.campaigns.pairs.dimensions import JOBS
 from tests.campaigns.pairs.oracle import Wrong
-from tests.campaigns.pairs.scripts import job_source
+from tests.campaigns.pairs.scripts import SHORT, job_source
 
 if TYPE_CHECKING:
     from tests.campaigns.pairs.process import Run
@@ -136,7 +136,7 @@ def check(run: Run) -> None:
     newest = READER_PROCESS.read(uri)
     names = [*JOBS]
     run.chance.shuffle(names)
-    for name in (run.row["job"], *names[:3]):
+    for name in (run.row["job"], *names[: 3 if SHORT else 7]):
         source = job_source(run.row, name)
         run.tell(step=f"{name} with {way} {kind}", source=source)
         decision, code = attempt(run, source)

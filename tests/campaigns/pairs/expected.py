@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tests.campaigns.pairs.dimensions import SPECS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -32,7 +34,7 @@ REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
         "older releases write it: docs/upstream.md",
     ),
     (
-        "catchup_rebuild|maintain.*|erase", "incomplete", "cannot be built anew with its codebook", _modelled,
+        "catchup_rebuild|maintain.*|erase", "incomplete|held", "cannot be built anew with its codebook", _modelled,
         "pylance takes no such model; the remedy makes another index",
     ),
     (
@@ -44,6 +46,8 @@ REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
         "erase", "held|waiting|partial", "", lambda row: row["holder"] != "none" or row["place"] != "root",
         "a holder keeps such a row, or versions are young",
     ),
+    ("erase", "held", "HELD BY MemTable", lambda row: row["layout"] == "legacy", "no job of Lance deletes one"),
+    ("erase", "held", "not flushed: a writer replays", lambda row: row["layout"] in SPECS, "its row is in the log"),
     ("erase", "held", "HELD BY hold", lambda _: True, "a step of the history took a hold"),
     (
         "erase", "unsupported_feature", "dictionary columns",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lance
 import numpy as np
 
+from memwal_ops.errors import NotALanceTableError
 from memwal_ops.legacy import read as read_legacy
 from memwal_ops.memwal import read as read_logged
 from tests.campaigns.pairs.buckets import mirror
@@ -195,7 +196,11 @@ class Oracle:
         """Base and log together: scan, and in a ``whole`` check some of get, filters, nearest, search."""
         rows = self.model.rows()
         if self.row["layout"] == "legacy":
-            self.compare("legacy read", read_legacy(uri).scan().to_table(), rows)
+            try:
+                reader = read_legacy(uri)
+            except NotALanceTableError:  # it was migrated
+                reader = read_logged(uri)
+            self.compare("legacy read", reader.scan().to_table(), rows)
             return
         if self.row["layout"] == "none":
             return

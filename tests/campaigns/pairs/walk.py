@@ -2,8 +2,8 @@
 
 ``python -m tests.campaigns.pairs.walk``, or ``make pairs``: PAIRS_SEED chooses the array and its histories,
 PAIRS_ROWS how many of its rows are run: the first ones, which cover most (0: all, then those of three dimensions).
-What each row came to is a line of ``build/pairs/SEED.jsonl``, whose rows are not run again; with numbers as arguments,
-these rows alone are run, and reduced whatever their kind.
+PAIRS_SHORT=1: shorter histories, and all answers after each fourth step alone. What each row came to is a line of
+``build/pairs/SEED.jsonl``; with numbers as arguments, these rows alone are run.
 """
 
 from __future__ import annotations
@@ -185,13 +185,12 @@ def main() -> int:
     folder = Path("build/pairs")
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / f"{seed}.jsonl"
-    known = {} if only or not journal.exists() else {one["number"]: one for one in map(json.loads, journal.open())}
     process, kinds, seconds, done = Process(), Counter[str](), 0.0, 0
     try:
         for number, row in enumerate(rows(seed)):
             if most and number >= most:
                 break
-            if number in known or (only and number not in only):
+            if only and number not in only:
                 continue
             name = f"{seed}-{number}"
             outcome = process.run(row, name)
