@@ -387,10 +387,11 @@ class Pages:
         (span, each, each_text), now, name = RANGES[wanted], datetime.now(UTC), table["name"]
         since = now - span
         samples = self._samples(name, since)
-        # A young table has no empty left half, nor one vertical line.
-        first = max(since.timestamp(), min((float(when) for when, _ in samples), default=0.0))
-        scale = min(first, now.timestamp() - _MIN_SCALE), now.timestamp()
         ledger, ran = self._spending.of(name, span)
+        # A young table has no empty left half, nor one vertical line.
+        known = [*(float(when) for when, _ in samples[:1]), *(run["finished"] for run in ran[:1])]
+        first = max(since.timestamp(), min(known, default=0.0))
+        scale = min(first, now.timestamp() - _MIN_SCALE), now.timestamp()
         asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
         lanes = [*writes_chart(history, *scale), *runs_chart(ran, table["format"], *scale)]
         lanes += charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)

@@ -210,7 +210,7 @@ class Spending:
         self._buckets: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._sums: defaultdict[int, Sums] = defaultdict(Sums)
         self._week: dict[str, float] = {}
-        self._total = Sums()
+        self._total, self._read_at = Sums(), ""
         self._spent: dict[tuple[str, timedelta], tuple[float, Spent]] = {}
 
     @property
@@ -223,8 +223,8 @@ class Spending:
         return self._week
 
     def total(self) -> dict[str, Any]:
-        """Return the sums of the runs of the last seven days, as last read, see :meth:`Sums.to_json`."""
-        return self._total.to_json()
+        """Return the sums of the runs of the last seven days, see :meth:`Sums.to_json`; ``read``: as of when."""
+        return {**self._total.to_json(), "read": self._read_at}
 
     def read(self) -> None:
         """Read the runs that have ended since the last call; all of the week at first, and when prices have changed.
@@ -268,7 +268,7 @@ class Spending:
                 continue
             for table, money in bucket.items():
                 week[table] = week.get(table, 0.0) + money
-        self._week, self._total = week, Sums()
+        self._week, self._total, self._read_at = week, Sums(), now.isoformat()
         for at in [*self._sums]:
             if at < first:
                 del self._sums[at]

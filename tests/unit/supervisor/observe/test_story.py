@@ -147,7 +147,10 @@ def test_the_first_page_answers_three_questions() -> None:
     calm = pages_of(status([table("a", waiting=0)])).tables().body.decode()
     assert "Nothing to do: nothing is wrong." in calm
     assert "Nothing waits to be merged." in calm
-    assert "No run yet." in calm
+    assert "Not known yet." in calm, "the history was not read"
+    never = Spending(FakeLedger(), PricesConfig)
+    never.read()
+    assert "No run had ended 0 s ago." in pages_of(status(fleet(20)), spending=never).tables().body.decode()
     unread = table("new", state="not_read", looked_at=None, seconds_since_look=None, version=None, backlog={})
     partly = pages_of(status([table("a", waiting=0), unread])).tables().body.decode()
     assert "Nothing to do" not in partly
@@ -187,3 +190,23 @@ def test_a_plan_is_shown_before_a_run() -> None:
     assert "Done on 1 of 2 tables." in page.body.decode()
     assert pages.acted({"done": {"a": {}}, "refused": {}}, "/", OPERATOR) is None
     assert pages.acted({"table": "a", "job": "gc", "state": "queued"}, "/", OPERATOR) is None
+
+
+class Free(FakeLedger):
+    """Runs of a local store, the first of them ten minutes ago."""
+
+    def ledger(self, since: datetime, table: str | None = None) -> list[dict[str, Any]]:
+        now = datetime.now(UTC).timestamp()
+        used = {"store": "local", "requests": {"get": 9}, "bytes_read": 1, "bytes_written": 1, "cpu_seconds": 1.0}
+        one = {"table": table, "job": "gc", "outcome": "failed", "plan": {}, "used": used, "achieved": None}
+        return [{**one, "started": now - ago, "finished": now - ago} for ago in (10.0, 900.0)]
+
+
+def test_a_first_day_is_no_vertical_bar_and_what_has_no_price_costs_nothing() -> None:
+    pages = pages_of(status([table("a")]), spending=Spending(Free(), PricesConfig), samples=lambda *_: [])
+    page = pages.table("a").body.decode()
+    (span,) = re.findall(r'data-span="\[([\d.]+), ([\d.]+)\]"', page.partition("<h2>History")[0])
+    assert 890 < float(span[1]) - float(span[0]) < 960
+    assert "$0.00" not in page
+    assert "2 runs" in page
+    assert "Nothing of it has a price in the configuration" in page
