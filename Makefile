@@ -109,7 +109,7 @@ pairs: $(VENV)/.dev  ## Walk all pairs of what a table can be, each with its own
 
 # NEIGHBOUR_TURNS=N: turns of each. ONLY=duckdb: those whose names contain it. CLIENT_ENVIRONMENTS: the folder of the environments, which stay.
 neighbours: $(VENV)/.dev  ## Let DuckDB, LanceDB, lance-context, daft-lance, lance-ray and others share tables with our jobs (an hour, 8 GB)
-	@nice $(BIN)/python -m tests.campaigns.neighbours.walk $(ONLY:%=--only %)
+	@LANCE_LOG=error nice $(BIN)/python -m tests.campaigns.neighbours.walk $(ONLY:%=--only %)
 
 replay: $(VENV)/.dev  ## Run one simulated history again, step by step (SEED=7)
 	@RUST_LOG=off SEED=$(SEED) $(BIN)/python -m tests.campaigns.sim.history

@@ -368,6 +368,9 @@ class LanceDbLog(LanceDb):
         opened.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(arrow(rows))
         opened.close_lsm_writers()
 
+    def live(self) -> None:
+        """A handle has the base's version, and of the log what is there by now."""
+
     delete = nearest = None  # type: ignore[assignment]  # of the base alone
 
 
@@ -491,7 +494,7 @@ class DuckDb:
 
 
 class Generic:
-    """A generic store of lance-context: a log, which it can merge itself; that empties its own open handles."""
+    """A generic store of lance-context: a log. Its own merge is not called: beside it ours blocks, as the page says."""
 
     def __init__(self, folder: str) -> None:
         """A store in a folder."""
@@ -512,12 +515,8 @@ class Generic:
         store.add([{"id": key, "text": text} for key, text in rows.items()])
         store.flush()
 
-    def maintain(self) -> None:
-        """Its own merge."""
-        self._open().cleanup_wal()
-
-    def loses_handles(self) -> None:
-        """After its merge, a handle that is open finds neither its base's rows nor the log's."""
+    def live(self) -> None:
+        """A handle has the base's version, and of the log what is there by now."""
 
     def read(self) -> list[list[str]]:
         """All rows."""
@@ -549,7 +548,7 @@ class Rollout(Generic):
         store.add([{"id": key, "rollout_id": "one", "problem_id": text} for key, text in rows.items()])
         store.flush()
 
-    create, put, maintain, loses_handles = append, None, None, None  # type: ignore[assignment]
+    create, put = append, None  # type: ignore[assignment]
 
     def _rows(self, store: Any) -> list[list[str]]:
         return [[row["id"], row["problem_id"]] for row in store.list(limit=100_000)]
@@ -580,7 +579,7 @@ class Context(Rollout):
 
     create = append
 
-    def maintain(self) -> None:  # type: ignore[override]
+    def maintain(self) -> None:
         """Its compaction."""
         self._open().compact()
 

@@ -215,8 +215,6 @@ class Walk:
         self._check()
 
     def _theirs(self) -> None:
-        if self._program.has("loses_handles"):
-            self.held = None
         self._count("maintain conflicts", self._program.retried("maintain"))
 
     def _write(self) -> None:
@@ -269,7 +267,8 @@ class Walk:
         vectors = {key: vector_of(key) for key in nearest}
         self.faults += oracle.of_the_base(self._uri, self.neighbour.columns, self._texts(self.rows), given, vectors)
         if self.held is not None:
-            self.faults += oracle.differences(program.call("held"), self._texts(self.held), "its open handle")
+            wanted = self._texts(self.rows if program.has("live") else self.held)
+            self.faults += oracle.differences(program.call("held"), wanted, "its open handle")
         self._ask("inspect")
         self._ask("verify")
 
