@@ -46,6 +46,11 @@ REFUSALS: tuple[tuple[str, str, str, Callable[[Values], bool], str], ...] = (
         "erase", "held|waiting|partial", "", lambda row: row["holder"] != "none" or row["place"] != "root",
         "a holder keeps such a row, or versions are young",
     ),
+    (
+        ".*", "unsupported_feature|incomplete", "dictionary columns|stable row ids",
+        lambda row: row["layout"] == "legacy",
+        "no rows are merged into such a table as it is",
+    ),
     ("erase", "held", "HELD BY MemTable", lambda row: row["layout"] == "legacy", "no job of Lance deletes one"),
     ("erase", "held", "not flushed: a writer replays", lambda row: row["layout"] in SPECS, "its row is in the log"),
     ("erase", "held", "HELD BY hold", lambda _: True, "a step of the history took a hold"),

@@ -21,6 +21,7 @@ SCRIPTS = [
     "dropped_rows_fill_results.py",
     "dropped_values_return.py",
     "empty_lists_of_blobs_panic.py",
+    "first_format_changes_values.py",
     "index_of_a_dropped_column.py",
     "json_index_takes_a_key_for_a_path.py",
     "legacy_index_locks_out.py",

@@ -301,7 +301,10 @@ def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Tab
 
 def read_stream(data: bytes) -> pa.Table:
     """The rows of a stream. Raises ``pa.ArrowException`` if it is none."""
-    return _json_as_text(pa.ipc.open_stream(data, options=ALIGNED).read_all())
+    try:
+        return _json_as_text(pa.ipc.open_stream(data, options=ALIGNED).read_all())
+    except (OSError, ValueError) as error:  # as Arrow raises for some damage
+        raise pa.ArrowInvalid(str(error)) from error
 
 
 def _json_as_text(rows: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
+from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_takes_rows
 from memwal_ops.formats.lance.files.blobs import stream_bytes
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
 from memwal_ops.formats.lance.files.versions import read_version_manifest
@@ -63,12 +63,14 @@ class MemWalWriter:
 
         Raises:
             InvalidUsageError: a name that is no folder's; the newest version has no rows because of a state commit.
+            UnsupportedFeatureError: no merge could ever bring its rows into the table.
             CommitConflictError: too many commit conflicts in a row.
         """
         if not region or "/" in region or region in {".", ".."}:
             raise InvalidUsageError(f"{region!r} cannot be a region's name here: it names a folder.")
         if (emptied := find_emptied(table)) is not None:
             raise emptied.error("merge")
+        check_takes_rows(table)
         probe_conditional_writes(table.store)
         self.region = region
         self.owner_id = owner_id or f"memwal-ops-{uuid.uuid4()}"

@@ -6,19 +6,16 @@ written, below the user's home. Processes share it.
 
 from __future__ import annotations
 
+from pickle import UnpicklingError
 from typing import Any
 
-from numba.core import event
+from numba.core import caching, event
 
 from memwal_ops.log import get_logger
 
 
 class _Compilations(event.Listener):  # type: ignore[misc] # numba has no types
-    """Counts compilations, announces the first.
-
-    Attributes:
-        count: functions that this process compiled, as no cache had them.
-    """
+    """Counts compilations, announces the first."""
 
     count = 0
 
@@ -39,3 +36,17 @@ class _Compilations(event.Listener):  # type: ignore[misc] # numba has no types
 
 COMPILATIONS = _Compilations()
 event.register("numba:compile", COMPILATIONS)
+
+
+_load_index = caching.IndexDataCacheFile._load_index  # noqa: SLF001 - numba has no hook for it
+
+
+def _load_index_or_none(file: Any) -> Any:
+    """The entries of a cache; none where it names what an upgrade renamed, since numba reads it before its stamp."""
+    try:
+        return _load_index(file)
+    except (AttributeError, ImportError, EOFError, UnpicklingError):
+        return {}
+
+
+caching.IndexDataCacheFile._load_index = _load_index_or_none  # noqa: SLF001 - as above

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import pkgutil
+import sys
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
+import numba
 import pytest
-from numba.core import event
+from numba.core import caching, event
 
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import kernels
@@ -40,3 +44,14 @@ def test_the_first_compilation_of_a_process_is_announced(monkeypatch: pytest.Mon
             pass
     assert [line["ahead"] for line in lines] == ["memwal-ops doctor --warm"]
     assert kernels.COMPILATIONS.count == 2
+
+
+class _Gone:
+    """A class that an upgrade renames."""
+
+
+def test_a_cache_that_names_what_was_renamed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = caching.IndexDataCacheFile(str(tmp_path), "kernel", ("stamp", 1))
+    Path(tmp_path, "kernel.nbi").write_bytes(pickle.dumps(numba.__version__) + pickle.dumps((("old", 1), {_Gone: "1"})))
+    monkeypatch.delattr(sys.modules[__name__], "_Gone")
+    assert file.load("signature") is None, "it is compiled, and the cache written anew"

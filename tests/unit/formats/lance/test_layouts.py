@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import lance
@@ -14,6 +15,7 @@ from memwal_ops import memwal, open_table, run_job
 from memwal_ops.core.job import JobSpec
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import (
+    InvalidFormatError,
     InvalidUsageError,
     InvariantViolatedError,
     LegacyLayoutError,
@@ -21,6 +23,7 @@ from memwal_ops.errors import (
     NoMemWalIndexError,
 )
 from memwal_ops.formats.lance import specs
+from memwal_ops.formats.lance.files.blobs import stream_bytes
 from memwal_ops.formats.lance.layouts import LEGACY, NONE, REGION, SHARD, Layout
 from memwal_ops.formats.lance.table import open_lance_table, read_table
 from memwal_ops.memwal import RegionRouter, RegionWriter, create_mem_wal
@@ -162,3 +165,17 @@ def test_every_question_is_asked_above() -> None:
     assert len(asked) == len(QUESTIONS)
     for one in (REGION, SHARD):
         assert asked <= vars(type(one)).keys(), one.name
+
+
+def test_an_entry_that_is_damaged_anywhere_is_named(tmp_path: Path) -> None:
+    """Arrow raises a plain OSError for most damage: erase and readers ended with it."""
+    path, whole = tmp_path / "entry.arrow", stream_bytes(pa.table({"k": [1, 2], "text": ["a", "b"]}))
+    store = open_store(resolve(str(tmp_path)))
+    for at in range(0, len(whole), 3):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]):
+            path.write_bytes(damaged)
+            with suppress(InvalidFormatError):
+                SHARD.entry_table(store, path.name)
+    path.write_bytes(whole[:200])
+    with pytest.raises(InvalidFormatError, match="is not an Arrow stream"):
+        SHARD.entry_table(store, path.name)

@@ -5,12 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import legacy, run_job
-from memwal_ops.errors import CommitConflictError, InvalidUsageError, NotALanceTableError, WriterFencedError
+from memwal_ops.errors import (
+    CommitConflictError,
+    InvalidUsageError,
+    NotALanceTableError,
+    UnsupportedFeatureError,
+    WriterFencedError,
+)
 from memwal_ops.memwal import read
-from tests.support.tables.legacy_table import LegacyTable, base_rows, details_of, rows, say_release, states_of
+from tests.support.tables.legacy_table import (
+    LegacyTable,
+    base_rows,
+    details_of,
+    mem_wal,
+    put_details,
+    rows,
+    say_release,
+    states_of,
+)
 
 
 @pytest.fixture
@@ -113,3 +129,14 @@ def test_other_tables_are_refused(tmp_path: Path, table: LegacyTable) -> None:
     with pytest.raises(InvalidUsageError, match="no column nothing"):
         legacy.read(table.uri).scan(["nothing"]).to_table()
     assert [one.id.region for one in legacy.mem_wals(table.uri)] == ["first"]
+
+
+def test_rows_that_no_merge_takes_are_refused(tmp_path: Path) -> None:
+    """Dictionaries inside of manifests are fixed: a log of such a table would be read, and never merged."""
+    uri = str(tmp_path / "t.lance")
+    words = pa.array(["a", "b"]).dictionary_encode()
+    lance.write_dataset(pa.table({"id": [1, 2], "word": words}), uri, data_storage_version="legacy")
+    put_details(uri, [mem_wal("first", 0, "MERGED")])
+    with pytest.raises(UnsupportedFeatureError, match="dictionary columns word"):
+        legacy.MemWalWriter(uri, "r")
+    assert [one.id.region for one in legacy.mem_wals(uri)] == ["first"]
