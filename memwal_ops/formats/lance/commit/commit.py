@@ -532,12 +532,7 @@ def _refuse_rebased(table: Table, built: VersionManifest, version: int) -> None:
 
 
 def _encoded(table: Table, built: VersionManifest) -> bytes:
-    """The bytes to be published, if this release reads and writes a table that has them.
-
-    Raises:
-        UnsupportedFeatureError: it would refuse the table from then on, as pylance built a version with a feature that
-            is not supported here.
-    """
+    """The bytes to be published. Raises ``UnsupportedFeatureError`` if this release would refuse the table then."""
     data = encode_version_manifest(built)
     read = decode_version_manifest(data)
     try:

@@ -362,11 +362,7 @@ def _was_published_late(table: Table, version: int, added: set[tuple[object, ...
 
 
 def _delete_unreadable(newest: Table, published: VersionManifest) -> bool:
-    """Delete the published version if files that it needs are missing, and no tag, branch or hold refers to it.
-
-    Returns:
-        Whether it was deleted.
-    """
+    """Whether the published version was deleted: files that it needs are missing, and no holder refers to it."""
     version = int(published.manifest.version)
     path = version_path(version, newest.naming)
     try:

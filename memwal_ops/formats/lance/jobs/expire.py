@@ -574,12 +574,7 @@ def _refuse_lost_rows(table: Table) -> None:
 
 
 def _require_expirable(table: Table, options: ExpireOptions, kept: Iterable[KeptVersion]) -> None:
-    """Refuse to keep the version that is to expire, with the reason.
-
-    Raises:
-        VersionGoneError: there was never such a version.
-        InvalidUsageError: it is kept.
-    """
+    """Raise ``VersionGoneError`` if there was never such a version, ``InvalidUsageError`` with why one is kept."""
     if options.version is None:
         return
     if options.version > table.version:

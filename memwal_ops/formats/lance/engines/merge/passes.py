@@ -185,11 +185,7 @@ def _any_shared(keys: pa.Table, region_of_row: npt.NDArray[np.int64]) -> bool:
 
 
 def _keys(table: Table, whole: MergePass) -> Iterator[tuple[UUID, pa.Table]]:
-    """The key columns of each generation, with its region.
-
-    Raises:
-        BlockedRegionsError: generations that cannot be read, all together.
-    """
+    """The key columns of each generation, with its region. ``BlockedRegionsError`` has all that cannot be read."""
     causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
     for start in range(0, len(whole.generations), _CONCURRENTLY_OPEN):
         chunk = MergePass(whole.generations[start : start + _CONCURRENTLY_OPEN], whole.max_bytes)
