@@ -70,26 +70,30 @@ class Family:
     rows: Iterable[tuple[tuple[str, ...], float]]
 
 
-def exposition(parts: Iterable[Iterable[Family] | str]) -> str:
+def exposition(parts: Iterable[Iterable[Family] | str]) -> bytes:
     """Return families as text, with text of the same format between them.
 
-    Unprintable characters (a label may be a folder's name) are escaped.
+    Unprintable characters (a label may be a folder's name) are escaped. Lines are kept of one family at a time: ten
+    thousand tables have more than a million.
     """
     values, numbers = _Values(), _Numbers()
     sets: dict[tuple[str, ...], _LabelSets] = {}
-    lines: list[str] = []
+    texts: list[bytes] = []
     for part in parts:
         if isinstance(part, str):
-            lines += [f"{_safe(line)}\n" for line in part.split("\n") if line]
+            texts.append("".join(f"{_safe(line)}\n" for line in part.split("\n") if line).encode())
             continue
         for family in part:
-            if family.labels not in sets:
-                sets[family.labels] = _LabelSets(family.labels, values)
-            name, label_text = family.name, sets[family.labels]
-            text = _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
-            lines.append(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n")
-            lines += [f"{name}{label_text[labels]} {numbers[value]}\n" for labels, value in family.rows]
-    return "".join(lines)
+            label_text = sets.get(family.labels) or _LabelSets(family.labels, values)
+            if len(family.labels) <= _SHARED:  # other sets of labels are in few families
+                sets[family.labels] = label_text
+            name, text = family.name, _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
+            lines = [f"{name}{label_text[labels]} {numbers[value]}\n" for labels, value in family.rows]
+            texts.append(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n{''.join(lines)}".encode())
+    return b"".join(texts)
+
+
+_SHARED = 2
 
 
 class _LabelSets(dict[tuple[str, ...], str]):
@@ -249,8 +253,6 @@ class TableCounter(Collector):
     """A counter with series for each table. Those that are 0 are made at a scrape, and take no memory.
 
     Args:
-        name: without prefix and ``_total``.
-        text: its help.
         tables: the jobs of each table, by its name: their series start at 0.
         per_job: it has a label ``job`` after ``table``.
         words: the name of the last label, and its values; empty: there is none.
@@ -353,7 +355,7 @@ class Metrics:
 
     def expose(self) -> bytes:
         """Return the text format; unprintable characters in labels (a label may be a folder's name) are escaped."""
-        return exposition(map(_exposed, [*self.registry._collector_to_names])).encode()  # noqa: SLF001 - it has no list
+        return exposition(map(_exposed, [*self.registry._collector_to_names]))  # noqa: SLF001 - it has no list
 
     def observe_phases(self, job: str, phases: Mapping[str, float]) -> None:
         """Observe the phases of a run, in seconds; from the 41st phase of a job on they count as ``other``."""

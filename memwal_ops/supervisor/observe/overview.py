@@ -115,11 +115,7 @@ class Row:
 def row_of(
     table: Mapping[str, Any], findings: Sequence[Finding], later: Mapping[str, Any], cost: float | None = None
 ) -> Row:
-    """Return the row of a table.
-
-    Args:
-        later: what ``expire`` reported last as deletable later.
-    """
+    """Return the row of a table; ``later``: what ``expire`` reported last as deletable later."""
     backlog = backlog_of(table)
     rows, uncovered = backlog.amount("table_rows"), backlog.amount("uncovered")
     covered = rows and uncovered is not None and backlog.amount("indexes")
