@@ -6,10 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.campaigns.pairs.dimensions import PLAINS
 from tests.campaigns.pairs.planted import BUGS
 from tests.campaigns.pairs.walk import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 MOST = 12
 PLACE = Path(__file__).parent / "found.json"
@@ -39,7 +43,17 @@ def main() -> int:
             print(f"{name}: NOT FOUND by {MOST} rows", flush=True)
         planted.close()
     right.close()
+    print("\n".join(table(found)))
+    print(f"{len(found)} of {len(BUGS)} planted bugs are found.")
     return int(bool(missing))
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Each bug with what its row came to, and the values that are not the plainest."""
+    for name, one in found.items():
+        plain = PLAINS[one["row"].get("format", "lance")]
+        differs = " ".join(f"{key}={value}" for key, value in one["row"].items() if value != plain[key])
+        yield f"{name:44} {one['kind']:44} {one['seconds']:6.2f} s  {differs}"
 
 
 if __name__ == "__main__":

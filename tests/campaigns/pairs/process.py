@@ -25,7 +25,7 @@ from tests.campaigns.pairs import planted
 planted.install(os.environ.get("PAIRS_PLANTED"))
 
 from memwal_ops.errors import MemwalOpsError
-from tests.campaigns.pairs import damage, formats
+from tests.campaigns.pairs import damage, formats, readers
 from tests.campaigns.pairs.buckets import offer_store
 from tests.campaigns.pairs.expected import why_refused
 from tests.campaigns.pairs.oracle import Oracle, Wrong
@@ -67,16 +67,21 @@ class Run:
             # A writer of ours that refuses a table by name, before it has a row.
             self._refusal("create", error)
             return
+        older = readers.OlderReader(self.uri, self._texts())
+        for why in older.why:
+            self.tell(refused="older reader", by=why[:200])
         for number, step in enumerate(self.program.steps):
             self.tell(step=step.name, source=step.source)
             self._step(step, number)
+        self.tell(step=f"older reader {older.release}", source="")
+        older.check(self.uri, self._texts())
         if self.row["damage"] != "none":
             self.tell(step="damage", source="")
             damage.check(self)
 
     def _make(self) -> None:
         head = [*self.program.head]
-        if (release := CLIENTS.get(self.row["writer"])) is not None and (python := client(release)) is not None:
+        if (release := CLIENTS.get(self.row["writer"])) is not None and (python := readers.client(release)) is not None:
             portable = len(head) if release.startswith("pylance") else 0
             if portable:
                 self.tell(step="made by a client", source="")
@@ -102,6 +107,10 @@ class Run:
             root = self.names["ROOT"]
             oracle.keep("root", lambda: lance.dataset(root))
         self._hold()
+
+    def _texts(self) -> readers.Found:
+        """What a reader of the base must get of the columns ``t`` and ``w``."""
+        return sorted((f"name{k:04d} s{w}", w) for k, (w, _) in self.oracle.model.base.items())
 
     def _hold(self) -> None:
         uri, oracle = self.uri, self.oracle
@@ -214,13 +223,6 @@ class Run:
     def _refused(self, name: str, reason: str, code: int, text: str) -> None:
         if why_refused(self.row, name, reason, text) is None:
             raise Wrong(f"{name} refuses {reason} ({code})", text[:1500])
-
-
-def client(release: str) -> str | None:
-    """The Python of an older release, where there is an environment of it already."""
-    folder = os.environ.get("CLIENT_ENVIRONMENTS") or f"{tempfile.gettempdir()}/memwal-ops-clients"
-    home = Path(folder, release.replace(" ", "-"))
-    return str(home / "bin" / "python") if (home / "ready").exists() else None
 
 
 def run_program(program: Program, seed: str, tell: Tell) -> None:
