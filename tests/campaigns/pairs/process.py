@@ -202,7 +202,12 @@ class Run:
         oracle.check_statement(step.name, report, self.uri)
 
     def _planted(self, step: Step) -> list[bytes]:
-        return [f"name{k:04d} s".encode() for k, _ in step.effect]
+        """Texts and vectors that the row of a key ever had; no other row has one of them."""
+        ks = {k for k, _ in step.effect}
+        written = {(k, w) for one in self.program.steps for k, w in one.effect if k in ks and w is not None and w > 0}
+        made = self.oracle.make([(k, w, 0) for k, w in sorted(written | {(k, w) for k in ks for w in (0, 9)})])
+        vectors = made["v"].combine_chunks().flatten().to_numpy().reshape(made.num_rows, -1)
+        return [f"name{k:04d} s".encode() for k in ks] + [vector.tobytes() for vector in vectors]
 
     def _either(self, step: Step, *, gone: bool = False) -> None:
         """A row that is being erased is gone, or may be."""
