@@ -121,8 +121,10 @@ class _LibraryLogger:
 
     def __getattr__(self, level: str) -> Callable[..., None]:
         log = getattr(self._logger, level)
-        return lambda event, **values: log(
-            " ".join(f"{key}={one!r}" for key, one in [("event", event), *values.items()])
+        return (
+            lambda *given, **values: log(  # of ``log`` the level comes before the event
+                *given[:-1], " ".join(f"{key}={one!r}" for key, one in [("event", given[-1]), *values.items()])
+            )
         )
 
 

@@ -88,7 +88,8 @@ _BY: Mapping[str, Any] = {
 _REASON: Mapping[str, Any] = {"type": ["string", "null"], "maxLength": _MAX_TEXT, "description": "Why."}
 _ALWAYS = {"by": _BY, "reason": _REASON}
 _TABLES: Mapping[str, Any] = {
-    "type": "array", "items": {"type": "string"}, "maxLength": 100_000, "description": "The names of the tables.",
+    "type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxLength": 100_000,
+    "description": "The names of the tables.",
 }  # fmt: skip
 _UNTIL: Mapping[str, Any] = {
     "type": ["string", "null"], "format": "date-time", "description": "Its end; without one, until it is resumed.",

@@ -199,8 +199,9 @@ def _operation(route: Route) -> dict[str, Any]:
     for status, text in _REFUSALS.items():
         answers.setdefault(str(status), _answer(text, "Error"))
     properties = {name: dict(schema) for name, schema in route.fields.items()}
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    body = {"required": False, "content": {"application/json": {"schema": schema}}}
+    needed = [name for name, schema in properties.items() if schema.get("minItems")]
+    schema = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+    body = {"required": bool(needed), "content": {"application/json": {"schema": schema}}}
     return {**operation, "security": [{"token": []}], "requestBody": body}
 
 

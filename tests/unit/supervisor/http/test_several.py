@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from email.message import Message
 from io import BytesIO
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.core.context import Progress
+from memwal_ops.log import _LibraryLogger
 from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
 from memwal_ops.supervisor.http.acting import acting_routes, check_fields
 from memwal_ops.supervisor.http.connections import FORM, JSON, SEPARATOR, HttpError, Request
@@ -100,3 +102,13 @@ def test_the_time_that_a_run_still_takes() -> None:
     status = run.doing_status(125.0)
     assert status is not None
     assert (status["activity"], status["seconds_left"]) == ("writing", None)
+
+
+def test_a_logger_of_the_standard_library_takes_levels(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a run is logged at the level of its outcome; without structlog the scheduler failed there."""
+    logger = _LibraryLogger(logging.getLogger("of.a.test"))
+    logger.log(logging.WARNING, "run_finished", outcome="failed")
+    logger.error("other")
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("WARNING", "event='run_finished' outcome='failed'"), ("ERROR", "event='other'"),
+    ]  # fmt: skip
