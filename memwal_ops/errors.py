@@ -159,6 +159,17 @@ class GenerationMissingError(MemwalOpsError):
     remedy = _WRITE_AGAIN
 
 
+class DrainedElsewhereError(GenerationMissingError):
+    """Another program took unmerged generations off their region's list, and recorded no progress."""
+
+    exit_code = 66
+    reason = "drained_elsewhere"
+    remedy = (
+        "memwal-ops adopt URI --drained shows which of their rows are in the base table; with --apply it records them "
+        "as merged, and lists again what is not. Where both programs merge: memwal-ops merge URI --accept-drained."
+    )
+
+
 class GenerationCorruptError(MemwalOpsError):
     """A generation's directory exists, but does not open or read as a Lance table."""
 

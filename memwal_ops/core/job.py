@@ -39,6 +39,7 @@ Role = Literal[
     "unflushed",
     "unflushed_age",
     "last_write",
+    "merged_elsewhere",
     "table_rows",
     "table_bytes",
     "held",

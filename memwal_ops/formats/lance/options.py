@@ -133,6 +133,9 @@ class MergeOptions(LegacyOptions):
         help="Budget of one pass; it bounds the local engine's memory.",
     )
     max_generations: int | None = count(None, minimum=1, help="At most this many generations in one pass.")
+    accept_drained: bool = flag(
+        help="Another program merges this table, too: record generations that it dropped as merged, as adopt --drained."
+    )
     master: str | None = _master()
     spark_above: int = size(DEFAULT_SPARK_ABOVE, minimum=0, help="Backlog above which auto uses Spark.")
 
@@ -395,11 +398,14 @@ class AdoptOptions(Options):
         help="The columns of generations blocked by schema_projection are those of the base, as the plan spells out."
     )
     moved: bool = flag(help="The table was copied or moved: generations that name its old path name this table.")
+    drained: bool = flag(help="Another program merged the generations that it dropped, as drained_elsewhere reports.")
 
     def validate(self) -> None:
         """Refuse two decisions at once."""
         if self.moved and (self.answer is not None or self.same_columns):
             raise OptionError("{moved} excludes {answer} and {same_columns}.", "moved", "answer", "same_columns")
+        if self.drained and (self.answer is not None or self.same_columns or self.moved):
+            raise OptionError("{drained} is a decision of its own, without {answer}.", "drained", "answer")
         if self.up_to is not None and (self.answer != "merged" or len(self.regions) != 1):
             raise OptionError("{up_to} is for {answer} merged and one region.", "up_to", "answer", "regions")
         if self.same_columns and self.answer is not None:

@@ -90,6 +90,13 @@ runbooks/README.md.""",
             role="last_write",
             detail=True,
         ),
+        "merged_elsewhere": MetricSpec(
+            "count",
+            "Major release of Lance of another program that merges the table; none is known: absent.",
+            exported="merged_elsewhere",
+            role="merged_elsewhere",
+            detail=True,
+        ),
         "regions_blocked": MetricSpec(
             "count", "Regions that the run could not merge completely.", "run", role="blocked"
         ),

@@ -38,6 +38,7 @@ _DEFERRED = frozenset({"window", "budget", "over_budget", "lease", "earlier", "p
 MAX_BLOCKED = 3
 """So many blocked parts of a table are findings of their own."""
 _BEHIND, _MERGE_BLOCKED = "runbooks/backlog-growing.md", "runbooks/merge-blocked.md"
+_ELSEWHERE = "runbooks/errors/66-drained_elsewhere.md"
 _UNFLUSHED, _NO_WRITES = "runbooks/alerts/MemwalOpsUnflushedRows.md", "runbooks/alerts/MemwalOpsNoWrites.md"
 # A writer that is alive flushes sooner, and one that restarts replays the log first.
 _LEFT_BEHIND = 3600.0
@@ -306,6 +307,9 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
 def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what a table's log shows of its writers: rows that none has flushed, and no write for too long."""
     backlog, expected = backlog_of(table), table.get("expect_writes_seconds")
+    if other := backlog.amount("merged_elsewhere"):
+        what = f"Another program, of Lance {other:.0f}, merges it, too, and may put older rows over newer ones."
+        yield finding(OK, what, f"Let one program merge, or give merge accept_drained: {_inspect(table)}", _ELSEWHERE)
     left, since = int(backlog.amount("unflushed") or 0), backlog.amount("last_write")
     if since is None:
         return

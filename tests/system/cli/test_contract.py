@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 INSPECT = {
     "uri", "layout", "version", "rows", "fragments", "primary_key", "regions", "indexes", "snapshot", "backlog",
-    "strays", "versions", "truncated", "branch", "branches", "last_writer",
+    "strays", "versions", "truncated", "branch", "branches", "last_writer", "merged_elsewhere",
     "next_runs", "most_data_files", "indexes_dropped", "dropped_column_bytes",
 }  # fmt: skip
 REGION = {

@@ -24,6 +24,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.log.region_files import entry_path
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.options import CatchupOptions
+from tests.integration.formats.lance.jobs.adopt import test_drained as drained
 from tests.support.tables import damage, wire
 from tests.support.tables.answering import about_to_be_ruined
 from tests.support.tables.files import Files
@@ -438,6 +439,17 @@ def test_65_foreign_root(drill: Drill, tmp_path: Path) -> None:
     _, inspected, *_ = drill.rest()
     assert "generation 1: foreign_root" in inspected.out
     assert_same(read_base(uri), made.expected())
+
+
+def test_66_drained_elsewhere(drill: Drill, tmp_path: Path) -> None:
+    made = drained.flushed(tmp_path)
+    drained.theirs(made)
+    drill.given(URI=made)
+    inspected, planned, *_ = drill.rest()
+    assert "generation 1: drained_elsewhere" in inspected.out
+    assert "would be recorded as merged up to generation 4" in " ".join(planned.out.split())
+    assert open_table(made).index.merged_generations == {uuid.UUID(drained.small.REGION): 4}
+    assert drained.small.values(made) == drained.EXPECTED
 
 
 def test_40_invariant_violated(drill: Drill, table: Workload, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from memwal_ops.errors import GenerationMissingError, MemwalOpsError, RegionReplacedError
+from memwal_ops.errors import DrainedElsewhereError, GenerationMissingError, MemwalOpsError, RegionReplacedError
 from memwal_ops.formats.lance.generations.generation import GenerationRef, generation_ref
 from memwal_ops.formats.lance.generations.region_identity import UNDECIDED_RECORD, check_identity, lost_progress
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
@@ -31,12 +31,13 @@ from memwal_ops.formats.lance.layouts import mixed_regions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError, listed_log
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes, with_progress
-from memwal_ops.text import known_sum, paragraph
+from memwal_ops.text import known_sum, paragraph, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from memwal_ops.formats.lance.regions.manifests import Drop
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.memwal_index import MemWalIndex
@@ -50,12 +51,19 @@ _CONCURRENT_READS = 8
 class Blocked:
     """A blocked region, with the error.
 
-    ``generation`` is the first one that cannot be merged; None if the region as a whole is unreadable.
+    ``generation`` is the first one that cannot be merged; None if the region as a whole is unreadable. ``drops``:
+    the generations from there on that another program dropped, which is ``program`` by the base version of that time.
     """
 
     region_id: UUID
     generation: int | None
     error: MemwalOpsError
+    drops: tuple[Drop, ...] = ()
+    program: str = ""
+
+    def out_of_order(self, pending: Iterable[GenerationRef]) -> bool:
+        """Whether generations wait that came before those that were dropped, and were listed then."""
+        return any(ref.path in drop.kept for drop in self.drops for ref in pending)
 
     def to_json(self) -> dict[str, object]:
         """The ``blocked`` entry of a report."""
@@ -172,9 +180,12 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
                 blocked.append(Blocked(region_id, None, outcome.replaced))
                 continue
             region, fault = subtract(outcome.manifest, merged)
-            regions[region_id] = region
             if fault is not None:
+                fault = _told_apart(table, region, fault)
+                # Those before it that were listed then would be put over what was merged out of order.
+                region = region.before(0) if fault.out_of_order(region.pending) else region
                 blocked.append(fault)
+            regions[region_id] = region
     return Backlog(regions, still_blocked(table, blocked), unrecorded)
 
 
@@ -226,6 +237,34 @@ def subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Bloc
             return region, Blocked(manifest.region_id, generation, error)
         pending.append(generation_ref(manifest.region_id, flushed))
     return RegionBacklog(manifest, merged, tuple(pending)), None
+
+
+def _told_apart(table: Table, region: RegionBacklog, fault: Blocked) -> Blocked:
+    """The fault; with ``DrainedElsewhereError`` if it is proven that another program dropped the generations.
+
+    Timeline without the versions: a merge records 3; gc drops 1 to 3; the table is restored to before. The region's
+    manifest is the same, and its rows are in no base version any more.
+    """
+    generation, program = fault.generation or 0, ""
+    drops: list[Drop] = []
+    listed = {flushed.generation for flushed in region.manifest.flushed_generations}
+    for drop in table.region(fault.region_id).drops_from(generation):
+        if drop.flushed.generation in listed:
+            break
+        if not drops or drop.version != drops[-1].version:
+            version = table.history.newest_without(fault.region_id, drop.flushed.generation, drop.at)
+            if version is None:
+                break
+            program = table.history.program(version)
+        drops.append(drop)
+    if not drops:
+        return fault
+    error = DrainedElsewhereError(
+        f"Region {fault.region_id}: version {drops[-1].version} of its manifest dropped generations "
+        f"{span_text(generation, drops[-1].flushed.generation)} from its list at {drops[-1].at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"while progress was below. Another program ({program}) merged them, and recorded no progress."
+    )
+    return replace(fault, error=error, drops=tuple(drops), program=program)
 
 
 @dataclass(frozen=True, slots=True)

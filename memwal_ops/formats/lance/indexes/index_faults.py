@@ -35,6 +35,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
 )
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
+from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.formats.lance.wire.version_manifest import (
     FEATURES,
     SHOWN_FEATURES,
@@ -185,6 +186,12 @@ def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
     """
     newest = islice(last_written(table, concurrent=1), within)
     return next((client for client in newest if client.writes and not client.ours), None)
+
+
+def is_shared(table: Table) -> bool:
+    """Whether another program is known to merge the table, too, or wrote rows of its newest version. No request."""
+    written = Written.of(table.manifest)
+    return MERGED_ELSEWHERE in table.manifest.manifest.config or (written.writes and not written.ours)
 
 
 def last_writer(table: Table) -> str | None:

@@ -1,4 +1,4 @@
-"""The adopt job: record an operator's decision whether a region with a reused id is the old region.
+"""The adopt job: record an operator's decision about regions and generations that wait for one.
 
 A region that is not, or may not be, the one to which the table's recorded progress belongs is blocked
 (:mod:`memwal_ops.formats.lance.generations.region_identity`). Two decisions are possible:
@@ -8,26 +8,26 @@ A region that is not, or may not be, the one to which the table's recorded progr
   are gone, the operator states the last of them (``up_to``).
 * ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
 
-Generations of a table that was copied or moved name its old path; with ``moved``, they name this table from then on.
-
 Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's
 generations. So unmerged generations at or below the progress get a region of their own
 (:mod:`memwal_ops.formats.lance.log.region_seal`).
 
-``adopt --same-columns``: record an operator's decision that columns are those of generations that wait.
+Generations of a table that was copied or moved name its old path; with ``moved``, they name this table from then on.
+Those that another program merged and dropped are recorded as merged by ``drained``
+(:mod:`memwal_ops.formats.lance.jobs.drained`).
 
-Whether a column is the one that a generation was flushed with is shown by the table's versions
-(:mod:`memwal_ops.formats.lance.retention.schema_history`). Where others deleted those versions, only a person can
-tell. The decision is a number in the table's config, published as exactly the version after the one that was read: no
-drop of a column can come between. It counts for generations that were flushed before, and for fields that exist
-since.
+``same_columns``: columns are those of generations that wait. Whether a column is the one that a generation was flushed
+with is shown by the table's versions (:mod:`memwal_ops.formats.lance.retention.schema_history`). Where others deleted
+those versions, only a person can tell. The decision is a number in the table's config, published as exactly the version
+after the one that was read: no drop of a column can come between. It counts for generations that were flushed before,
+and for fields that exist since.
 """
 
 from __future__ import annotations
 
 import enum
 import time
-import uuid
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -40,6 +40,7 @@ from memwal_ops.errors import (
     GenerationMissingError,
     InvalidUsageError,
     RegionReplacedError,
+    RegionsBlockedError,
     SchemaProjectionError,
 )
 from memwal_ops.formats.lance.commit.commit import (
@@ -54,6 +55,7 @@ from memwal_ops.formats.lance.generations.generation import open_generation, rea
 from memwal_ops.formats.lance.generations.projection import UndecidedColumnsError
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
+from memwal_ops.formats.lance.jobs.drained import DrainedRegion, accept, drained_regions
 from memwal_ops.formats.lance.jobs.merge import publish_progress
 from memwal_ops.formats.lance.log.region_seal import (
     ForeignGeneration,
@@ -69,6 +71,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, known_sum, paragraph, size_text, span_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
@@ -78,14 +81,77 @@ if TYPE_CHECKING:
 
 
 _NANOSECONDS = 1_000_000_000
+_NUMBER = attrgetter("generation")
+
+
+class Answer(enum.StrEnum):
+    """An operator's decision, as ``as`` of the report."""
+
+    MERGED = "merged"
+    UNMERGED = "unmerged"
+    SAME_COLUMNS = "same_columns"
+    MOVED = "moved"
+    DRAINED = "drained"
+
+
+class AdoptDecision(enum.StrEnum):
+    """How a run ended."""
+
+    PLANNED = "planned"
+    ADOPTED = "adopted"
+    NOTHING_TO_ADOPT = "nothing_to_adopt"
+
+
+_NOTHING = {
+    Answer.SAME_COLUMNS: "no generation waits for a decision about its columns",
+    Answer.MOVED: "no generation names another path as its table",
+    Answer.DRAINED: "no region is blocked by generations that another program dropped",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptReport:
+    """Report of a run; ``regions`` are the parts that the decision is about."""
+
+    decision: AdoptDecision
+    run_id: str
+    answer: Answer
+    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    version: int
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """That of blocked regions, if one stays blocked."""
+        left = any(isinstance(region, DrainedRegion) and not region.adoptable for region in self.regions)
+        return RegionsBlockedError.exit_code if left else 0
+
+    def to_json(self) -> dict[str, object]:
+        """The document of ``adopt --json``."""
+        return document(self, "answer", **{"as": self.answer})
+
+    def describe(self) -> str:
+        """The report as text for people: what the decision asserts."""
+        if not self.regions:
+            return f"nothing_to_adopt: {_NOTHING.get(self.answer, 'no region with a reused id is blocked')}."
+        done = self.decision is not AdoptDecision.PLANNED
+        texts = [region.describe(self.answer, done=done) for region in self.regions]
+        as_ = "" if self.answer in _NOTHING else f" as {self.answer}"
+        parts = [f"{self.decision}: {counted(len(self.regions), 'region')}{as_}."]
+        parts += [paragraph(text, hanging="  ") for text in texts]
+        if self.answer is Answer.SAME_COLUMNS:
+            undecided = [region for region in self.regions if isinstance(region, UndecidedRegion)]
+            parts.append(paragraph(_asserted(undecided, done=done)))
+        if done and self.answer is Answer.SAME_COLUMNS:
+            parts.append(f"Recorded in version {self.version}. Run memwal-ops merge.")
+        return "\n".join(parts if done else [*parts, "Add --apply to do it."])
 
 
 @dataclass(frozen=True, slots=True)
 class UndecidedRegion:
-    """Generations of one region that wait for the decision.
+    """Generations of one region that wait for a decision about columns.
 
     Attributes:
-        region_id: the region.
         generations: their numbers, ascending.
         columns: the columns in question, each with its name in the generation if that is another one.
         flushed: when the oldest of them was written.
@@ -100,83 +166,154 @@ class UndecidedRegion:
         """The ``regions`` entry of a report."""
         return document(self)
 
+    def describe(self, answer: Answer, *, done: bool) -> str:
+        """The generations and their columns."""
+        del answer, done
+        numbers = self.generations
+        return (
+            f"region {self.region_id}: {counted(len(numbers), 'generation')} ({span_text(numbers[0], numbers[-1])}), "
+            f"flushed since {self.flushed:%Y-%m-%d %H:%M:%S} UTC; columns {', '.join(self.columns)}."
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class SameColumnsReport:
-    """Report of a run. ``decision`` is planned, adopted or nothing_to_adopt."""
+class MovedRegion:
+    """Generations of one region that named another path as their table, and the files that this one has of them."""
 
-    decision: str
-    run_id: str
-    regions: tuple[UndecidedRegion, ...]
-    version: int
-    seconds: float
-
-    exit_code = 0
+    region_id: UUID
+    foreign_root: str
+    generations: tuple[int, ...]
+    files: int
+    bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """The document of ``adopt --same-columns --json``."""
-        return document(self, **{"as": "same_columns"})
+        """The ``regions`` entry of a report."""
+        return document(self)
 
-    def describe(self) -> str:
-        """The report as text for people: what the decision asserts."""
-        if not self.regions:
-            return "nothing_to_adopt: no generation waits for a decision about its columns."
-        count = sum(len(region.generations) for region in self.regions)
-        since = min(region.flushed for region in self.regions)
-        columns = dict.fromkeys(name for region in self.regions for name in region.columns)
-        parts = [f"{self.decision}: {counted(count, 'generation')} of {counted(len(self.regions), 'region')}."]
-        parts += [paragraph(_described_column(region), hanging="  ") for region in self.regions]
-        done = self.decision == "adopted"
-        parts.append(
-            paragraph(
-                f"{'You have asserted' if done else 'With --apply, you assert'}: since {since:%Y-%m-%d %H:%M:%S} UTC, "
-                "this table was not removed and created again, and none of these columns was dropped, replaced by a "
-                f"restore, or added again: {', '.join(columns)}. What is written as 'is' was renamed, and is the same "
-                "column. So the generations' values belong into them."
-            )
+    def describe(self, answer: Answer, *, done: bool) -> str:
+        """The generations, the path, and what is here."""
+        del answer
+        return (
+            f"region {self.region_id}: {counted(len(self.generations), 'generation')} that named {self.foreign_root} "
+            f"as the table {'name' if done else 'would name'} this one. It has all {counted(self.files, 'file')}, of "
+            f"{size_text(self.bytes)}, in the sizes that the generations record."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What adopt does with one region.
+
+    Attributes:
+        new_id: the region to which its generations are moved; None: they are not moved.
+        generations: those that it lists.
+        rows: in them, as recorded by the writers; None if one of them was not.
+        merged: the table's progress for its id.
+        unflushed_wal_entries: entries of its log that no generation contains.
+        record: the record to be stored in the table; None: the region is moved.
+        up_to: the progress to be stored, if it is more than the table has.
+    """
+
+    region_id: UUID
+    new_id: UUID | None
+    generations: tuple[int, ...]
+    rows: int | None
+    merged: int
+    unflushed_wal_entries: int
+    record: RegionRecord | None
+    up_to: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The ``regions`` entry of a report."""
+        merged = self.up_to or self.merged
+        return document(
+            self, "new_id", "merged", "record", "up_to", new_region_id=self.new_id, merged_generation=merged
+        )
+
+    def describe(self, answer: Answer, *, done: bool) -> str:
+        """What happens to the region."""
+        generations = self.generations
+        span = f" ({span_text(min(generations), max(generations))})" if generations else ""
+        region = (
+            f"region {self.region_id}: {counted(len(generations), 'generation')}{span}, {counted(self.rows, 'row')}"
+        )
+        recorded = f"{'recorded' if done else 'would be recorded'} as merged up to generation"
+        if self.up_to is not None:
+            newly = [number for number in generations if self.merged < number <= self.up_to]
+            lost = f" gc deletes the {counted(len(newly), 'generation')} up to there that it lists." if newly else ""
+            return f"{region}; {recorded} {self.up_to}.{lost}"
+        if answer is Answer.MERGED:
+            return f"{region}; {recorded} {self.merged}."
+        if self.record is not None:
+            return f"{region}; all {'wait' if done else 'would wait'} to be merged."
+        to = "sealed" if self.new_id is None else f"moved to region {self.new_id}"
         if done:
-            parts.append(f"Recorded in version {self.version}. Run memwal-ops merge.")
-        else:
-            parts.append(
-                paragraph(
-                    "If one of them was dropped and added again, first copy it to a new column, drop it, and rename "
-                    "the copy: then it has another field id, and the generations' values are ignored. If the table was "
-                    "created again, do not use --apply: move the region's folder to a place outside the table."
-                )
-            )
-            parts.append("Add --apply to do it.")
-        return "\n".join(parts)
+            return f"{region}; {to}. Its writers continue under the new id."
+        log = counted(self.unflushed_wal_entries, "entry", "entries")
+        warning = (
+            f" Its log has {log} that no generation contains: stop its writer first."
+            if self.unflushed_wal_entries
+            else ""
+        )
+        return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
 
 
-def _described_column(region: UndecidedRegion) -> str:
-    numbers = region.generations
-    return (
-        f"region {region.region_id}: {counted(len(numbers), 'generation')} ({span_text(numbers[0], numbers[-1])}), "
-        f"flushed since {region.flushed:%Y-%m-%d %H:%M:%S} UTC; columns {', '.join(region.columns)}."
-    )
-
-
-def plan_same_columns(table: Table) -> SameColumnsReport:
-    """What :func:`apply_same_columns` would record; reads only. Requests: some per unmerged generation."""
-    started = time.monotonic()
-    check_rewritable(table)
-    regions = undecided_regions(table)
-    decision = "planned" if regions else "nothing_to_adopt"
-    return SameColumnsReport(decision, str(uuid.uuid4()), regions, table.version, time.monotonic() - started)
-
-
-def apply_same_columns(table: Table) -> SameColumnsReport:
-    """Record the decision. Safe to kill, to repeat and to run twice concurrently.
+def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
+    """What :func:`apply` would do; reads only.
 
     Raises:
+        InvalidUsageError: the table has no such region, or the decision would lose rows.
+        GenerationMissingError: a generation of a region that is to be moved is missing.
+        ForeignRootError: of a table that was moved, a file is missing.
+    """
+    del context
+    started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
+    check_rewritable(table)
+    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    match answer:
+        case Answer.SAME_COLUMNS:
+            regions = undecided_regions(table)
+        case Answer.MOVED:
+            regions = _moved(_foreign(table, options))
+        case Answer.DRAINED:
+            regions = tuple(
+                region for _, region in drained_regions(table, read_backlog(table, _regions(table, options)))
+            )
+        case _:
+            regions = _adoptions(table, options)
+    decision = AdoptDecision.PLANNED if regions else AdoptDecision.NOTHING_TO_ADOPT
+    return AdoptReport(decision, note.run_id, answer, regions, table.version, time.monotonic() - started)
+
+
+def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
+    """Record the decision, or move the regions. Safe to kill, to repeat and to run twice concurrently.
+
+    Raises:
+        InvalidUsageError: see :func:`plan`.
         CommitConflictError: too many commit conflicts in a row.
         CommitStateUnknownError: the outcome of the commit is unknown; run it again.
     """
-    started = time.monotonic()
+    del context
+    started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
     check_rewritable(table)
     probe_conditional_writes(table.store)
-    note = CommitNote.new("adopt")
+    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    match answer:
+        case Answer.SAME_COLUMNS:
+            table, regions = _record_columns(table, note)
+        case Answer.MOVED:
+            foreign = _foreign(table, options)
+            point_here(table, foreign)
+            regions = _moved(foreign)
+        case Answer.DRAINED:
+            table, regions = accept(table, _regions(table, options), note)
+        case _:
+            table, regions = _adopt(table, options, note)
+    decision = AdoptDecision.ADOPTED if regions else AdoptDecision.NOTHING_TO_ADOPT
+    return AdoptReport(decision, note.run_id, answer, regions, table.version, time.monotonic() - started)
+
+
+def _record_columns(table: Table, note: CommitNote) -> tuple[Table, tuple[UndecidedRegion, ...]]:
     regions: tuple[UndecidedRegion, ...] = ()
 
     def change(newest: Table) -> IndexChange | None:
@@ -184,9 +321,7 @@ def apply_same_columns(table: Table) -> SameColumnsReport:
         regions = undecided_regions(newest)
         return IndexChange(newest.index.details, config={SAME_COLUMNS: str(newest.version)}) if regions else None
 
-    table = publish_change(table, change, note, CommitRetry())
-    decision = "adopted" if regions else "nothing_to_adopt"
-    return SameColumnsReport(decision, note.run_id, regions, table.version, time.monotonic() - started)
+    return publish_change(table, change, note, CommitRetry()), regions
 
 
 def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
@@ -213,202 +348,44 @@ def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
     )
 
 
-_NUMBER = attrgetter("generation")
-
-
-class Answer(enum.StrEnum):
-    """An operator's decision about a region."""
-
-    MERGED = "merged"
-    UNMERGED = "unmerged"
-
-
-class AdoptDecision(enum.StrEnum):
-    """How a run ended."""
-
-    PLANNED = "planned"
-    ADOPTED = "adopted"
-    NOTHING_TO_ADOPT = "nothing_to_adopt"
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """What adopt does with one region.
-
-    Attributes:
-        region_id: the blocked region.
-        new_id: the region to which its generations are moved; None: they are not moved.
-        generations: those that it lists.
-        rows: in them, as recorded by the writers; None if one of them was not.
-        merged: the table's progress for its id.
-        unflushed_wal_entries: entries of its log that no generation contains.
-        record: the record to be stored in the table; None: the region is moved.
-        up_to: the progress to be stored, if it is more than the table has.
-    """
-
-    region_id: UUID
-    new_id: UUID | None
-    generations: tuple[int, ...]
-    rows: int | None
-    merged: int
-    unflushed_wal_entries: int
-    record: RegionRecord | None
-    up_to: int | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """The ``regions`` entry of a report."""
-        merged = self.up_to or self.merged
-        return document(
-            self, "new_id", "merged", "record", "up_to", new_region_id=self.new_id, merged_generation=merged
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MovedReport:
-    """Report of a run with ``--moved``.
-
-    Attributes:
-        generations: those that named another path as their table.
-    """
-
-    decision: AdoptDecision
-    run_id: str
-    generations: tuple[ForeignGeneration, ...]
-    version: int
-    seconds: float
-
-    exit_code = 0
-
-    def to_json(self) -> dict[str, object]:
-        """The document of ``adopt --moved --json``, by region and path."""
-        moved: dict[tuple[UUID, str], list[ForeignGeneration]] = {}
-        for generation in self.generations:
-            moved.setdefault((generation.ref.region_id, generation.root), []).append(generation)
-        regions = [
-            {
-                "region_id": str(region_id),
-                "foreign_root": root,
-                "generations": [generation.ref.generation for generation in generations],
-                "files": sum(generation.files for generation in generations),
-                "bytes": sum(generation.bytes for generation in generations),
-            }
-            for (region_id, root), generations in moved.items()
-        ]
-        return document(self, "generations", **{"as": "moved"}) | {"regions": regions}
-
-    def describe(self) -> str:
-        """The report as text for people."""
-        if not self.generations:
-            return "nothing_to_adopt: no generation names another path as its table."
-        roots = ", ".join(sorted({generation.root for generation in self.generations}))
-        count = counted(len(self.generations), "generation")
-        done = self.decision is AdoptDecision.ADOPTED
-        files = counted(sum(generation.files for generation in self.generations), "file")
-        text = (
-            f"{self.decision}: {count} that named {roots} as the table {'name' if done else 'would name'} this one. It "
-            f"has all {files}, of {size_text(sum(generation.bytes for generation in self.generations))}, in the sizes "
-            "that the generations record."
-        )
-        return paragraph(text) if done else f"{paragraph(text)}\nAdd --apply to do it."
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptReport:
-    """Report of an adopt run."""
-
-    decision: AdoptDecision
-    run_id: str
-    answer: Answer
-    regions: tuple[Adoption, ...]
-    version: int
-    seconds: float
-
-    exit_code = 0
-
-    def to_json(self) -> dict[str, object]:
-        """The document of ``adopt --json``."""
-        return document(self, "answer", **{"as": self.answer})
-
-    def describe(self) -> str:
-        """The report as text for people."""
-        if self.decision is AdoptDecision.NOTHING_TO_ADOPT:
-            return "nothing_to_adopt: no region with a reused id is blocked."
-        parts = [f"{self.decision}: {counted(len(self.regions), 'region')} as {self.answer.value}."]
-        parts += [paragraph(_described(adoption, self), hanging="  ") for adoption in self.regions]
-        if self.decision is AdoptDecision.PLANNED:
-            parts.append("Add --apply to do it.")
-        return "\n".join(parts)
-
-
-def _described(adoption: Adoption, report: AdoptReport) -> str:
-    done = report.decision is AdoptDecision.ADOPTED
-    generations = adoption.generations
-    span = f" ({span_text(min(generations), max(generations))})" if generations else ""
-    size = f"{counted(len(generations), 'generation')}{span}, {counted(adoption.rows, 'row')}"
-    region = f"region {adoption.region_id}: {size}"
-    if adoption.up_to is not None:
-        newly = [number for number in generations if adoption.merged < number <= adoption.up_to]
-        lost = f" gc deletes the {counted(len(newly), 'generation')} up to there that it lists." if newly else ""
-        recorded = "recorded" if done else "would be recorded"
-        return f"{region}; {recorded} as merged up to generation {adoption.up_to}.{lost}"
-    if report.answer is Answer.MERGED:
-        return f"{region}; {'recorded' if done else 'would be recorded'} as merged up to generation {adoption.merged}."
-    if adoption.record is not None:
-        return f"{region}; all {'wait' if done else 'would wait'} to be merged."
-    to = "sealed" if adoption.new_id is None else f"moved to region {adoption.new_id}"
-    if done:
-        return f"{region}; {to}. Its writers continue under the new id."
-    log = counted(adoption.unflushed_wal_entries, "entry", "entries")
-    warning = (
-        f" Its log has {log} that no generation contains: stop its writer first."
-        if adoption.unflushed_wal_entries
-        else ""
+def _asserted(regions: Sequence[UndecidedRegion], *, done: bool) -> str:
+    columns = dict.fromkeys(name for region in regions for name in region.columns)
+    text = (
+        f"{'You have asserted' if done else 'With --apply, you assert'}: since "
+        f"{min(region.flushed for region in regions):%Y-%m-%d %H:%M:%S} UTC, this table was not removed and created "
+        "again, and none of these columns was dropped, replaced by a restore, or added again: "
+        f"{', '.join(columns)}. What is written as 'is' was renamed, and is the same column. So the generations' "
+        "values belong into them."
     )
-    return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
+    warning = (
+        " If one of them was dropped and added again, first copy it to a new column, drop it, and rename the copy: "
+        "then it has another field id, and the generations' values are ignored. If the table was created again, do not "
+        "use --apply: move the region's folder to a place outside the table."
+    )
+    return text if done else text + warning
 
 
-def plan(
-    table: Table, options: AdoptOptions, context: RunContext | None = None
-) -> AdoptReport | SameColumnsReport | MovedReport:
-    """What :func:`apply` would do; reads only.
-
-    Raises:
-        InvalidUsageError: the table has no such region, or the decision would lose rows.
-        GenerationMissingError: a generation of a region that is to be moved is missing.
-        ForeignRootError: of a table that was moved, a file is missing.
-    """
-    del context
-    if options.same_columns:
-        return plan_same_columns(table)
-    if options.moved:
-        return _moved(table, options, apply=False)
-    started = time.monotonic()
-    check_rewritable(table)
-    adoptions = _adoptions(table, options)
-    decision = AdoptDecision.PLANNED if adoptions else AdoptDecision.NOTHING_TO_ADOPT
-    seconds = time.monotonic() - started
-    return AdoptReport(decision, str(uuid.uuid4()), _answer(options), adoptions, table.version, seconds)
+def _foreign(table: Table, options: AdoptOptions) -> tuple[ForeignGeneration, ...]:
+    return foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
 
 
-def apply(
-    table: Table, options: AdoptOptions, context: RunContext | None = None
-) -> AdoptReport | SameColumnsReport | MovedReport:
-    """Record or move the regions. Safe to kill, to repeat and to run twice concurrently.
+def _moved(foreign: tuple[ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
+    """By region and path."""
+    moved: dict[tuple[UUID, str], list[ForeignGeneration]] = defaultdict(list)
+    for one in foreign:
+        moved[one.ref.region_id, one.root].append(one)
+    return tuple(
+        MovedRegion(
+            *place,
+            tuple(one.ref.generation for one in some),
+            sum(one.files for one in some),
+            sum(one.bytes for one in some),
+        )
+        for place, some in moved.items()
+    )
 
-    Raises:
-        InvalidUsageError: see :func:`plan`.
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
-    """
-    del context
-    if options.same_columns:
-        return apply_same_columns(table)
-    if options.moved:
-        return _moved(table, options, apply=True)
-    started = time.monotonic()
-    check_rewritable(table)
-    probe_conditional_writes(table.store)
-    note = CommitNote.new("adopt")
+
+def _adopt(table: Table, options: AdoptOptions, note: CommitNote) -> tuple[Table, tuple[Adoption, ...]]:
     adoptions = _adoptions(table, options)
     for adoption in adoptions:
         if adoption.record is None and adoption.up_to is None:
@@ -428,21 +405,8 @@ def apply(
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
-            table = retry.landed(table)
-            break
-    decision = AdoptDecision.ADOPTED if adoptions else AdoptDecision.NOTHING_TO_ADOPT
-    return AdoptReport(decision, note.run_id, _answer(options), adoptions, table.version, time.monotonic() - started)
-
-
-def _moved(table: Table, options: AdoptOptions, *, apply: bool) -> MovedReport:
-    started = time.monotonic()
-    generations = foreign_generations(table, read_backlog(table, _regions(table, options)).regions.values())
-    if apply:
-        point_here(table, generations)
-    decision = AdoptDecision.ADOPTED if apply else AdoptDecision.PLANNED
-    if not generations:
-        decision = AdoptDecision.NOTHING_TO_ADOPT
-    return MovedReport(decision, str(uuid.uuid4()), generations, table.version, time.monotonic() - started)
+            return retry.landed(table), adoptions
+    return table, adoptions
 
 
 def _regions(table: Table, options: AdoptOptions) -> tuple[UUID, ...] | None:
@@ -450,13 +414,16 @@ def _regions(table: Table, options: AdoptOptions) -> tuple[UUID, ...] | None:
 
 
 def _answer(options: AdoptOptions) -> Answer:
-    if options.answer is None:
+    named = {Answer.SAME_COLUMNS: options.same_columns, Answer.MOVED: options.moved, Answer.DRAINED: options.drained}
+    answer = next((answer for answer, is_given in named.items() if is_given), options.answer)
+    if answer is None:
         raise InvalidUsageError(
             "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
             remedy="runbooks/merge-blocked.md has the steps to find out. For regions that are blocked by "
-            "schema_projection: --same-columns. For a table that was copied or moved: --moved.",
+            "schema_projection: --same-columns; by drained_elsewhere: --drained. For a table that was copied or moved: "
+            "--moved.",
         )
-    return Answer(options.answer)
+    return Answer(answer)
 
 
 def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:

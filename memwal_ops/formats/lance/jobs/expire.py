@@ -569,7 +569,7 @@ def _refuse_lost_rows(table: Table) -> None:
     if not table.log.versions_hold_generations:
         return
     for fault in checked_backlog(table, read_backlog(table)).backlog.blocked:
-        if is_damage(fault.error.exit_code):
+        if is_damage(fault.error.exit_code) or fault.drops:  # versions show what the base had of what was dropped
             raise fault.error
 
 

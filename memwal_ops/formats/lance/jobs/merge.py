@@ -17,6 +17,7 @@ import uuid
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
@@ -53,21 +54,23 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog, oldest_unmerged
 from memwal_ops.formats.lance.generations.wal import read_unflushed
+from memwal_ops.formats.lance.indexes.index_faults import Written, is_shared
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damaged_base_files
-from memwal_ops.formats.lance.wire.region_manifest import with_region_records
+from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.log import get_logger
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from uuid import UUID
 
     from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.formats.lance.generations.generation import GenerationRef
+    from memwal_ops.formats.lance.jobs.drained import DrainedRegion
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
 
 
@@ -96,6 +99,8 @@ class MergeReport(MergeOutcome):
     """Report of a merge.
 
     ``engine_reason``: why that engine was selected; ``fell_back``: whether it is local because Spark cannot run here.
+    ``drained``: the regions of ``accept_drained``. ``overwritten``: by region the keys of which another program put
+    older rows over newer ones.
     """
 
     decision: MergeDecision
@@ -109,6 +114,8 @@ class MergeReport(MergeOutcome):
     seconds: float
     engine_reason: str = ""
     fell_back: bool = False
+    drained: tuple[DrainedRegion, ...] = ()
+    overwritten: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``."""
@@ -127,6 +134,12 @@ class MergeReport(MergeOutcome):
             parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
         if self.passes:
             parts.append(_passes(self))
+        done = self.decision is not MergeDecision.DRY_RUN
+        parts += [paragraph(region.describe(done=done), hanging="  ") for region in self.drained]
+        if self.overwritten:
+            from memwal_ops.formats.lance.jobs.inspect.report import MergedElsewhere  # noqa: PLC0415 - as below
+
+            parts += MergedElsewhere("Another program", self.overwritten).problems()
         parts += [fault.describe("BLOCKED") for fault in self.blocked]
         parts.append(_backlog(self))
         return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
@@ -211,7 +224,7 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     note = CommitNote.new("merge")
     while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], _blocked(backlog)):
         try:
-            _publish(table, lost.details, lost.records, note)
+            _publish(table, IndexChange(lost.details, records=lost.records), note)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
@@ -225,23 +238,25 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
 
 
 def publish_progress(
-    table: Table, progress: Mapping[UUID, int], records: Mapping[UUID, RegionRecord], note: CommitNote
+    table: Table,
+    progress: Mapping[UUID, int],
+    records: Mapping[UUID, RegionRecord],
+    note: CommitNote,
+    config: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Publish more progress as exactly the next version, without a change of rows.
+    """Publish more progress, and entries of the config, as exactly the next version, without a change of rows.
 
     Raises:
         CommitLostError: another writer published that version.
         InvariantViolatedError: the progress is not more than the table has.
     """
-    _publish(table, raised(table, table.index.details, progress), records, note)
+    _publish(table, IndexChange(raised(table, table.index.details, progress), records=records, config=config), note)
 
 
-def _publish(
-    table: Table, details: memwal_pb2.MemWalIndexDetails, records: Mapping[UUID, RegionRecord], note: CommitNote
-) -> None:
+def _publish(table: Table, change: IndexChange, note: CommitNote) -> None:
     probe_conditional_writes(table.store)
-    manifest = with_region_records(table.manifest.manifest, records)
-    commit_details(table, manifest, details.SerializeToString(deterministic=True), note)
+    manifest = change.applied_to(table.manifest.manifest)
+    commit_details(table, manifest, change.details.SerializeToString(deterministic=True), note)
 
 
 def _blocked(backlog: Backlog) -> list[RegionManifest]:
@@ -268,6 +283,7 @@ class MergePlan:
     passes: tuple[MergePass, ...]
     blocked: tuple[Blocked, ...]
     backlog: Backlog
+    drained: tuple[DrainedRegion, ...] = ()
 
 
 @dataclass(slots=True)
@@ -288,6 +304,12 @@ class _Limits:
         before = 0 if fault.generation is None else fault.generation - 1
         self.last[fault.region_id] = min(self.last.get(fault.region_id, before), before)
 
+    def release(self, backlog: Backlog, region_ids: AbstractSet[UUID]) -> None:
+        """Let these regions be merged up to what they list now: what blocked them was accepted."""
+        for region_id in region_ids:
+            self.blocked.pop(region_id, None)
+            self.last[region_id] = max((ref.generation for ref in backlog.regions[region_id].pending), default=0)
+
     def select(self, pending: Iterable[GenerationRef]) -> list[GenerationRef]:
         return [ref for ref in pending if ref.generation <= self.last.get(ref.region_id, 0)]
 
@@ -302,7 +324,17 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         UnsupportedFeatureError: a table on which the merge could not commit.
     """
     table = with_listed_log(table)
-    backlog = checked_backlog(table, backlog_of(table, _wanted(table, options))).backlog
+    wanted = _wanted(table, options)
+    backlog = checked_backlog(table, backlog_of(table, wanted)).backlog
+    blocked = backlog.blocked
+    drained: tuple[DrainedRegion, ...] = ()
+    if options.accept_drained and any(fault.drops for fault in blocked):
+        from memwal_ops.formats.lance.jobs.drained import as_accepted  # noqa: PLC0415 - where another program merges
+
+        accepted, drained = as_accepted(table, backlog)
+        backlog = checked_backlog(accepted, backlog_of(accepted, wanted)).backlog
+        listed = {region.region_id for region in drained if region.adoptable and region.missing}
+        blocked = tuple(fault for fault in backlog.blocked if fault.region_id not in listed)
     waiting = list(backlog.pending)
     if waiting:
         check_committable(table)
@@ -315,7 +347,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         merge_pass = _next_pass(waiting, sized)
         passes.append(merge_pass)
         waiting = waiting[len(merge_pass.generations) :]
-    return MergePlan(tuple(passes), backlog.blocked, backlog)
+    return MergePlan(tuple(passes), blocked, backlog, drained)
 
 
 @names_damage
@@ -337,7 +369,9 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         engine_reason=choice.reason,
         fell_back=choice.fell_back,
         passes=tuple(PassReport(merge_pass, None) for merge_pass in planned.passes),
-        blocked=planned.blocked,
+        blocked=_compared(table, planned.blocked),
+        drained=planned.drained,
+        overwritten=_overwritten(table, planned.backlog),
         backlog_after=planned.backlog,
         version=table.version,
         commit_conflicts=0,
@@ -373,8 +407,12 @@ def apply(
     if (restored := restore_index(table, backlog)) is not table:
         table = with_listed_log(restored)
         backlog = backlog_of(table, wanted)
+    if overwritten := _overwritten(table, backlog):
+        table = _record(table, {}, CommitNote.new("merge"), {MERGED_ELSEWHERE: table.history.program(table.version)})
+        table = with_listed_log(table)
     choice = EngineChoice(engine.name, "given by the caller") if engine else _choose(options, backlog)
-    if backlog.pending:
+    accepts = options.accept_drained and any(fault.drops for fault in backlog.blocked)
+    if backlog.pending or accepts:
         check_committable(table)
         check_takes_rows(table)
         probe_conditional_writes(table.store)
@@ -383,11 +421,31 @@ def apply(
     sized = _sized(options, choice.name)
     # Start Spark only if there is work.
     with (
-        _running(choice, options, context, needed=bool(backlog.pending))
+        _running(choice, options, context, needed=bool(backlog.pending) or accepts)
         if engine is None
         else nullcontext(engine) as running
     ):
-        return _merge_all(table, sized, running, choice, backlog, started, context)
+        report = _merge_all(table, sized, running, choice, backlog, started, context)
+    return replace(report, blocked=_compared(table.newest(), report.blocked), overwritten=overwritten)
+
+
+def _overwritten(table: Table, backlog: Backlog) -> Mapping[str, tuple[str, ...]]:
+    """By region the keys of which another program, which wrote the newest version, put older rows over newer ones."""
+    if not backlog.regions or not is_shared(table) or Written.of(table.manifest).ours:
+        return {}
+    from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - as above
+
+    found = {str(region_id): overwritten(table, region.manifest) for region_id, region in backlog.regions.items()}
+    return {region_id: keys for region_id, keys in found.items() if keys}
+
+
+def _compared(table: Table, blocked: tuple[Blocked, ...]) -> tuple[Blocked, ...]:
+    """The faults; what another program dropped with what is left of its rows."""
+    if not any(fault.drops for fault in blocked):
+        return blocked
+    from memwal_ops.formats.lance.jobs.drained import with_rows  # noqa: PLC0415 - as above
+
+    return with_rows(table, blocked)
 
 
 def _merge_all(
@@ -408,12 +466,18 @@ def _merge_all(
     retry = CommitRetry()
     on_rows = _row_counter(backlog, context)
     compared = False
+    drained: list[DrainedRegion] = []
     while True:
         for fault in backlog.blocked:
             limits.block(fault)
         waiting = limits.select(backlog.pending)
         if not waiting:
-            break
+            accepted = _accepted(table, backlog, limits, note) if options.accept_drained else None
+            if accepted is None:
+                break
+            table, backlog, regions = accepted
+            drained += regions
+            continue
         merge_pass = _next_pass(waiting, _shrunk(options, retry.consecutive))
         whole = MergePass(tuple(waiting), merge_pass.max_bytes)
         try:
@@ -429,7 +493,7 @@ def _merge_all(
             table = retry.conflict_or_expired(table, error)
         else:
             done.append(PassReport(merge_pass, result))
-            _record(result, context)
+            _add_figures(result, context)
             log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
             table = retry.landed(table)
             context.checkpoint()
@@ -440,8 +504,9 @@ def _merge_all(
     context.figures["conflicts"] += retry.conflicts
     context.figures["regions_blocked"] = len(blocked)
     return MergeReport(
-        decision=_decide(merged=bool(done), blocked=bool(blocked), had_work=had_work),
+        decision=_decide(merged=bool(done or drained), blocked=bool(blocked), had_work=had_work),
         run_id=note.run_id,
+        drained=tuple(drained),
         engine=choice.name,
         engine_reason=choice.reason,
         fell_back=choice.fell_back,
@@ -454,19 +519,43 @@ def _merge_all(
     )
 
 
-def _record_regions(table: Table, backlog: Backlog, note: CommitNote) -> Table:
-    """Record to which regions the progress of other mergers belongs: otherwise only versions that expire show it.
+def _accepted(
+    table: Table, backlog: Backlog, limits: _Limits, note: CommitNote
+) -> tuple[Table, Backlog, tuple[DrainedRegion, ...]] | None:
+    """Accept what another program dropped: the table, what waits now, and the regions; None: nothing can be."""
+    blocked = [fault.region_id for fault in backlog.blocked if fault.drops]
+    if not blocked:
+        return None
+    from memwal_ops.formats.lance.jobs.drained import accept  # noqa: PLC0415 - as above
 
-    Best effort: the next run determines it again, or blocks the region if no version shows it any more.
-    """
+    table, regions = accept(table, blocked, note)
+    changed = {region.region_id for region in regions if region.adoptable}
+    if not changed:
+        return None
+    table = with_listed_log(table.newest())
+    backlog = backlog_of(table, backlog.regions)
+    limits.release(backlog, changed)
+    return table, backlog, regions
+
+
+def _record_regions(table: Table, backlog: Backlog, note: CommitNote) -> Table:
+    """Record to which regions the progress of other mergers belongs: otherwise only versions that expire show it."""
     records = {
         region_id: record for region_id, record in backlog.unrecorded.items() if table.records.get(region_id) != record
     }
-    if not records:
-        return table
+    return _record(table, records, note) if records else table
+
+
+def _record(
+    table: Table, records: Mapping[UUID, RegionRecord], note: CommitNote, config: Mapping[str, str] | None = None
+) -> Table:
+    """Record what is known of other mergers.
+
+    Best effort: the next run determines it again, or blocks the region if no version shows it any more.
+    """
     try:
         probe_conditional_writes(table.store)
-        commit_indexes(table, IndexChange(table.index.details, records=records), note)
+        commit_indexes(table, IndexChange(table.index.details, records=records, config=config or {}), note)
     except LeaseLostError:
         raise
     except MemwalOpsError as error:
@@ -489,7 +578,7 @@ def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]
     return lambda count: context.advance("merging", "rows", count, total=total)
 
 
-def _record(result: PassResult, context: RunContext) -> None:
+def _add_figures(result: PassResult, context: RunContext) -> None:
     """Add a published pass to the figures of the run."""
     context.figures["bytes_merged"] += result.bytes_read
     context.figures["rows_merged"] += result.rows_read
@@ -581,6 +670,8 @@ def backlog(table: Table) -> Mapping[str, float]:
     oldest = oldest_unmerged(listed, checked)
     sizes, log = current.to_json(), read_unflushed(listed, read)
     written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
+    if elsewhere := dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE) or _dropped_by(current):
+        written["merged_elsewhere"] = float(elsewhere.removeprefix("lance ").partition(".")[0])
     return {
         **{name: size for name in ("generations", "rows", "bytes") if (size := sizes[name]) is not None},
         "oldest_age": 0.0 if oldest is None else _age(oldest, now),
@@ -590,6 +681,10 @@ def backlog(table: Table) -> Mapping[str, float]:
         "unflushed_oldest_seconds": 0.0 if log.oldest is None else _age(log.oldest, now),
         **written,
     }
+
+
+def _dropped_by(backlog: Backlog) -> str | None:
+    return next((fault.program for fault in backlog.blocked if fault.drops), None)
 
 
 def _age(written: datetime, now: datetime) -> float:

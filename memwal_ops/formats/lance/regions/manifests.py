@@ -51,9 +51,10 @@ from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.wrapper import StoreWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
@@ -166,6 +167,20 @@ def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """A generation that left its region's list: as it was listed last, by which manifest version, and when.
+
+    ``kept``: the paths that this version still lists. ``since``: when the first version that lists it was written.
+    """
+
+    flushed: FlushedGeneration
+    version: int
+    at: datetime
+    kept: frozenset[str]
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestFolder:
     """The result of listing a region's manifests. ``newest`` is None if one page does not determine it.
 
@@ -270,6 +285,45 @@ class RegionManifestStore:
         return any(
             not meta.path.startswith(f"{self.folder}/") for meta in self._store.list(region_folder(self.region_id))
         )
+
+    def drops_from(self, generation: int) -> Iterator[Drop]:
+        """The generations from one on that are not listed any more, each proven by two versions; up to one that is not.
+
+        The writer that dropped it had claimed the region, and published the next version. Some requests, by bisection.
+        """
+        metas = sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
+        with suppress(RegionManifestCorruptError):
+            while True:
+                first = bisect_left(metas, generation + 1, key=lambda meta: self._current(_version_of(meta)))
+                last = bisect_left(
+                    metas,
+                    True,  # noqa: FBT003 - a key of bisection
+                    first,
+                    key=lambda meta: not self._lists(_version_of(meta), generation),
+                )
+                if not first < last < len(metas):
+                    return
+                before, after = (self.read(_version_of(meta)) for meta in metas[last - 1 : last + 1])
+                if after.version != before.version + 1 or not 1 <= before.writer_epoch <= after.writer_epoch:
+                    return
+                listed = {flushed.generation: flushed for flushed in before.flushed_generations}
+                kept = frozenset(flushed.path for flushed in after.flushed_generations)
+                while (flushed := listed.get(generation)) is not None and flushed.path not in kept:
+                    yield Drop(flushed, after.version, metas[last].last_modified, kept, metas[first].last_modified)
+                    generation += 1
+
+    def flushes(self, generation: int, until: int) -> Mapping[int, int]:
+        """The last log entry of each generation from one on, as the versions up to ``until`` show them."""
+        versions = [version for version in self.versions() if version <= until]
+        first = bisect_left(versions, generation + 1, key=self._current)
+        read = (self.read(version) for version in versions[first:])
+        ends: dict[int, int] = {}
+        for manifest in read:
+            ends.setdefault(manifest.current_generation - 1, manifest.replay_after_wal_id or 0)
+        return ends
+
+    def _current(self, version: int) -> int:
+        return self.read(version).current_generation
 
     def listed_since(self, generation: int) -> datetime | None:
         """When the oldest manifest that lists a generation was written; the newest one lists it. None: there is none.

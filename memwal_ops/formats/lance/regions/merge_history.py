@@ -6,6 +6,7 @@ Read only if no record of a merge shows it (:mod:`memwal_ops.formats.lance.wire.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from threading import RLock
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, LegacyLayoutError, ObjectNotFoundError, TableCorruptError
-from memwal_ops.formats.lance.files.versions import list_versions, parent_version
+from memwal_ops.formats.lance.files.versions import list_versions, operation_of, parent_version
 from memwal_ops.formats.lance.regions.manifests import unlisted
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
@@ -126,6 +128,34 @@ class MergeHistory:
             version = self._version(listed[low]) if low < len(listed) else None
             before = self._version(listed[low - 1]) if low else None
             return None if version is None else (version.moment, before is not None)
+
+    def newest_without(self, region_id: UUID, generation: int, at: datetime) -> int | None:
+        """The newest version at a time of the store's clock, if a generation is merged in none since then.
+
+        None: it is merged in one of them, as before a restore; or they do not show it: some are gone, or were copied.
+        """
+        with self._lock:
+            numbered, newest = self._numbered(), None
+            number = max(numbered, default=0)
+            while (meta := numbered.get(number)) is not None and (version := self._version(meta)) is not None:
+                if (version.merged or {}).get(region_id, 0) >= generation:
+                    return None
+                stored = version.moment.stored
+                newest = number if newest is None and stored <= at else newest
+                copied = stored - version.moment.inside > _COPIED
+                if number == 1 or (stored < at - _TICK and not copied):
+                    return newest or number
+                number -= 1
+            return None
+
+    def program(self, version: int) -> str:
+        """What wrote a version, and how: ``lance 9.0.0, update``; of ours, or if it is gone, that it is not known."""
+        with suppress(KeyError, *_UNREADABLE):
+            manifest = self.manifest(self.listed()[version])
+            transaction, writer = manifest.transaction, manifest.manifest.writer_version
+            if transaction is not None and JOB_PROPERTY not in transaction.transaction_properties:
+                return f"{writer.library} {writer.version}, {operation_of(transaction)}"
+        return "which one is not known"
 
     def without_index_since(self, created: datetime, *, after: int) -> Mapping[int, Moment]:
         """The versions above ``after`` without a MemWAL index that may be younger than ``created``, and their times."""

@@ -245,6 +245,8 @@ def _corrupt(region_id: UUID, version: int, what: str) -> RegionManifestCorruptE
 
 
 KEY = "memwal-ops.regions"
+MERGED_ELSEWHERE = "memwal-ops.merged_elsewhere"
+"""In the configuration: the other program that merges the table, too, as a job found it: ``lance 9.0.0, update``."""
 _WORD = re.compile(
     r"([0-9a-f]{32}):(0|[1-9][0-9]{0,19}):([0-9a-f]{8}|unmerged|undecided)(?::([1-9][0-9]{0,19}))?", re.ASCII
 )

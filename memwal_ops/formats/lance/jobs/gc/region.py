@@ -23,6 +23,7 @@ from memwal_ops.formats.lance.generations.generation_files import (
     read_region_contents,
 )
 from memwal_ops.formats.lance.generations.region_identity import check_identity
+from memwal_ops.formats.lance.indexes.index_faults import is_shared
 from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -116,6 +117,12 @@ class RegionView:
         """The last generation that the base table has."""
         return self.evidence.table.index.merged_generations.get(self.region_id, 0)
 
+    @cached_property
+    def unlisted(self) -> int | None:
+        """The first generation that is neither merged nor listed; None: there is none."""
+        numbers = range(self.merged + 1, self.newest.current_generation)
+        return next((number for number in numbers if number not in self._listed_numbers), None)
+
     def damage(self, generation: int) -> MemwalOpsError | None:
         """Why a listed, unmerged generation cannot be read, or None. Looked at once in a run, as verify does.
 
@@ -194,7 +201,7 @@ class RegionView:
         return tuple(
             flushed.generation
             for flushed in self.newest.flushed_generations
-            if not self.evidence.base_points_into_mem_wal
+            if not self.base_gates()
             and all(gate.met for gate in self.evidence.drain_gates(self.region_id, flushed.generation))
         )
 
@@ -257,10 +264,21 @@ class RegionView:
         return None if last is None else max(last, self.history().broken) + 1
 
     def base_gates(self) -> tuple[Gate, ...]:
-        """Empty, or one unmet gate for all candidates: the base table has files below ``_mem_wal/``."""
+        """Empty, or one unmet gate for all candidates, since what is there may be needed."""
         if self.evidence.base_points_into_mem_wal:
             return (Gate(met=False, text="a base version that may be opened has files below _mem_wal/"),)
+        if self._overwritten:
+            return (Gate(met=False, text=f"it has newer rows than the base table: of {self._overwritten} keys"),)
         return ()
+
+    @cached_property
+    def _overwritten(self) -> int:
+        """Keys of which another program put older rows over newer ones, which only the log or a generation has."""
+        if not is_shared(self.evidence.table):
+            return 0
+        from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
+
+        return len(overwritten(self.evidence.table, self.newest))
 
     def _directory_candidate(
         self, kind: Kind, name: str, generation: int, state: DirectoryContents, gates: tuple[Gate, ...], *, drain: bool
@@ -289,6 +307,8 @@ class RegionView:
             gates.append(Gate(met=False, text=text))
         else:
             gates.append(Gate(met=True, text="version_hint.json names a later version, or is advanced first"))
+        if self.unlisted is not None or self._overwritten:
+            gates.append(Gate(met=False, text="it may show what another program merged, and dropped"))
         path = self.evidence.table.region(self.region_id).path(version)
         size = self.contents.manifests[version].bytes
         return LanceCandidate(Kind.REGION_MANIFEST, path, size, 1, tuple(gates), region_id=self.region_id)

@@ -331,15 +331,13 @@ class WalView:
     @cached_property
     def _log_is_needed(self) -> Gate | None:
         """The gate that keeps all entries if a generation is lost: the log may be the only copy of its rows."""
-        merged = self.view.merged
-        listed = {flushed.generation: flushed.path for flushed in self.view.newest.flushed_generations}
-        for generation in range(merged + 1, self.view.newest.current_generation):
-            if generation not in listed:
-                return Gate(met=False, text=f"generation {generation} is neither merged nor listed{_ONLY_COPY}")
-            if listed[generation] not in self.view.contents.directories:
-                return Gate(met=False, text=f"generation {generation} is missing{_ONLY_COPY}")
-            if (why := self.view.damage(generation)) is not None:
-                return Gate(met=False, text=f"generation {generation} is damaged{_ONLY_COPY} ({why})")
+        if (unlisted := self.view.unlisted) is not None:
+            return Gate(met=False, text=f"generation {unlisted} is neither merged nor listed{_ONLY_COPY}")
+        for flushed in self.view.newest.unmerged(self.view.merged):
+            if flushed.path not in self.view.contents.directories:
+                return Gate(met=False, text=f"generation {flushed.generation} is missing{_ONLY_COPY}")
+            if (why := self.view.damage(flushed.generation)) is not None:
+                return Gate(met=False, text=f"generation {flushed.generation} is damaged{_ONLY_COPY} ({why})")
         return None
 
     def _referenced(self) -> Mapping[int, str]:

@@ -23,7 +23,7 @@ from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog,
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
+from memwal_ops.formats.lance.indexes.index_faults import fault_of, is_shared, last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
 from memwal_ops.formats.lance.jobs.inspect.report import (
@@ -33,6 +33,7 @@ from memwal_ops.formats.lance.jobs.inspect.report import (
     GenerationState,
     IndexState,
     Inspection,
+    MergedElsewhere,
     RegionState,
 )
 from memwal_ops.formats.lance.legacy.index import transaction_of
@@ -41,6 +42,7 @@ from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
 from memwal_ops.formats.lance.retention.damage import check_versions, names_damage
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
+from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.storage.api import LinkError
 
 if TYPE_CHECKING:
@@ -70,7 +72,24 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
         next_runs=_next_runs(table, context.past_runs),
         dropped=dropped_bytes(table),
         dropped_indexes=_dropped_indexes(table),
+        merged_elsewhere=_merged_elsewhere(table, found),
     )
+
+
+def _merged_elsewhere(table: Table, found: Inspection) -> MergedElsewhere | None:
+    """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
+    program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
+    dropped = [fault.program for fault in found.faults if fault.drops]
+    if not dropped and not is_shared(table):
+        return None
+    from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
+
+    regions = (region for region in found.regions if region.backlog is not None)
+    keys = {region.region_id: overwritten(table, region.backlog.manifest) for region in regions if region.backlog}
+    older = {str(region_id): some for region_id, some in keys.items() if some}
+    if program is None and not dropped and not older:
+        return None
+    return MergedElsewhere(program or next(iter(dropped), table.history.program(table.version)), older)
 
 
 apply = plan

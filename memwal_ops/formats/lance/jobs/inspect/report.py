@@ -91,6 +91,11 @@ def _tree(branches: Sequence[BranchState], parent: str | None, depth: int) -> It
         yield from _tree(branches, record.name, depth + 1)
 
 
+_SHOWN = 5
+_RISK = (
+    "If a merge of theirs begins before one of ours and ends after it, it puts older rows over newer ones: "
+    "docs/compatibility.md."
+)
 _FOREIGN = "memwal-ops adopt --moved; runbooks/errors/65-foreign_root.md"
 # If not all generations fit the limit, the first ones in this order are reported.
 STATES = ("missing", "damaged", "pending", "merged")
@@ -196,6 +201,25 @@ class DroppedIndexes:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedElsewhere:
+    """Another program that merges the table, too, and by region the keys of which it put older rows over newer ones."""
+
+    program: str
+    overwritten: Mapping[str, tuple[str, ...]]
+
+    def problems(self) -> Iterator[str]:
+        """What happened to which keys, and what to do."""
+        for region_id, keys in self.overwritten.items():
+            shown = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+            text = (
+                f"PROBLEM: the base table has older rows of {counted(len(keys), 'key')} than region {region_id} had: "
+                f"{shown}. {self.program} read them before a merge, and wrote them after it (docs/compatibility.md). "
+                "Let the region's writer write them again; until then, gc keeps the region's log and generations."
+            )
+            yield paragraph(text)
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """The report of ``inspect`` for one version.
 
@@ -215,6 +239,7 @@ class Inspection:
     next_runs: Mapping[str, NextRun] = field(default_factory=dict)
     dropped: Mapping[int, int | None] = field(default_factory=dict)
     dropped_indexes: DroppedIndexes | None = None
+    merged_elsewhere: MergedElsewhere | None = None
 
     decision = "inspected"
     exit_code = 0
@@ -262,6 +287,7 @@ class Inspection:
             "indexes_dropped": None if self.dropped_indexes is None else document(self.dropped_indexes),
             "primary_key": list(self.table.primary_key),
             "last_writer": self.last_writer,
+            "merged_elsewhere": None if self.merged_elsewhere is None else document(self.merged_elsewhere),
             "regions": [region.to_json() for region in self.regions],
             "indexes": [index.to_json() for index in self.indexes],
             "snapshot": {
@@ -288,6 +314,8 @@ class Inspection:
         lines = [table.location.uri, paragraph(about, indent="  ")]
         if self.last_writer is not None:
             lines.append(paragraph(f"Last written by {self.last_writer}.", indent="  "))
+        if (other := self.merged_elsewhere) is not None:
+            lines.append(paragraph(f"Another program ({other.program}) merges it, too. {_RISK}", indent="  "))
         if table.log.shows_progress:
             lines += [paragraph(_how_far_behind(self), indent="  "), paragraph(_snapshot(self), indent="  ")]
         else:
@@ -306,10 +334,6 @@ class Inspection:
         for index in self.indexes:
             if index.fault is not None:
                 lines += ["", paragraph(f"PROBLEM: index {index.name} {index.fault.why} (memwal-ops verify).")]
-        if (lost := self.dropped_indexes) is not None:
-            names = ", ".join(lost.indexes)
-            text = f"PROBLEM: version {lost.version} overwrote the table and dropped its indexes: {names}."
-            lines += ["", paragraph(f"{text} Queries read all rows since: create them again.")]
         lines += [*_problems(self), *describe_branches(self.branches, table.version)]
         if unreadable := self.versions.unreadable:
             lines += ["", paragraph(_unreadable(unreadable))]
@@ -340,6 +364,12 @@ def _columns(inspection: Inspection) -> list[str]:
 
 def _problems(inspection: Inspection) -> list[str]:
     table, lines = inspection.table, list[str]()
+    if (lost := inspection.dropped_indexes) is not None:
+        names = ", ".join(lost.indexes)
+        text = f"PROBLEM: version {lost.version} overwrote the table and dropped its indexes: {names}."
+        lines += ["", paragraph(f"{text} Queries read all rows since: create them again.")]
+    if inspection.merged_elsewhere is not None:
+        lines += [line for text in inspection.merged_elsewhere.problems() for line in ("", text)]
     for root in sorted({region.foreign_root for region in inspection.regions if region.foreign_root is not None}):
         lines += ["", paragraph(f"Generations name {root} as their table. Jobs read them here ({_FOREIGN}).")]
     if table.refusal is not None:

@@ -1,0 +1,330 @@
+"""Another program merges the table, too, and drops generations without progress: no row is lost or comes back."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+from memwal_ops import open_table, run_job
+from memwal_ops.core.candidates import Verdict
+from memwal_ops.errors import GenerationMissingError, InvalidUsageError
+from memwal_ops.formats.lance.generations.backlog import read_backlog
+from memwal_ops.formats.lance.jobs import adopt, expire, merge
+from memwal_ops.formats.lance.jobs.gc import job as gc
+from memwal_ops.formats.lance.options import AdoptOptions, MergeOptions
+from tests.integration.contracts import small
+from tests.support.dying_store import DyingStore, Killed
+from tests.support.gc_options import IMMEDIATE
+from tests.support.json_types import assert_json
+from tests.support.overtaken import Overtaken
+from tests.support.run_cli import contents, run_here
+
+DRAINED = AdoptOptions(drained=True)
+ACCEPT = MergeOptions(accept_drained=True)
+
+
+def folder(uri: str) -> Path:
+    return Path(uri, "_mem_wal", small.REGION)
+
+
+def theirs(uri: str, *, merged: bool = True, folders: bool = False, only: int | None = None) -> None:
+    """A merge of another program: rows of the listed generations, newest last; then the list; then the folders."""
+    region = open_table(uri).region(UUID(small.REGION))
+    manifest = region.latest()
+    taken = [flushed for flushed in manifest.flushed_generations if only in {None, flushed.generation}]
+    for flushed in taken if merged else ():
+        rows = lance.dataset(f"{folder(uri)}/{flushed.path}").to_table().to_pylist()
+        newest = {row["id"]: row for row in rows}
+        gone = [key for key, row in newest.items() if row["_tombstone"]]
+        kept = [{name: row[name] for name in ("id", "val", "txt")} for key, row in newest.items() if key not in gone]
+        if kept:
+            small.upsert(lance.dataset(uri), pa.Table.from_pylist(kept, schema=small.SCHEMA))
+        if gone:
+            lance.dataset(uri).delete(f"id IN ({', '.join(map(str, gone))})")
+    assert region.commit(manifest.next().without_generations({flushed.generation for flushed in taken}))
+    for flushed in taken if not folders else ():
+        shutil.rmtree(folder(uri) / flushed.path)
+
+
+def flushed(folder: Path) -> str:
+    """Four generations: values 1 to 3 of keys that overlap; the last one deletes key 1."""
+    uri = small.make(folder)
+    for number in range(3):
+        small.flush(uri, small.rows(number, number + 10, number + 1.0))
+    small.flush(uri, small.keys(1), small.rows(200, 201, 4.0))
+    return uri
+
+
+EXPECTED = {key: [0.0] for key in range(12, 100)} | {key: [3.0] for key in range(2, 12)} | {0: [1.0], 200: [4.0]}
+
+
+def blocked(uri: str) -> list[str]:
+    return [fault.error.reason for fault in read_backlog(open_table(uri)).blocked]
+
+
+def test_what_it_merged_is_recorded_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri)
+    assert small.values(uri) == EXPECTED
+    run = run_here(capfd, "merge", uri)
+    text = " ".join(run.out.split())
+    assert run.code == 10
+    for part in (
+        ": drained_elsewhere", "of its manifest dropped generations 1 to 4", "Another program (lance ",
+        "Of 13 keys that can still be read, 13 are in the base table", "memwal-ops adopt URI --drained",
+    ):  # fmt: skip
+        assert part in text, part
+    assert run_here(capfd, "why", uri, small.REGION).code == 0
+    assert "merges it, too" in run_here(capfd, "inspect", uri).out
+    before = contents(uri)
+    planned = adopt.plan(open_table(uri), DRAINED)
+    assert contents(uri) == before
+    (region,) = planned.regions
+    assert (planned.decision, region.first, region.last, region.keys, region.in_base) == ("planned", 1, 4, 13, 13)
+    done = adopt.apply(open_table(uri), DRAINED)
+    for report in (planned, done):
+        assert_json(report.to_json())
+        assert "4 of its manifest" not in report.describe()
+    assert (done.decision, done.exit_code, small.progress(uri)) == ("adopted", 0, {small.REGION: 4})
+    assert adopt.apply(open_table(uri), DRAINED).decision == "nothing_to_adopt"
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "nothing_to_merge"
+    small.flush(uri, small.rows(50, 51, 9.0))
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    assert small.values(uri) == EXPECTED | {50: [9.0]}
+    inspected = run_job(uri, "inspect").to_json()
+    assert inspected["merged_elsewhere"]["program"].startswith("lance ")
+    assert merge.backlog(open_table(uri))["merged_elsewhere"] >= 1
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_what_it_did_not_merge_is_listed_again(tmp_path: Path, folders: bool) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri, merged=False, folders=folders)
+    planned = merge.plan(open_table(uri), ACCEPT)
+    assert (planned.blocked, [len(region.missing) for region in planned.drained]) == ((), [13])
+    report = merge.apply(open_table(uri), ACCEPT)
+    assert_json(report.to_json())
+    assert (report.decision, [(region.first, region.last) for region in report.drained]) == ("merged", [(1, 4), (2, 4)])
+    assert (small.values(uri), small.progress(uri)) == (EXPECTED, {small.REGION: 4})
+    assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
+    assert small.values(uri) == EXPECTED
+
+
+def test_only_what_is_missing_is_merged_again(tmp_path: Path) -> None:
+    """What the table's users wrote into the base since stays."""
+    uri = flushed(tmp_path)
+    small.flush(uri, small.rows(120, 121, 5.0))
+    for number in range(1, 5):
+        theirs(uri, only=number)
+    theirs(uri, only=5, merged=False)
+    lance.dataset(uri).update({"val": "70"}, where="id = 7")
+    lance.dataset(uri).delete("id = 8")
+    region = adopt.plan(open_table(uri), DRAINED).regions[0]
+    assert (region.first, region.last, region.missing) == (1, 5, ("120",))
+    assert adopt.apply(open_table(uri), DRAINED).exit_code == 0
+    assert adopt.apply(open_table(uri), DRAINED).exit_code == 10
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "blocked"
+    assert adopt.apply(open_table(uri), DRAINED).regions[0].missing == ()
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "nothing_to_merge"
+    assert small.values(uri) == {key: value for key, value in EXPECTED.items() if key != 8} | {7: [70.0], 120: [5.0]}
+
+
+def test_older_rows_that_it_put_over_newer_ones_are_replaced(tmp_path: Path) -> None:
+    uri = flushed(tmp_path)
+    first = open_table(uri).region(UUID(small.REGION)).latest().flushed_generations[0]
+    older = lance.dataset(f"{folder(uri)}/{first.path}").to_table(columns=["id", "val", "txt"])
+    theirs(uri)
+    small.upsert(lance.dataset(uri), older)
+    region = adopt.plan(open_table(uri), DRAINED).regions[0]
+    assert region.missing == ("1", *"23456789")
+    report = merge.apply(open_table(uri), ACCEPT)
+    assert (report.decision, small.values(uri)) == ("merged", EXPECTED)
+
+
+def test_it_cannot_be_told_where_a_later_write_may_be_unread(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    uri = flushed(tmp_path)
+    first, *_, last = open_table(uri).region(UUID(small.REGION)).latest().flushed_generations
+    shutil.copytree(folder(uri) / first.path, kept := tmp_path / "kept")
+    theirs(uri, merged=False)
+    shutil.copytree(kept, folder(uri) / first.path)
+    shutil.rmtree(folder(uri) / "wal")
+    report = adopt.apply(open_table(uri), DRAINED)
+    (region,) = report.regions
+    assert (report.exit_code, region.unread, len(region.unknown), region.missing) == (10, (2, 3, 4), 10, ())
+    assert "--as merged --up-to 4" in " ".join(report.describe().split())
+    assert (small.progress(uri), blocked(uri)) == ({}, ["drained_elsewhere"])
+    shutil.rmtree(folder(uri) / first.path)
+    assert adopt.plan(open_table(uri), DRAINED).regions[0].keys == 0
+    assert "None of their rows can be read" in run_here(capfd, "adopt", uri, "--drained").out.replace("\n  ", " ")
+    del last
+
+
+def test_generations_before_them_are_not_put_over_them(tmp_path: Path) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri, only=3)
+    assert merge.apply(open_table(uri), MergeOptions()).passes == ()
+    report = adopt.plan(open_table(uri), DRAINED)
+    assert (report.exit_code, report.regions[0].waiting, small.progress(uri)) == (0, 2, {})
+    assert merge.apply(open_table(uri), ACCEPT).decision == "merged"
+    assert small.values(uri) == EXPECTED
+
+
+def test_gone_manifests_are_no_proof(tmp_path: Path) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri)
+    manifests = sorted(folder(uri).joinpath("manifest").glob("*.binpb"), key=lambda path: path.name[::-1])
+    for path in manifests[:-1]:
+        path.unlink()
+    assert blocked(uri) == ["generation_missing"]
+
+
+def test_a_restored_table_is_no_proof(tmp_path: Path) -> None:
+    """Ours merged and drained; the table was restored to before: the rows are in no version but those."""
+    uri = flushed(tmp_path)
+    before = lance.dataset(uri).version
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    theirs(uri, merged=False)  # as gc drains it
+    lance.dataset(uri, version=before).restore()
+    assert blocked(uri) == ["generation_missing"]
+    with pytest.raises(GenerationMissingError):
+        expire.apply(open_table(uri), expire.ExpireOptions(older_than=timedelta(0), keep=1, allow_unsafe=True))
+    for version in range(1, lance.dataset(uri).version):
+        for name in (f"{version}.manifest", f"{2**64 - 1 - version}.manifest"):
+            Path(uri, "_versions", name).unlink(missing_ok=True)
+    assert blocked(uri) == ["generation_missing"]
+    assert adopt.plan(open_table(uri), DRAINED).decision == "nothing_to_adopt"
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("job", ["adopt", "merge"])
+def test_killed_at_each_write_and_run_again(tmp_path: Path, job: str, missing: bool, after: bool) -> None:
+    made = flushed(tmp_path)
+    small.flush(made, small.rows(120, 121, 5.0))
+    for number in range(1, 5):
+        theirs(made, only=number)
+    theirs(made, only=5, merged=not missing)
+    small.flush(made, small.rows(60, 61, 6.0))
+
+    def run(uri: str, store: object = None) -> None:
+        table = open_table(uri)
+        table = table if store is None else replace(table, store=store)
+        if job == "adopt":
+            adopt.apply(table, DRAINED)
+        else:
+            merge.apply(table, ACCEPT)
+
+    shutil.copytree(made, whole := f"{tmp_path}/whole.lance")
+    counting = DyingStore(open_table(whole).store, 1 << 30, after=False)
+    run(whole, counting)
+    writes = [at for at, name in enumerate(counting.calls, 1) if name.startswith("put")]
+    assert writes
+    for at in writes:
+        shutil.copytree(made, uri := f"{tmp_path}/{at}.lance")
+        with suppress(Killed):
+            run(uri, DyingStore(open_table(uri).store, at, after=after))
+        assert gc.apply(open_table(uri), IMMEDIATE).exit_code in {0, 10}
+        run(uri)
+        for _ in range(2):
+            assert merge.apply(open_table(uri), ACCEPT).exit_code == 0
+            assert gc.apply(open_table(uri), IMMEDIATE).exit_code == 0
+        assert small.values(uri) == EXPECTED | {120: [5.0], 60: [6.0]}, at
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_two_at_once(tmp_path: Path, missing: bool) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri, merged=not missing)
+    failed: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            merge.apply(open_table(uri), ACCEPT)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=act) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert merge.apply(open_table(uri), ACCEPT).exit_code == 0
+    assert (small.values(uri), small.progress(uri)) == (EXPECTED, {small.REGION: 4})
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_overtaken_by_another_run_or_a_writer(tmp_path: Path, at: int) -> None:
+    uri = flushed(tmp_path)
+    theirs(uri, merged=False)
+
+    def others() -> None:
+        small.flush(uri, small.rows(60, 61, 6.0))
+        merge.apply(open_table(uri), ACCEPT)
+
+    table = open_table(uri)
+    merge.apply(replace(table, store=Overtaken(table.store, at, others, writes=True)), ACCEPT)
+    assert merge.apply(open_table(uri), ACCEPT).exit_code == 0
+    assert small.values(uri) == EXPECTED | {60: [6.0]}
+
+
+def deletable(uri: str) -> list[str]:
+    candidates = gc.candidates(open_table(uri), IMMEDIATE)
+    return [one.path for one in candidates if one.verdict is Verdict.DELETE and one.region_id is not None]
+
+
+def overtaken_by_ours(uri: str) -> None:
+    """Theirs reads the first generation; ours merges all; theirs puts what it read."""
+    first = open_table(uri).region(UUID(small.REGION)).latest().flushed_generations[0]
+    read = lance.dataset(f"{folder(uri)}/{first.path}").to_table(columns=["id", "val", "txt"])
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    small.upsert(lance.dataset(uri), read)
+
+
+def test_its_merge_after_ours_puts_older_rows_over_newer_ones(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = flushed(tmp_path)
+    overtaken_by_ours(uri)
+    expected = ["1", *"23456789"]
+    assert not deletable(uri)
+    run = run_here(capfd, "inspect", uri)
+    assert "older rows of 9 keys than region" in " ".join(run.out.split())
+    small.flush(uri, small.rows(60, 61, 6.0))
+    report = merge.apply(open_table(uri), MergeOptions())
+    assert_json(report.to_json())
+    assert {region: [*keys] for region, keys in report.overwritten.items()} == {small.REGION: expected}
+    assert "PROBLEM: the base table has older rows of 9 keys" in " ".join(report.describe().split())
+    # Ours is the newest version now: the finding is recorded.
+    assert merge.apply(open_table(uri), MergeOptions()).overwritten == {}
+    assert run_job(uri, "inspect").to_json()["merged_elsewhere"]["overwritten"] == {small.REGION: expected}
+    assert not deletable(uri)
+    small.flush(uri, small.keys(1), small.rows(2, 11, 8.0))
+    assert merge.apply(open_table(uri), MergeOptions()).exit_code == 0
+    assert run_job(uri, "inspect").to_json()["merged_elsewhere"]["overwritten"] == {}
+    assert deletable(uri)
+
+
+def test_direct_writes_are_no_merge(tmp_path: Path) -> None:
+    uri = flushed(tmp_path)
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    lance.dataset(uri).update({"val": "70"}, where="id = 7")
+    small.upsert(lance.dataset(uri), small.rows(300, 310, 1.0))
+    assert run_job(uri, "inspect").to_json()["merged_elsewhere"] is None
+    assert merge.apply(open_table(uri), MergeOptions()).overwritten == {}
+
+
+@pytest.mark.parametrize("other", [{"answer": "merged"}, {"same_columns": True}, {"moved": True}])
+def test_decisions_exclude_each_other(tmp_path: Path, other: dict[str, object]) -> None:
+    with pytest.raises(InvalidUsageError, match="drained"):
+        run_job(small.make(tmp_path), "adopt", drained=True, **other)
