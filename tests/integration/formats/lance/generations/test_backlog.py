@@ -100,7 +100,7 @@ def test_a_number_that_is_not_listed_stops_its_region(made: Workload, missing: i
     report = merge.apply(open_table(made.uri), merge.MergeOptions())
     (fault,) = report.blocked
     reason, merged_to = ("drained_elsewhere", 0) if missing < 3 else ("generation_missing", 2)
-    # An earlier version lists all but the newest, and the next one does not: those before it would be put over what was merged.
+    # An earlier version lists all but the newest; those before one would be put over what was merged.
     assert (fault.region_id, fault.generation, fault.error.reason) == (region, missing, reason)
     merged = dict(wire.progress(Files(made.uri)))
     assert merged.get(str(region), 0) == merged_to
