@@ -320,6 +320,8 @@ class Run(FormatRun):
         document = report.to_json()
         if step.name in FOLLOWING and not report.exit_code:
             self.content = self.table_content()
+        elif step.name in FOLLOWING:
+            self.reads()  # one that is held, for example, may have brought the rows before
         if step.name == "inspect":
             with lm_diskann.open(self.uri, read_only=True) as index:
                 counts = {"live": len(self.content), "epoch": index.epoch}
