@@ -285,6 +285,9 @@ class Options:
     def validate(self) -> None:
         """Check conditions on several options. Raises ``OptionError``."""
 
+    def validate_repeated(self) -> None:
+        """Refuse what a service would do in each of its runs, and is meant for one. Raises ``OptionError``."""
+
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
         """Make options from strings and from the values of configuration files and front ends.

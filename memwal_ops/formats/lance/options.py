@@ -194,6 +194,15 @@ class CatchupOptions(Options):
         if retrains and self.migrate_codebook:
             raise OptionError("{retrain} and {migrate_codebook} exclude each other.", "retrain", "migrate_codebook")
 
+    def validate_repeated(self) -> None:
+        """Refuse to build all indexes anew in each run."""
+        if self.rebuild and not self.indexes:
+            raise OptionError(
+                "{rebuild} builds all indexes anew in each run of a service; name those by {indexes}, too.",
+                "rebuild",
+                remedy="Give {indexes}, or build them once by hand: memwal-ops catchup URI --rebuild.",
+            )
+
 
 @dataclass(frozen=True)
 class CompactOptions(Options):

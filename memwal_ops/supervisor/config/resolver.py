@@ -395,7 +395,7 @@ class Resolver:
         if not self._check_each(job, job.options, layers, (), options):
             return  # what depends on several options is checked once each of them is valid
         try:
-            job.options.read(options)
+            job.options.read(options).validate_repeated()
         except OptionError as error:
             place = layers.option_place(error.names[0]) if error.names else layers.place("options")
             fix = error.remedy if "remedy" in vars(error) else _help(job)

@@ -96,6 +96,7 @@ WRONG = [
     (JOBS + "merge: {options: {max_bytes: 1x}}\n", 4, "tables[0].jobs.merge.options.max_bytes", "not a size"),
     (JOBS + "merge: {options: {max_bytes: 0}}\n", 4, "tables[0].jobs.merge.options", "max_bytes must be at least 1"),
     (JOBS + "gc: {options: {reader_grace: 1s}}\n", 4, "tables[0].jobs.gc.options", "allow_unsafe"),
+    (JOBS + "catchup: {options: {rebuild: true}}\n", 4, "tables[0].jobs.catchup.options", "in each run of a service"),
     (JOBS + "maintain: {options: {merge: {max_byts: 1}}}\n", 4, "tables[0].jobs.maintain", "max_byts"),
     (JOBS + "merge: {budget: {per: 1d}}\n", 4, "tables[0].jobs.merge.budget.time", "missing"),
     (JOBS + "merge: {heartbeat_url: 'ftp://x'}\n", 4, "tables[0].jobs.merge.heartbeat_url", "http"),
