@@ -87,7 +87,9 @@ def expire_data_first(patch: Patch) -> None:
     def retire(run: Any, batch: tuple[int, ...]) -> None:
         # Below the points of the matrix, which are numbered as in a run without the bug.
         store, needed = getattr(run.table.store, "_inner", run.table.store), Needed()
-        needed.read(replace(run.table, store=store), {version_path(version, run.table.naming) for version in batch})
+        below = replace(run.table, store=store)
+        needed.read(below, without={version_path(version, run.table.naming) for version in batch})
+        needed.set_aside(below, batch, apply=False)
         find_garbage(
             store, needed, store_time(store), lambda files: bool(store.delete_many([one.path for one in files]))
         )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import leases
 from memwal_ops.core.leases import NumberedRecords
-from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
+from memwal_ops.formats.lance.retention import garbage
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.storage.records import encode_record
 from tests.campaigns.sim.planted import Bug, Patch
@@ -35,12 +35,8 @@ def expiry_is_not_announced() -> Iterable[Patch]:
 
 @_deviation
 def manifests_are_not_set_aside() -> Iterable[Patch]:
-    """Manifests are deleted without a copy: a tag of the same moment cannot be satisfied."""
-
-    def set_aside(table: Any, versions: Any) -> dict[str, int]:
-        return {version_path(version, table.naming): 0 for version in versions}
-
-    yield Patch(expire, "set_aside", set_aside)
+    """Manifests are deleted without a record: a tag of the same moment cannot be satisfied."""
+    yield Patch(garbage, "record", lambda *_: "_mem_wal_ops/expired/none")
 
 
 @_deviation

@@ -74,7 +74,7 @@ class Protocol:
         self.tags: dict[str, tuple[str | None, int]] = {}
         self.holds: dict[int, tuple[int, ...]] = {}
         self.announced: dict[int, tuple[tuple[int, ...], int]] = {}  # versions, and the event
-        self.aside: set[int] = set()
+        self.aside: dict[str, frozenset[int]] = {}  # the versions of each record
         self.numbered: dict[str, set[int]] = {}
         self.holds_read = 0
         self._kinds: tuple[tuple[re.Pattern[str], Callable[[Event, re.Match[str]], None]], ...] = tuple(
@@ -88,7 +88,7 @@ class Protocol:
                 (rf"_mem_wal/({_UUID})/([0-9a-f]{{8}}_gen_(\d+))(/.*)?", self._generation),
                 (r"_mem_wal_ops/(leases/[a-z]+|holds|expiries)/(\d{20})\.json", self._numbered),
                 (r"_mem_wal_ops/holds/(\d{20})\.released", self._released),
-                (r"_mem_wal_ops/expired/(\d{20})-.*", self._set_aside),
+                (r"_mem_wal_ops/expired/.+", self._set_aside),
                 (r"(?:data|_deletions|_indices)/.+", self._file),
             )
         )
@@ -135,7 +135,7 @@ class Protocol:
         before = self.versions.get(number - 1)
         if event.ours and number <= self.newest:
             # What an expiry set aside, and a tag or a hold still needs.
-            self._require(number in self.aside, event, f"it is below version {self.newest}, and was not set aside")
+            self._require(self._is_aside(number), event, f"it is below version {self.newest}, and was not set aside")
         elif event.ours:
             self._require(number == self.newest + 1, event, f"the newest version is {self.newest}")
         if number > self.newest and not restored:
@@ -185,10 +185,23 @@ class Protocol:
         told = [at for versions, at in self.announced.values() if number in versions]
         self._require(bool(told), event, "its expiry was not announced")
         self._require(self.holds_read > min(told), event, "holds were not read after its expiry was announced")
-        self._require(number in self.aside, event, "its manifest was not set aside")
+        self._require(self._is_aside(number), event, "its manifest was not set aside")
+
+    def _is_aside(self, number: int) -> bool:
+        return any(number in versions for versions in self.aside.values())
 
     def _set_aside(self, event: Event, found: re.Match[str]) -> None:
-        (self.aside.discard if event.what == "gone" else self.aside.add)(int(found[1]))
+        del found
+        if event.what == "gone":
+            self.aside.pop(event.path, None)
+            return
+        line, _, rest = (event.data or b"").partition(b"\n")
+        manifests = json.loads(line)["manifests"]
+        for number, length in manifests:
+            shown, rest = wire.parse_manifest(rest[:length]), rest[length:]
+            self._require(shown.version == number, event, f"its manifest of {number} is another one")
+        self._require(not rest, event, "it has more than its manifests")
+        self.aside[event.path] = frozenset(number for number, _ in manifests)
 
     def _file(self, event: Event, found: re.Match[str]) -> None:
         del found

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from uuid import UUID
 
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -36,6 +36,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
 )
 from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
+from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 VERSIONS_FOLDER = "_versions"
 TRANSACTIONS_FOLDER = "_transactions"
 SET_ASIDE_FOLDER = "_mem_wal_ops/expired"
-"""Where an expiry copies manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.garbage`)."""
+"""Where an expiry records manifests before it deletes them (:mod:`memwal_ops.formats.lance.retention.garbage`)."""
 VERSION_HINT = f"{VERSIONS_FOLDER}/latest_version_hint.json"
 CHECKED_MARK = f"{VERSIONS_FOLDER}/.checked-commits.json"
 """On S3: jobs compacted the table by versions that are staged first, to be checked
@@ -254,7 +255,11 @@ class References:
     all: frozenset[str]
 
 
-def references(version: VersionManifest) -> References:
+Known: TypeAlias = dict[bytes, tuple[set[str], set[str]]]
+"""The keys of fragments, for a caller that reads many versions: most fragments are in many of them."""
+
+
+def references(version: VersionManifest, known: Known | None = None) -> References:
     """The references of a manifest; on a branch, files of main have a base path, and only their names are used.
 
     Raises:
@@ -262,18 +267,30 @@ def references(version: VersionManifest) -> References:
     """
     own: set[str] = set()
     others: set[str] = set()
+    known = {} if known is None else known
     for fragment in version.manifest.fragments:
-        for file in fragment.files:
-            (others if file.HasField("base_id") else own).add(f"{DATA_FOLDER}/{file.path}")
-        if fragment.HasField("deletion_file"):
-            deletion = fragment.deletion_file
-            (others if deletion.HasField("base_id") else own).add(deletion_path(fragment.id, deletion))
+        content = fragment.SerializeToString()
+        if content not in known:
+            known[content] = _keys_of(fragment)
+        own |= known[content][0]
+        others |= known[content][1]
     for index in version.index_entries:
         elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
         (others if elsewhere else own).add(index_key(index))
     if version.manifest.transaction_file:
         others.add(f"{TRANSACTIONS_FOLDER}/{version.manifest.transaction_file}")
     return References(frozenset(own), frozenset(own | others))
+
+
+def _keys_of(fragment: table_pb2.DataFragment) -> tuple[set[str], set[str]]:
+    """The keys of a fragment's files below the table's own folders, and at other base paths."""
+    keys: tuple[set[str], set[str]] = (set(), set())
+    for file in fragment.files:
+        keys[file.HasField("base_id")].add(f"{DATA_FOLDER}/{file.path}")
+    if fragment.HasField("deletion_file"):
+        deletion = fragment.deletion_file
+        keys[deletion.HasField("base_id")].add(deletion_path(fragment.id, deletion))
+    return keys
 
 
 def index_key(entry: table_pb2.IndexMetadata) -> str:
@@ -309,26 +326,76 @@ def list_manifests(store: Store, folder: str = VERSIONS_FOLDER) -> dict[str, Obj
 def list_manifests_of_others(branch: Branch) -> dict[str, ObjectMeta]:
     """The manifests of all other branches of the table, main among them, by path below the root.
 
-    This includes branches without a reference file, and copies of manifests that are being expired there, since such a
+    This includes branches without a reference file, and records of manifests that are being expired there, since such a
     version may be put back. One listing of all branches' files; for a branch also one of main's versions.
     """
     own = (f"{branch.folder}/{VERSIONS_FOLDER}/", f"{branch.folder}/{SET_ASIDE_FOLDER}/")
     manifests = {
         meta.path: meta
         for meta in branch.root.list(BRANCHES_FOLDER)
-        if (_is_manifest(meta.path) or _is_copy(meta.path)) and not meta.path.startswith(own)
+        if (_is_manifest(meta.path) or _is_record(meta.path)) and not meta.path.startswith(own)
     }
     return manifests if branch.name is None else manifests | list_manifests(branch.root)
 
 
-def read_references(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, References]]:
-    """Read the references of each of these manifests, except those that no longer exist. One request for each.
+def read_manifests(store: Store, path: str) -> list[VersionManifest]:
+    """The manifest at a path, or those in the record of an expiry.
+
+    Raises:
+        InvalidFormatError: one does not decode, or is that of another version.
+        ObjectNotFoundError: there is no such file.
+    """
+    return _decoded(path, store.get(path))
+
+
+def _decoded(path: str, data: bytes) -> list[VersionManifest]:
+    if not _is_record(path):
+        return [decode_named(path, data)]
+    manifests = [(version, decode_version_manifest(one)) for version, one in decode_set_aside(data, path)]
+    wrong = next((version for version, shown in manifests if shown.manifest.version != version), None)
+    if wrong is not None:
+        raise InvalidFormatError(f"{path} has another version's manifest instead of that of version {wrong}")
+    return [shown for _, shown in manifests]
+
+
+def encode_set_aside(manifests: Sequence[tuple[int, bytes]]) -> bytes:
+    """The record of manifests that are being expired, each with its version: a line of JSON, then their bytes."""
+    lengths = [[version, len(data)] for version, data in manifests]
+    return b"".join((encode_record({"manifests": lengths}), b"\n", *(data for _, data in manifests)))
+
+
+def decode_set_aside(data: bytes, path: str) -> list[tuple[int, bytes]]:
+    """The manifests of a record, each with its version.
+
+    Raises:
+        InvalidFormatError: it is not what :func:`encode_set_aside` makes.
+        UnsupportedFeatureError: a later release wrote it.
+    """
+    end = data.find(b"\n") + 1
+    manifests = []
+    try:
+        for version, length in decode_record(data[:end], path)["manifests"]:
+            if type(version) is not int or type(length) is not int or length <= 0:
+                raise ValueError(f"it has {length!r:.40} bytes of version {version!r:.40}")
+            manifests.append((version, data[end : end + length]))
+            end += length
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidFormatError(f"{path} is no record of expired manifests: {error}") from error
+    if end != len(data):
+        raise InvalidFormatError(f"{path} has {len(data)} bytes; its manifests end at {end}")
+    return manifests
+
+
+def read_references(store: Store, paths: Iterable[str], known: Known | None = None) -> Iterator[tuple[str, References]]:
+    """Read the references of each of these manifests or records, except those that no longer exist.
+
+    One request for each.
 
     Raises:
         TableCorruptError: a manifest does not decode, so that its references are unknown.
         UnsupportedFeatureError: a manifest has unknown feature flags: it may have other references.
     """
-    read = partial(_read, store)
+    read = partial(_read, store, known={} if known is None else known)
     for path, refers in concurrently(read, paths, threads=_CONCURRENT_READS, chunk=_CHUNK):
         if refers is not None:
             yield path, refers
@@ -366,17 +433,26 @@ def _exists(store: Store, key: str) -> bool:
         return True
 
 
-def _read(store: Store, path: str) -> References | None:
+def decoded_references(path: str, data: bytes, known: Known) -> References:
+    """The references of the manifest at a path, or of all in a record; raises as :func:`read_references`."""
     try:
-        version = decode_named(path, store.get(path))
-        check_writable(version.manifest)
-        return references(version)
-    except ObjectNotFoundError:
-        return None
+        versions = _decoded(path, data)
+        for version in versions:
+            check_writable(version.manifest)
+        parts = [references(version, known) for version in versions]
     except InvalidFormatError as error:
         raise TableCorruptError(
             f"{path} cannot be read ({error}), so it is unknown which files its version needs."
         ) from error
+    own, everything = (part.own for part in parts), (part.all for part in parts)
+    return References(frozenset().union(*own), frozenset().union(*everything))
+
+
+def _read(store: Store, path: str, known: Known) -> References | None:
+    try:
+        return decoded_references(path, store.get(path), known)
+    except ObjectNotFoundError:
+        return None
 
 
 def _is_manifest(path: str) -> bool:
@@ -384,8 +460,8 @@ def _is_manifest(path: str) -> bool:
     return folder.rpartition("/")[2] == VERSIONS_FOLDER and parse_version_manifest_name(name) is not None
 
 
-def _is_copy(path: str) -> bool:
-    return path.rpartition("/")[0].endswith(f"/{SET_ASIDE_FOLDER}")
+def _is_record(path: str) -> bool:
+    return f"/{path}".rpartition("/")[0].endswith(f"/{SET_ASIDE_FOLDER}")
 
 
 def deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:

@@ -35,8 +35,9 @@ from memwal_ops.formats.lance.files.versions import (
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
+from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.jobs.gc.collectors import views
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, read_evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import Evidence, Kind
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import NewestFiles, names_damage, require_complete
@@ -45,7 +46,8 @@ from memwal_ops.formats.lance.retention.garbage import (
     Needed,
     find_garbage,
     put_back,
-    set_aside,
+    read_set_aside,
+    record,
     unreadable_versions,
 )
 from memwal_ops.formats.lance.retention.identity import anchored
@@ -53,7 +55,7 @@ from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.retention.merged_since import drop_overtaken
 from memwal_ops.formats.lance.retention.schema_recorder import record_schema
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
-from memwal_ops.formats.lance.wire.version_manifest import check_writable
+from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_version_manifest
 from memwal_ops.storage.clock import PLANNED_BY, store_time
 from memwal_ops.text import counted, paragraph, size_text
 
@@ -247,13 +249,16 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     started = time.monotonic()
     check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
-    retention = LiveVersions()
+    retention = _retention(table)
     now = datetime.now(UTC)
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
     _require_expirable(table, options, kept)
     needed = Needed()
-    needed.read(table, {version_path(version, table.naming) for version in expired}, _young(table, kept))
+    needed.read(table, _young(table, kept), without=_paths(table, expired))
+    for batch in _batches(retention, expired):
+        needed.set_aside(table, batch, apply=False)
+    needed.read_records(table)
     newest = NewestFiles(table, min(expired, default=None))
     garbage = find_garbage(table.store, needed, now, newest=newest)
     newest.require()
@@ -265,7 +270,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
         report.objects = garbage.objects + len(expired)
         report.bytes = garbage.bytes + sum(map(retention.manifest_bytes, expired))
         report.for_branches = garbage.for_branches
-        report.frees = _frees(table, expired)
+        report.frees = _frees(table, retention, expired)
     _note_later(report, retention, garbage)
     _note_missing(report, table, garbage)
     report.seconds = time.monotonic() - started
@@ -286,7 +291,7 @@ def apply(
         StorageError: the store failed, or a base folder is a link. No version is listed without its files, and the
             next run continues.
         TableCorruptError: the newest version lacks a file, or a manifest does not decode, so that the files that it
-            refers to are not known.
+            refers to are not known: of a version that is kept, before anything is deleted.
         TableReplacedError: another table was created or restored at the URI; nothing of it was deleted.
         UnsupportedFeatureError: see :func:`plan`.
     """
@@ -298,10 +303,13 @@ def apply(
     run = _Run(table, options, anchor, context, store_time(table.store), only)
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
-    _refuse_unreadable(table, run.retention)
+    suspects = (path for path in run.retention.unreadable if path.endswith(".manifest"))
+    for _ in read_references(table.store, suspects):
+        pass  # raises: older versions may be needed to restore the table from
+    run.needed.read(table, _young(table, kept), without=_paths(table, planned))
     run.oldest = min(planned, default=None)
     record_schema(table)
-    frees = _frees(table, planned)
+    frees = _frees(table, run.retention, planned)
     if planned and table.log.versions_hold_generations:
         drop_overtaken(table.store, run.retention)
     for batch in _batches(run.retention, planned):
@@ -309,9 +317,9 @@ def apply(
         run.retire(batch)
         context.advance("expiring", "versions", len(batch), total=len(planned))
     garbage = run.delete_files()
-    if planned or run.objects or run.copies:
+    if planned or run.objects or run.needed.records:
         _, kept = run.choose()
-        run.delete_copies()
+        run.delete_records()
         _require_expirable(table, options, kept)
     deleted = tuple(sorted(set(planned) - set(run.retention.versions)))
     decision = "incomplete" if run.failed else "expired" if run.objects else "nothing_to_expire"
@@ -342,17 +350,21 @@ class _Run:
     context: RunContext
     now: datetime
     only: Collection[int] | None = None
-    retention: LiveVersions = field(default_factory=LiveVersions)
+    needed: Needed = field(default_factory=Needed)
     objects: int = 0
     bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     put_back: set[int] = field(default_factory=set)
     oldest: int | None = None
-    _needed: Needed | None = None
     _complete: bool = False
+    _has_listed: bool = False  # all base files, and deleted those that are garbage
     _outlived: bool = False  # whether holds may have been granted during a deletion, after its announcement ended
     _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
     _kept: tuple[KeptVersion, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Nothing is read yet."""
+        self.retention = _retention(self.table)
 
     def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.
@@ -383,9 +395,10 @@ class _Run:
             # A hold that was taken before the announcement is read here.
             deletable = frozenset(self.choose()[0])
             batch = tuple(version for version in batch if version in deletable)
-            manifests = set_aside(self.table, batch)
+            batch = tuple(self.needed.set_aside(self.table, batch))
+            sizes = {version_path(one, self.table.naming): self.retention.manifest_bytes(one) for one in batch}
             if _uptime() - began < _PROVEN_FOR:
-                self._delete(manifests)
+                self._delete(sizes)
                 self._outlived = self._outlived or _uptime() - began >= _PROVEN_FOR
                 return
         # The process was stopped, or the machine suspended: holds are granted again after an announcement has ended.
@@ -393,41 +406,40 @@ class _Run:
 
     def delete_files(self) -> Garbage:
         """Delete files that only deleted versions refer to, of this run and of killed ones."""
-        needed = Needed()
-        needed.read(self.table, young=_young(self.table, self._kept))
+        self.needed.read(self.table, _young(self.table, self._kept))
+        self.needed.read_records(self.table)
         self.choose()
         newest = NewestFiles(self.table)
-        garbage = find_garbage(
-            self.table.store, needed, self.now, lambda batch: self._delete_batch(needed, batch), newest
-        )
+        garbage = find_garbage(self.table.store, self.needed, self.now, self._delete_batch, newest)
         if not self._complete:
             newest.require()  # a run that deletes nothing reports it by the same listing
-        if garbage.complete:
-            self._needed = needed
+        self._has_listed = garbage.complete
         return garbage
 
-    @property
-    def copies(self) -> bool:
-        """Whether copies of manifests were found, set aside by this run or by others."""
-        return self._needed is None or bool(self._needed.copies)
+    def delete_records(self) -> None:
+        """Delete the records of versions without files. Those of a listed version are kept: a run may use them.
 
-    def delete_copies(self) -> None:
-        """Delete the manifest copies of versions without files. That of a listed version is kept: a run may use it.
-
-        For each file that is kept only for branches and detached versions, one copy that refers to it is kept: when
-        those are deleted, nothing else shows that the file does not belong to a commit in progress.
+        For each file that is kept only for branches and detached versions, one manifest that refers to it is kept: when
+        those are deleted, nothing else shows that the file does not belong to a commit in progress. What is kept is
+        written anew without the others: those may be many, and have values that an erase must find deleted.
         """
-        if self.failed or self._needed is None:
+        needed = self.needed
+        if self.failed or not self._has_listed:
             return
-        listed = frozenset(self.retention.versions)
-        paths = [copy.meta.path for copy in self._needed.copies if copy.version not in listed]
-        kept = (self._needed.expired & self._needed.on_branches) - self._needed.own
-        if kept:
-            for path, references in read_references(self.table.store, list(paths)):
-                if references.all & kept:
-                    kept -= references.all
-                    paths.remove(path)
-        self.failed |= delete_proven(self.table.store, paths, [self.anchor]).failed
+        listed = needed.listed.union(self.retention.versions)
+        kept = (needed.expired & needed.on_branches) - needed.own
+        lasting = set()
+        for path in needed.records:
+            left = []
+            for version, data in read_set_aside(self.table.store, path):
+                refers = references(decode_version_manifest(data)).all if kept else frozenset()
+                if version in listed or refers & kept:
+                    kept -= refers
+                    left.append((version, data))
+            if left:
+                lasting.add(record(self.table.store, left))
+        gone = [path for path in needed.records if path not in lasting]
+        self.failed |= delete_proven(self.table.store, gone, [self.anchor]).failed
 
     def _require_complete(self) -> None:
         """Refuse to delete anything below a newest version that is not complete; checked once, before the first."""
@@ -435,12 +447,12 @@ class _Run:
             require_complete(self.table.newest(), self.oldest)
             self._complete = True
 
-    def _delete_batch(self, needed: Needed, batch: list[ObjectMeta]) -> bool:
+    def _delete_batch(self, batch: list[ObjectMeta]) -> bool:
         self.context.checkpoint()
         self._require_complete()
         # Also what was committed or restored since, for example by a restore of an old version.
-        needed.read(self.table)
-        sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in needed.keys}
+        self.needed.read(self.table)
+        sizes = {meta.path: meta.size for meta in batch if file_key(meta.path) not in self.needed.keys}
         before = self.objects
         self._delete(sizes)
         # If the store refuses a whole batch, it would refuse the next one too.
@@ -460,7 +472,7 @@ def _uptime() -> float:
 
 
 def _batches(retention: LiveVersions, versions: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Batches, bounded by number, and by the bytes that their copies need for a short time, even on a full disk."""
+    """Batches, bounded by number, and by the bytes that their record needs for a short time, even on a full disk."""
     batch: list[int] = []
     size = 0
     for version in versions:
@@ -474,11 +486,9 @@ def _batches(retention: LiveVersions, versions: tuple[int, ...]) -> Iterator[tup
         yield tuple(batch)
 
 
-def _refuse_unreadable(table: Table, retention: LiveVersions) -> None:
-    """Raise if a manifest does not decode: older versions may be needed to restore the table from."""
-    suspects = [path for path in retention.unreadable if path.endswith(".manifest")]
-    for _ in read_references(table.store, suspects):
-        pass
+def _retention(table: Table) -> LiveVersions:
+    """What reads the progress of versions only where there can be any."""
+    return LiveVersions(progress=table.log.versions_hold_generations or bool(table.regions.region_ids))
 
 
 def _note_missing(report: ExpireReport, table: Table, found: Garbage) -> None:
@@ -490,7 +500,11 @@ def _note_missing(report: ExpireReport, table: Table, found: Garbage) -> None:
 
 def _young(table: Table, kept: Iterable[KeptVersion]) -> frozenset[str]:
     """The manifests of versions that only their age keeps."""
-    return frozenset(version_path(version.version, table.naming) for version in kept if version.old_enough is not None)
+    return _paths(table, (version.version for version in kept if version.old_enough is not None))
+
+
+def _paths(table: Table, versions: Iterable[int]) -> frozenset[str]:
+    return frozenset(version_path(version, table.naming) for version in versions)
 
 
 def _note_later(report: ExpireReport, retention: LiveVersions, found: Garbage) -> None:
@@ -600,12 +614,12 @@ def _shows_progress(table: Table, retention: LiveVersions) -> int | None:
     return min((version for version in shown if version is not None), default=None)
 
 
-def _frees(table: Table, versions: Collection[int]) -> tuple[int, int]:
+def _frees(table: Table, retention: LiveVersions, versions: Collection[int]) -> tuple[int, int]:
     """Number of generations that only these versions keep, and their bytes."""
     if not versions or not table.log.versions_hold_generations:
         return 0, 0
-    evidence = read_evidence(table, RetentionOptions(), datetime.now(UTC))
-    left = evidence.retention.without(frozenset(versions))
+    evidence = Evidence(table, retention, covered_generations(table), datetime.now(UTC), RetentionOptions())
+    left = retention.without(frozenset(versions))
     count = size = 0
     for _, log in views(evidence):
         for candidate in log.view.directories() if isinstance(log, WalView) else ():

@@ -11,20 +11,28 @@ Files that Lance does not write in these folders are kept, and so are files behi
 from __future__ import annotations
 
 import hashlib
-import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import delete_proven
-from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, ObjectNotFoundError, TableReplacedError
+from memwal_ops.errors import (
+    InvalidFormatError,
+    InvariantViolatedError,
+    ObjectNotFoundError,
+    TableCorruptError,
+    TableReplacedError,
+)
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
+    decode_set_aside,
+    decoded_references,
+    encode_set_aside,
     file_key,
     is_same_file,
     is_unfinished,
@@ -41,54 +49,54 @@ from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_staged_manifest_name, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from memwal_ops.formats.lance.files.versions import Known
     from memwal_ops.formats.lance.retention.damage import NewestFiles
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
-_NAME = re.compile(rf"{SET_ASIDE_FOLDER}/([0-9]{{20}})-[0-9a-f]{{16}}\.manifest")
-_CONCURRENT = 16
+_CONCURRENT, _CHUNK = 16, 256
+# A version is expired in this order: its manifest is recorded, with those of its batch; the manifest is deleted; the
+# files to which no other version refers are deleted; the record is deleted. So every listed version can be read; a
+# killed run leaves a record, from which the next run reads which files were the versions' own; and a version that turns
+# out to be needed while its files exist (a tag made in the same moment) is put back.
+#
+# Timeline of the loss in any other order: the data files of version 3 are deleted, the process is killed,
+# version 3 is still listed; a reader opens it, and its files are missing.
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """The copy of one version's manifest: the version and the object.
-
-    A version is expired in this order: a copy of its manifest is set aside, the manifest is deleted, the files to which
-    no other version refers are deleted, the copy is deleted. So every listed version can be read; a killed run leaves a
-    copy, from which the next run reads which files were the version's own; and a version that turns out to be needed
-    while its files exist (a tag made in the same moment) is put back.
-
-    Timeline of the loss in any other order: the data files of version 3 are deleted, the process is killed,
-    version 3 is still listed; a reader opens it, and its files are missing.
-    """
-
-    version: int
-    meta: ObjectMeta
+def list_set_aside(store: Store) -> list[str]:
+    """The records of manifests: of this run, of concurrent runs, and of killed runs."""
+    return sorted(meta.path for meta in store.list(SET_ASIDE_FOLDER))
 
 
-def list_set_aside(store: Store) -> tuple[SetAside, ...]:
-    """All copies, ascending by version: those of this run, of concurrent runs, and of killed runs."""
-    copies = [
-        SetAside(int(name[1]), meta) for meta in store.list(SET_ASIDE_FOLDER) if (name := _NAME.fullmatch(meta.path))
-    ]
-    return tuple(sorted(copies, key=lambda copy: (copy.version, copy.meta.path)))
-
-
-def set_aside(table: Table, versions: Iterable[int]) -> dict[str, int]:
-    """Copy manifests of main, and return the size in bytes of each by path, except those that no longer exist.
+def read_set_aside(store: Store, path: str) -> list[tuple[int, bytes]]:
+    """The manifests of a record, each with its version; none if another run deleted it meanwhile.
 
     Raises:
-        StorageError: a copy could not be written; nothing was deleted.
+        TableCorruptError: it does not decode, so that the files of its versions are unknown.
     """
-    with ThreadPoolExecutor(_CONCURRENT) as pool:
-        copied = pool.map(lambda version: _copy(table, version), versions)
-        return dict(path_and_size for path_and_size in copied if path_and_size is not None)
+    try:
+        return decode_set_aside(store.get(path), path)
+    except ObjectNotFoundError:
+        return []
+    except InvalidFormatError as error:
+        raise TableCorruptError(str(error)) from error
+
+
+def record(store: Store, manifests: Sequence[tuple[int, bytes]]) -> str:
+    """Write a record of manifests, each with its version, unless it is there; return its path."""
+    data = encode_set_aside(manifests)
+    path = f"{SET_ASIDE_FOLDER}/{manifests[0][0]:020d}-{hashlib.sha256(data).hexdigest()[:16]}.manifests"
+    if not store.put_if_absent(path, data) and store.get(path) != data:
+        raise InvariantViolatedError(f"The content of {path} does not match the hash in its name.")
+    return path
 
 
 def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> tuple[int, ...]:
@@ -97,34 +105,25 @@ def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> 
     Only a version that can be read is put back. If two manifests of the same number were set aside, it is ambiguous
     which one is needed, and neither is put back: gc still reports the tag that refers to it.
     """
-    copies: dict[int, list[SetAside]] = {}
-    for copy in list_set_aside(table.store):
-        if copy.version in needed and copy.version not in listed:
-            copies.setdefault(copy.version, []).append(copy)
+    missing = {*needed}.difference(listed)
+    recorded: dict[int, set[bytes]] = {}
+    for path in list_set_aside(table.store) if missing else ():
+        for version, data in read_set_aside(table.store, path):
+            if version in missing:
+                recorded.setdefault(version, set()).add(data)
     done = []
-    for version, candidates in copies.items():
-        if len(candidates) > 1:
-            continue
-        try:
-            data = table.store.get(candidates[0].meta.path)
-        except ObjectNotFoundError:
-            continue
-        if not missing_files(table.store, references(decode_version_manifest(data)).own):
+    for version, (data, *others) in recorded.items():
+        if not others and not missing_files(table.store, references(decode_version_manifest(data)).own):
             table.store.put_back(version_path(version, table.naming), data)
             done.append(version)
     return tuple(done)
 
 
-def _copy(table: Table, version: int) -> tuple[str, int] | None:
-    path = version_path(version, table.naming)
+def _content(table: Table, version: int) -> bytes | None:
     try:
-        data = table.store.get(path)
+        return table.store.get(version_path(version, table.naming))
     except ObjectNotFoundError:
         return None
-    copy = f"{SET_ASIDE_FOLDER}/{version:020d}-{hashlib.sha256(data).hexdigest()[:16]}.manifest"
-    if not table.store.put_if_absent(copy, data) and table.store.get(copy) != data:
-        raise InvariantViolatedError(f"The content of {copy} does not match the hash in its name.")
-    return path, len(data)
 
 
 # A commit takes seconds between its detached manifest and its version; after an hour its process is dead.
@@ -244,7 +243,8 @@ class Needed:
         own: of those that must exist for a version of the table's own branch to be readable.
         on_branches: of those to which other branches and detached versions refer.
         expired: of all files to which an expired version refers, needed or not.
-        copies: the manifests that were set aside, as of the first call of :meth:`read`.
+        records: paths of the records of manifests that were set aside.
+        listed: the versions of the table's own branch that were read as listed.
     """
 
     keys: set[str] = field(default_factory=set)
@@ -252,51 +252,74 @@ class Needed:
     own: set[str] = field(default_factory=set)
     on_branches: set[str] = field(default_factory=set)
     expired: set[str] = field(default_factory=set)
-    copies: tuple[SetAside, ...] = ()
-    _complete: bool = False
+    records: dict[str, None] = field(default_factory=dict)
+    listed: set[int] = field(default_factory=set)
+    _known: Known = field(default_factory=dict)
     # Objects and not paths: a version's number, so its path, may be used again. Of the own branch, and of others.
     _seen: tuple[set[ObjectMeta], set[ObjectMeta]] = field(default_factory=lambda: (set(), set()))
 
-    def read(self, table: Table, expiring: Collection[str] = (), young: Collection[str] = ()) -> None:
-        """Read every manifest that was not read before; the first call also reads the copies that were set aside.
-
-        Manifests are listed before copies, and listed again if one was deleted before it was read: so a version that
-        another run expires meanwhile is found in one of the two. Before files of expired versions are deleted,
-        tags, branches and holds must be listed after the first call, and versions that were put back be read again.
+    def read(self, table: Table, young: Collection[str] = (), *, without: Collection[str] = ()) -> None:
+        """Read every manifest that was not read before, and listed again if one was deleted before it was read.
 
         Args:
             table: any version of it.
-            expiring: paths of manifests that count as expired, for a plan.
             young: paths of manifests that only their age keeps.
+            without: paths of manifests that are not read, as their versions expire.
 
         Raises:
             TableCorruptError: a manifest does not decode; the result must not be used.
             UnsupportedFeatureError: a manifest may refer to files in unknown ways.
         """
-        while not (self._read_own(table, expiring, young) and self._read_others(table)):
+        while not (self._read_own(table, young, without) and self._read_others(table)):
             pass
-        if not self._complete:
-            self._complete = True
-            self.copies = list_set_aside(table.store)
-            for _, named in read_references(table.store, [copy.meta.path for copy in self.copies]):
-                self.expired |= named.all
 
-    def _read_own(self, table: Table, expiring: Collection[str], young: Collection[str]) -> bool:
-        fresh = {path: meta for path, meta in list_manifests(table.store).items() if meta not in self._seen[0]}
+    def read_records(self, table: Table) -> None:
+        """Read the records of manifests that were set aside by others; raises as :meth:`read`, which is called before.
+
+        So a version that another run expires meanwhile is found in one of the two. Before files of expired versions are
+        deleted, tags, branches and holds must be listed after this, and versions that were put back be read again.
+        """
+        for path in list_set_aside(table.store):  # one at a time: each may have megabytes
+            for _, named in read_references(table.store, [path] if path not in self.records else (), self._known):
+                self.expired |= named.all
+            self.records.setdefault(path)
+
+    def set_aside(self, table: Table, versions: Iterable[int], *, apply: bool = True) -> frozenset[int]:
+        """Record manifests of main that are to be deleted; return the versions, without those that do not exist.
+
+        Requests: one for each, and one for the record; without ``apply`` they are only read.
+
+        Raises:
+            StorageError: the record could not be written; nothing was deleted.
+            TableCorruptError: a manifest does not decode.
+        """
+        manifests = []
+        read = partial(_content, table)
+        for version, data in concurrently(read, versions, threads=_CONCURRENT, chunk=_CHUNK):
+            if data is not None:
+                self.expired |= decoded_references(version_path(version, table.naming), data, self._known).all
+                manifests.append((version, data))
+        if manifests and apply:
+            self.records[record(table.store, manifests)] = None
+        return frozenset(version for version, _ in manifests)
+
+    def _read_own(self, table: Table, young: Collection[str], without: Collection[str]) -> bool:
+        fresh = {
+            path: meta
+            for path, meta in list_manifests(table.store).items()
+            if meta not in self._seen[0] and path not in without
+        }
         opened = version_path(table.version, table.naming)
         is_known = opened in fresh and is_same_file(table.file, fresh[opened])
         known = [(opened, references(table.manifest))] if is_known else []
-        for path, named in chain(
-            known, read_references(table.store, sorted(fresh.keys() - {path for path, _ in known}))
-        ):
+        paths = sorted(fresh.keys() - {path for path, _ in known})
+        for path, named in chain(known, read_references(table.store, paths, self._known)):
             self._seen[0].add(fresh.pop(path))
-            if path in expiring:
-                self.expired |= named.all
-                continue
             self.keys |= named.all
             if path not in young:
                 self.lasting |= named.all
-            if version_of_main(path) is not None:
+            if (version := version_of_main(path)) is not None:
+                self.listed.add(version)
                 self.own |= named.own
             else:
                 self.on_branches |= named.all
@@ -305,7 +328,7 @@ class Needed:
     def _read_others(self, table: Table) -> bool:
         others = list_manifests_of_others(table.branch)
         fresh = {path: meta for path, meta in others.items() if meta not in self._seen[1]}
-        for path, named in read_references(table.branch.root, sorted(fresh)):
+        for path, named in read_references(table.branch.root, sorted(fresh), self._known):
             self._seen[1].add(fresh.pop(path))
             self.keys |= named.all
             self.lasting |= named.all

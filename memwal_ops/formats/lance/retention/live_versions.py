@@ -18,10 +18,9 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice, pairwise
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwal_ops.core.holds import Hold, holds, holds_in_force
@@ -32,10 +31,10 @@ from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, is_legacy
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER
 from memwal_ops.formats.lance.wire.version_manifest import index_section_by_ends, index_section_length, last_fields
-from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.api import LinkError, concurrently
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
@@ -168,14 +167,18 @@ class LiveVersions:
 
     "Own" are the versions of the branch that was opened, mostly main.
 
+    Args:
+        progress: whether to read what versions have merged; without it none has, and none is ``unreadable``.
+
     Attributes:
         tags: branch (None: main) and version of each tag.
         holds: the reader holds in force, on own versions.
         newest: the newest own version; 0: none is listed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, progress: bool = True) -> None:
         """Start empty, before the first :meth:`refresh`."""
+        self._progress = progress
         self.tags: Mapping[str, tuple[str | None, int]] = {}
         self.holds: tuple[Hold, ...] = ()
         self.newest = 0
@@ -211,7 +214,7 @@ class LiveVersions:
             listed[name] = root, list_versions(root, f"{branch_folder(name)}/{VERSIONS_FOLDER}").numbered
         self._trees = {name: self._trees.get(name, _Tree()) for name in listed}
         for tree, (store, versions) in listed.items():
-            self._trees[tree].refresh(store, versions)
+            self._trees[tree].refresh(store, versions, progress=self._progress)
 
     def read_names(self, table: Table, now: datetime) -> None:
         """List the tags, branches and holds alone: what :meth:`protected` returns."""
@@ -538,7 +541,7 @@ class _Tree:
     def size(self, version: int) -> int:
         return self._seen[version].size
 
-    def refresh(self, store: Store, listed: Mapping[int, ObjectMeta]) -> None:
+    def refresh(self, store: Store, listed: Mapping[int, ObjectMeta], *, progress: bool = True) -> None:
         """Drop the versions that no longer exist, and read the new ones."""
         fresh = sorted(listed.keys() - self._seen.keys())
         changed = any(not seen.is_of(listed[version]) for version, seen in self._seen.items() if version in listed)
@@ -547,12 +550,13 @@ class _Tree:
             fresh = sorted(listed)
         for expired in self._seen.keys() - listed.keys():
             self._drop(expired)
-        numbers = iter(fresh)
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            while chunk := list(islice(numbers, _CHUNK)):
-                outcomes = pool.map(lambda version: _read(store, listed[version]), chunk)
-                for version, outcome in zip(chunk, outcomes, strict=True):
-                    self._add(version, listed[version], outcome)
+        outcomes: Iterable[tuple[int, VersionProgress | str | _Expired]] = zip(fresh, repeat(VersionProgress({}, None)))
+        if progress:
+            outcomes = concurrently(
+                lambda version: _read(store, listed[version]), fresh, threads=_CONCURRENT_READS, chunk=_CHUNK
+            )
+        for version, outcome in outcomes:
+            self._add(version, listed[version], outcome)
 
     def progress(self, version: int) -> Mapping[UUID, int]:
         """The merge progress of a version that exists; nothing if it has no MemWAL index."""

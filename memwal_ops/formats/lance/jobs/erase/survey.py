@@ -27,6 +27,7 @@ from memwal_ops.formats.lance.files.versions import (
     VERSIONS_FOLDER,
     file_key,
     is_unfinished,
+    read_manifests,
     read_version_manifest,
     references,
 )
@@ -37,7 +38,6 @@ from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import load
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_version_manifest_name
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
 from memwal_ops.storage.objects import open_store
@@ -101,7 +101,7 @@ class Objects:
         found: what was found in versions and indexes.
         needed: the keys to which any version refers.
         kept: the keys to which one refers that holds no such row.
-        copies: paths of manifests of expired versions without any value of such a row.
+        records: paths of records of expired versions' manifests without any value of such a row.
         now: by the store's clock.
     """
 
@@ -109,7 +109,7 @@ class Objects:
     found: Survey
     needed: Needed
     kept: set[str]
-    copies: set[str]
+    records: set[str]
     now: datetime
 
     def classify(self, meta: ObjectMeta) -> Verdict:
@@ -164,7 +164,7 @@ class Objects:
         return None if named else "its version was read: it refers to no file with such rows", None
 
     def _own(self, path: str) -> Verdict:
-        if path in self.copies:
+        if path in self.records:
             return ("it is of an expired version, and was read: no expression in it can be of such a row", None)
         if path.startswith(f"{SET_ASIDE_FOLDER}/"):
             return None, Holder("leftover", path, "the manifest of a version that is being expired")
@@ -319,10 +319,10 @@ class Surveyor:
 
         return self.target.mentions(transaction, is_of_others)
 
-    def _copy_mentions(self, table: Table, path: str) -> bool:
-        """Whether the copy of an expired version's manifest may have values of such rows; one is kept for a branch."""
+    def _record_mentions(self, table: Table, path: str) -> bool:
+        """Whether recorded manifests of expired versions may have values of such rows; some are kept for a branch."""
         try:
-            return self._mentions(table, decode_version_manifest(table.store.get(path)))
+            return any(self._mentions(table, shown) for shown in read_manifests(table.store, path))
         except (ObjectNotFoundError, InvalidFormatError):
             return True
 
@@ -418,6 +418,7 @@ class Surveyor:
         listed = [meta for meta in table.store.list() if not meta.path.startswith(without)]
         needed = Needed()
         needed.read(table)
+        needed.read_records(table)
         kept = set(references(table.manifest).all)
         for version in _newer(listed, table.version):
             shown = _read(table, version)
@@ -430,9 +431,9 @@ class Surveyor:
             if version not in found.versions and shown is not None:
                 kept |= references(shown).all
         in_log = {} if found.log is None else {meta.path: why for meta, why in found.log.objects}
-        copies = [meta for meta in listed if meta.path.startswith(f"{SET_ASIDE_FOLDER}/")]
-        clean_copies = {meta.path for meta in copies if not self._copy_mentions(table, meta.path)}
-        objects = Objects(self.target, found, needed, kept, clean_copies, self.now)
+        records = [meta for meta in listed if meta.path.startswith(f"{SET_ASIDE_FOLDER}/")]
+        clean_records = {meta.path for meta in records if not self._record_mentions(table, meta.path)}
+        objects = Objects(self.target, found, needed, kept, clean_records, self.now)
         for meta in listed:
             if meta.path in in_log:
                 found.objects.append((meta, in_log[meta.path]))

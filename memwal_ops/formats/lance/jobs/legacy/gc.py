@@ -20,7 +20,7 @@ from memwal_ops.core.collector import Collector, Stage
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.versions import list_manifests, list_manifests_of_others
+from memwal_ops.formats.lance.files.versions import list_manifests, list_manifests_of_others, read_manifests
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
@@ -32,7 +32,6 @@ from memwal_ops.formats.lance.retention.damage import names_damage, require_comp
 from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.wire.legacy_index import MemWal, State, decode_mem_wals, encode_mem_wals
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry, is_legacy
-from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -99,12 +98,11 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
     for store, paths in ((table.store, own), (table.branch.root, others)):
         for path in paths:
             try:
-                version = decode_version_manifest(store.get(path))
+                entries = [find_memwal_entry(version.indexes) for version in read_manifests(store, path)]
             except ObjectNotFoundError:
                 continue  # expired meanwhile
-            entry = find_memwal_entry(version.indexes)
-            if entry is not None and is_legacy(entry):
-                for mem_wal in decode_mem_wals(entry.index_details.value):
+            for entry in entries:
+                for mem_wal in decode_mem_wals(entry.index_details.value) if entry and is_legacy(entry) else ():
                     if mem_wal.state is not State.MERGED:
                         logs.setdefault(log_path(table, mem_wal.wal_location), path)
     return logs
