@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE
+from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
 from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
@@ -202,6 +203,15 @@ class CatchupOptions(Options):
                 "rebuild",
                 remedy="Give {indexes}, or build them once by hand: memwal-ops catchup URI --rebuild.",
             )
+
+
+@dataclass(frozen=True)
+class EraseOptions(BaseEraseOptions):
+    """Options of erase: a record in the table alone changes no folder of this machine."""
+
+    followers: tuple[str, ...] = texts(
+        help="Erase this index folder, too, which follows the table (repeatable).", flag="--follower", metavar="FOLDER"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import DebtSpec, InitSpec, JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
 from memwal_ops.core.repair import repair_job
 from memwal_ops.formats.lance.options import (
     AdoptOptions,
     CatchupOptions,
     CompactOptions,
+    EraseOptions,
     ExpireOptions,
     GcOptions,
     InitOptions,

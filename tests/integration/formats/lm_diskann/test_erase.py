@@ -167,11 +167,19 @@ def test_rows_of_a_followed_table_are_deleted_there(
     where = "id IN (17, 900, 1205)"
     plan = run_job(table, "erase", where=where)
     assert [one.name for one in plan.holders if one.kind == "index folder"] == [folder]
+    now = {"where": where, "older_than": "0s", "allow_unsafe": True}
+    before = holders(folder, vectors, replaced=())
+    report = run_job(table, "erase", now, apply=True)
+    assert (report.decision, holders(folder, vectors, replaced=())) == ("held", before), "a record names no folder"
+    assert f"give --follower {folder}" in "".join(one.why for one in report.holders if one.blocks)
+    elsewhere = run_job(table, "erase", {**now, "followers": [str(tmp_path / "other")]}, apply=True)
+    assert "no record in the table has it" in elsewhere.describe()
+    now["followers"] = [folder]
     with Index(folder, read_only=True):
-        report = run_job(table, "erase", where=where, apply=True, older_than="0s", allow_unsafe=True)
+        report = run_job(table, "erase", now, apply=True)
         assert report.decision == "held"
         assert {one.kind for one in report.holders if one.blocks} == {"reader"}
-    report = run_job(table, "erase", where=where, apply=True, older_than="0s", allow_unsafe=True)
+    report = run_job(table, "erase", now, apply=True)
     assert report.decision == "erased", report.describe()
     assert report.done["index_folders_erased"] == 1
     assert holders(folder, vectors, replaced=()) == set()

@@ -20,7 +20,7 @@ from memwal_ops.core.byte_scan import ErasedValues
 from memwal_ops.core.certificate import NOT_SEEN, Erasure, run_erasure
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.erasure import EraseDecision, EraseOptions, EraseReport, Holder
+from memwal_ops.core.erasure import EraseDecision, EraseReport, Holder
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import (
@@ -43,7 +43,7 @@ from memwal_ops.formats.lance.jobs.erase.scan import compared, prefixes, scanned
 from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
 from memwal_ops.formats.lance.jobs.erase.target import Target
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions, MergeOptions
+from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, EraseOptions, ExpireOptions, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.storage.clock import store_time
@@ -286,12 +286,12 @@ class TableErasure(Erasure):
                 )
 
     def _erase_followers(self) -> None:
-        """Erase the indexes on this machine that follow the table."""
+        """Erase the named indexes that follow the table."""
         for follower in self.surveyor.followers(self.table):
-            if not follower.is_here:
+            if not self.surveyor.is_named(follower):
                 continue
             self.context.step("followers")
-            options = EraseOptions(deleted_before=self.surveyor.now.isoformat())
+            options = {"deleted_before": self.surveyor.now.isoformat()}
             try:
                 report: Any = run_job(follower.folder, "erase", options, apply=True)
             except MemwalOpsError as error:

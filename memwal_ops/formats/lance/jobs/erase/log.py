@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.core.candidates import Gate
-    from memwal_ops.core.erasure import EraseOptions
     from memwal_ops.formats.lance.jobs.erase.target import Target
     from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
+    from memwal_ops.formats.lance.options import EraseOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 

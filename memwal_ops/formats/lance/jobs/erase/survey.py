@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from memwal_ops.core.erasure import EraseOptions, Follower
+    from memwal_ops.core.erasure import Follower
     from memwal_ops.formats.lance.jobs.erase.log import LogSurvey
+    from memwal_ops.formats.lance.options import EraseOptions
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -196,6 +198,7 @@ class Surveyor:
         self.segments = Segments(store)
         self.segments.read()
         self._retention = LiveVersions()
+        self._named = frozenset(map(os.path.realpath, options.followers))
         self._version = 0
         self._living: DictionaryValues = {}
 
@@ -371,17 +374,22 @@ class Surveyor:
             raise damage.error
         return not any(len(rows) for rows in self.target.living(open_dataset(table.location, version=version), ""))
 
+    def is_named(self, follower: Follower) -> bool:
+        """Whether the options name its folder, and it is here: any writer of the table can write a record."""
+        return follower.is_here and os.path.realpath(follower.folder) in self._named
+
     def _followers(self, table: Table) -> Iterator[Holder]:
         for follower in self.followers(table):
-            where = (
-                "this table"
-                if follower.is_here
-                else f"this table on {follower.host}, or did: {follower.path} records it"
-            )
+            named = self.is_named(follower)
+            where = "this table" if named else f"this table on {follower.host}, or did: {follower.path} records it"
             act = f"memwal-ops erase {follower.folder} --deleted-before {self.now:%Y-%m-%d} --apply"
-            yield Holder(
-                "index folder", follower.folder, f"follows {where}; erase it, too: {act}", blocks=not follower.is_here
-            )
+            give = f"give --follower {follower.folder}, or " if follower.is_here and not named else ""
+            why = f"follows {where}; {give}erase it, too: {act}"
+            yield Holder("index folder", follower.folder, why, blocks=not named)
+        recorded = {os.path.realpath(follower.folder) for follower in read_followers(table.store)}
+        for folder in sorted(self._named - recorded):
+            why = f"is named, and no record in the table has it: memwal-ops catchup {folder} writes that"
+            yield Holder("index folder", folder, why, blocks=True)
 
     def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[Holder]:
         """The other branches of the table, main among them, that have such rows; notes what their objects are."""

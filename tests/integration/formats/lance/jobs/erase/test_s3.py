@@ -10,8 +10,8 @@ import lance
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.formats.lance.jobs.erase import job
+from memwal_ops.formats.lance.options import EraseOptions
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.tables import patterns
 

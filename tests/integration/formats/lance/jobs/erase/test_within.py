@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
-from memwal_ops.core.erasure import EraseOptions, TtlOptions
+from memwal_ops.core.erasure import TtlOptions
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.options import EraseOptions
 from tests.support.tables import patterns
 
 if TYPE_CHECKING:
