@@ -49,12 +49,13 @@ class RunHistory:
     def prices(self) -> tuple[Mapping[str, Prices], str]:
         """The prices by store, and their currency."""
         with suppress(MemwalOpsError):
-            return self._config.prices.by_store(), self._config.prices.currency
+            if os.path.isfile(default_config_path()):
+                return self._config.prices.by_store(), self._config.prices.currency
         return LIST_PRICES, CURRENCY
 
     def record(self, run: Run) -> None:
         """Record a run that acted and has just ended, if there is a service's history that this user may write."""
-        if not run.acts or not (os.path.isfile(default_config_path()) or os.path.isdir(default_state_dir(os.environ))):
+        if not run.acts or not _has_service():
             return
         from memwal_ops.supervisor.state.history import History  # noqa: PLC0415 - see below
 
@@ -67,15 +68,17 @@ class RunHistory:
 
     def answers(self, uri: str) -> Sequence[Mapping[str, Any]]:
         """How well the indexes of a table answered when the service last asked them."""
-        from memwal_ops.supervisor.state.outcomes import last_answers  # noqa: PLC0415 - see below
-
         with suppress(MemwalOpsError):
             if (recorded := self._recorded) is not None:
+                from memwal_ops.supervisor.state.outcomes import last_answers  # noqa: PLC0415 - see below
+
                 return last_answers(recorded.runs(table=uri, job=ASKED_BY, limit=_LATEST))
         return ()
 
     @cached_property
     def _recorded(self) -> History | None:
+        if not _has_service():
+            return None
         from memwal_ops.supervisor.state.history import History  # noqa: PLC0415 - see below
 
         return History.open_to_read(self._path) if os.path.isfile(self._path) else None
@@ -88,12 +91,16 @@ class RunHistory:
 
     @cached_property
     def _config(self) -> Config:
-        # Imported where a plan asks: other commands need neither pydantic nor sqlite.
+        # Imported where there is a service: commands elsewhere need neither pydantic nor sqlite.
         from memwal_ops.supervisor.config.loader import load_settings  # noqa: PLC0415
         from memwal_ops.supervisor.config.model import Config  # noqa: PLC0415
 
         file = default_config_path()
         return load_settings(file).config if os.path.isfile(file) else Config.model_construct()
+
+
+def _has_service() -> bool:
+    return os.path.isfile(default_config_path()) or os.path.isdir(default_state_dir(os.environ))
 
 
 @dataclass(frozen=True, slots=True)
