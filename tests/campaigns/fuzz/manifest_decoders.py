@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pyroaring import BitMap
 
 from memwal_ops import errors
+from memwal_ops.formats.lance.files.versions import decode_set_aside, encode_set_aside
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.retention import live_versions
 from memwal_ops.formats.lance.wire import memwal_index, region_manifest
@@ -30,6 +31,26 @@ if TYPE_CHECKING:
 
 
 # -- version manifests
+
+
+_RECORD = encode_set_aside([(7, b"{}" * 9), (8, b"x"), (2**63, b"\n" * 30)])
+_NAME = "_mem_wal_ops/expired/1.manifests"
+
+
+@decoder(
+    mutate.damage, mutate.noise,
+    seeds=[
+        _RECORD, _RECORD.replace(b"18]", b"28]").replace(b" 1]", b" -9]"), _RECORD.replace(b"[7", b"[[7]"),
+        _RECORD.replace(b"7,", b"true,"), _RECORD.replace(b"18]", b"18.0]"), _RECORD.replace(b": 1", b": 2"), b"{}\n",
+    ],
+    share=6, refuses=(errors.InvalidFormatError, errors.UnsupportedFeatureError),
+)  # fmt: skip
+def expired_manifests(data: bytes) -> object:
+    """The record of an expiry has its manifests, one behind the other, and nothing else."""
+    manifests = decode_set_aside(data, _NAME)
+    assert all(type(version) is int and one for version, one in manifests)
+    assert data.partition(b"\n")[2] == b"".join(one for _, one in manifests)
+    return manifests
 
 
 def _plain(version: versions.VersionManifest) -> tuple[bytes | None, ...]:

@@ -338,23 +338,13 @@ def list_manifests_of_others(branch: Branch) -> dict[str, ObjectMeta]:
     return manifests if branch.name is None else manifests | list_manifests(branch.root)
 
 
-def read_manifests(store: Store, path: str) -> list[VersionManifest]:
-    """The manifest at a path, or those in the record of an expiry.
-
-    Raises:
-        InvalidFormatError: one does not decode, or is that of another version.
-        ObjectNotFoundError: there is no such file.
-    """
-    return _decoded(path, store.get(path))
-
-
-def _decoded(path: str, data: bytes) -> list[VersionManifest]:
+def decode_manifests(path: str, data: bytes) -> list[VersionManifest]:
+    """The manifest at a path, or those in the record of an expiry; raises as :func:`decode_named`."""
     if not _is_record(path):
         return [decode_named(path, data)]
     manifests = [(version, decode_version_manifest(one)) for version, one in decode_set_aside(data, path)]
-    wrong = next((version for version, shown in manifests if shown.manifest.version != version), None)
-    if wrong is not None:
-        raise InvalidFormatError(f"{path} has another version's manifest instead of that of version {wrong}")
+    if any(shown.manifest.version != version for version, shown in manifests):
+        raise InvalidFormatError("it has manifests of other versions than it names")
     return [shown for _, shown in manifests]
 
 
@@ -371,25 +361,22 @@ def decode_set_aside(data: bytes, path: str) -> list[tuple[int, bytes]]:
         InvalidFormatError: it is not what :func:`encode_set_aside` makes.
         UnsupportedFeatureError: a later release wrote it.
     """
-    end = data.find(b"\n") + 1
-    manifests = []
+    end, manifests = data.find(b"\n") + 1, []
     try:
         for version, length in decode_record(data[:end], path)["manifests"]:
-            if type(version) is not int or type(length) is not int or length <= 0:
+            if type(version) is not int or length <= 0:
                 raise ValueError(f"it has {length!r:.40} bytes of version {version!r:.40}")
             manifests.append((version, data[end : end + length]))
             end += length
+        if end != len(data):
+            raise ValueError(f"its manifests end at {end} of {len(data)} bytes")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidFormatError(f"{path} is no record of expired manifests: {error}") from error
-    if end != len(data):
-        raise InvalidFormatError(f"{path} has {len(data)} bytes; its manifests end at {end}")
     return manifests
 
 
 def read_references(store: Store, paths: Iterable[str], known: Known | None = None) -> Iterator[tuple[str, References]]:
-    """Read the references of each of these manifests or records, except those that no longer exist.
-
-    One request for each.
+    """Read the references of each of these manifests or records, unless it is gone. One request for each.
 
     Raises:
         TableCorruptError: a manifest does not decode, so that its references are unknown.
@@ -436,7 +423,7 @@ def _exists(store: Store, key: str) -> bool:
 def decoded_references(path: str, data: bytes, known: Known) -> References:
     """The references of the manifest at a path, or of all in a record; raises as :func:`read_references`."""
     try:
-        versions = _decoded(path, data)
+        versions = decode_manifests(path, data)
         for version in versions:
             check_writable(version.manifest)
         parts = [references(version, known) for version in versions]

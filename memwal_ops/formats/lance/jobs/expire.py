@@ -3,8 +3,6 @@
 Versions with tags, branches or holds are kept. pylance's own clean-up is not used: it ignores holds, deletes data
 before the manifests that refer to it, follows directory links out of the table, and counts deletions that the store
 refused as done.
-
-The report of an expire run, as a document and as text.
 """
 
 from __future__ import annotations
@@ -300,7 +298,7 @@ def apply(
     check_writable(table.manifest.manifest)
     refuse_linked_folders(table.store)
     table, anchor = anchored(table)
-    run = _Run(table, options, anchor, context, store_time(table.store), only)
+    run = _Run(table, options, anchor, context, store_time(table.store), only, _retention(table))
     planned, kept = run.choose()
     _require_expirable(table, options, kept)
     suspects = (path for path in run.retention.unreadable if path.endswith(".manifest"))
@@ -349,7 +347,8 @@ class _Run:
     anchor: Anchor
     context: RunContext
     now: datetime
-    only: Collection[int] | None = None
+    only: Collection[int] | None
+    retention: LiveVersions
     needed: Needed = field(default_factory=Needed)
     objects: int = 0
     bytes: int = 0
@@ -361,10 +360,6 @@ class _Run:
     _outlived: bool = False  # whether holds may have been granted during a deletion, after its announcement ended
     _flushes: UnmergedFlushes = field(default_factory=UnmergedFlushes)
     _kept: tuple[KeptVersion, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Nothing is read yet."""
-        self.retention = _retention(self.table)
 
     def choose(self) -> tuple[tuple[int, ...], tuple[KeptVersion, ...]]:
         """The versions to delete and those to keep, by the store's current state; restores versions needed again.

@@ -18,13 +18,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.anchors import delete_proven
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    TableReplacedError,
-)
+from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, ObjectNotFoundError, TableReplacedError
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
     SET_ASIDE_FOLDER,
@@ -73,21 +67,15 @@ _CONCURRENT, _CHUNK = 16, 256
 
 def list_set_aside(store: Store) -> list[str]:
     """The records of manifests: of this run, of concurrent runs, and of killed runs."""
-    return sorted(meta.path for meta in store.list(SET_ASIDE_FOLDER))
+    return sorted(meta.path for meta in store.list(SET_ASIDE_FOLDER) if meta.path.endswith(".manifests"))
 
 
 def read_set_aside(store: Store, path: str) -> list[tuple[int, bytes]]:
-    """The manifests of a record, each with its version; none if another run deleted it meanwhile.
-
-    Raises:
-        TableCorruptError: it does not decode, so that the files of its versions are unknown.
-    """
+    """The manifests of a record, each with its version; none if another run deleted it meanwhile."""
     try:
         return decode_set_aside(store.get(path), path)
     except ObjectNotFoundError:
         return []
-    except InvalidFormatError as error:
-        raise TableCorruptError(str(error)) from error
 
 
 def record(store: Store, manifests: Sequence[tuple[int, bytes]]) -> str:
@@ -259,12 +247,9 @@ class Needed:
     _seen: tuple[set[ObjectMeta], set[ObjectMeta]] = field(default_factory=lambda: (set(), set()))
 
     def read(self, table: Table, young: Collection[str] = (), *, without: Collection[str] = ()) -> None:
-        """Read every manifest that was not read before, and listed again if one was deleted before it was read.
+        """Read every manifest that was not read before; list them again if one was deleted before it was read.
 
-        Args:
-            table: any version of it.
-            young: paths of manifests that only their age keeps.
-            without: paths of manifests that are not read, as their versions expire.
+        ``young`` are paths of manifests that only their age keeps; those of ``without`` expire, and are not read.
 
         Raises:
             TableCorruptError: a manifest does not decode; the result must not be used.

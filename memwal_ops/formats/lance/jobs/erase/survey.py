@@ -26,9 +26,9 @@ from memwal_ops.formats.lance.files.versions import (
     TRANSACTIONS_FOLDER,
     VERSION_HINT,
     VERSIONS_FOLDER,
+    decode_manifests,
     file_key,
     is_unfinished,
-    read_manifests,
     read_version_manifest,
     references,
 )
@@ -325,7 +325,7 @@ class Surveyor:
     def _record_mentions(self, table: Table, path: str) -> bool:
         """Whether recorded manifests of expired versions may have values of such rows; some are kept for a branch."""
         try:
-            return any(self._mentions(table, shown) for shown in read_manifests(table.store, path))
+            return any(self._mentions(table, shown) for shown in decode_manifests(path, table.store.get(path)))
         except (ObjectNotFoundError, InvalidFormatError):
             return True
 

@@ -20,7 +20,7 @@ from memwal_ops.core.collector import Collector, Stage
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
-from memwal_ops.formats.lance.files.versions import list_manifests, list_manifests_of_others, read_manifests
+from memwal_ops.formats.lance.files.versions import decode_manifests, list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
 from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
@@ -98,7 +98,7 @@ def _unmerged_logs(table: Table) -> dict[str, str]:
     for store, paths in ((table.store, own), (table.branch.root, others)):
         for path in paths:
             try:
-                entries = [find_memwal_entry(version.indexes) for version in read_manifests(store, path)]
+                entries = [find_memwal_entry(version.indexes) for version in decode_manifests(path, store.get(path))]
             except ObjectNotFoundError:
                 continue  # expired meanwhile
             for entry in entries:
