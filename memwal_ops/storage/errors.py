@@ -14,10 +14,8 @@ so that the two do not multiply, and no conditional write is repeated without re
 from __future__ import annotations
 
 import errno
-import random
 import re
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,16 +62,32 @@ class _UndecidedError(Exception):
 
 def retried(attempt: Callable[[], T], again: Callable[[BaseException], bool], policy: RetryPolicy) -> T:
     """Run ``attempt`` again after each error for which ``again`` is true, until the deadline; raise the last error."""
-    ends, longest = time.monotonic() + policy.deadline, policy.first_wait
-    while True:
-        try:
-            return attempt()
-        except BaseException as error:
-            wait = random.uniform(0, min(longest, policy.max_wait))  # noqa: S311 - no secret
-            if not again(error) or time.monotonic() + wait >= ends:
-                raise
-        time.sleep(wait)
-        longest = min(2 * longest, policy.max_wait)
+    first: list[BaseException] = []
+    try:
+        return attempt()
+    except BaseException as error:
+        if not again(error):
+            raise
+        first.append(error)
+    from tenacity import (  # noqa: PLC0415 - it loads asyncio, and most calls succeed at once
+        Retrying,
+        retry_if_exception,
+        stop_before_delay,
+        wait_random_exponential,
+    )
+
+    def attempt_again() -> T:
+        if first:
+            raise first.pop()
+        return attempt()
+
+    retrying = Retrying(
+        retry=retry_if_exception(again),
+        wait=wait_random_exponential(multiplier=policy.first_wait, max=policy.max_wait),
+        stop=stop_before_delay(policy.deadline),
+        reraise=True,
+    )
+    return retrying(attempt_again)
 
 
 def call(attempt: Callable[[], T], *, path: str, action: str, policy: RetryPolicy) -> T:
