@@ -1,13 +1,11 @@
-"""Copy blob columns from a generation to the base table: inline blobs as bytes, external blobs as references.
+"""Copy blob columns from a generation to the base table, and encode rows as files outside of datasets, in memory.
 
-A scan returns a descriptor for each blob: its position and its size. A writer needs another type: the bytes, or the
-URI of an external file. So the descriptors are read with the rows, then the bytes of the winning rows, in batches
-that fit the memory budget. An external blob stays a reference and is never opened: it may exceed any budget,
-and be on a store that memwal-ops cannot read.
+A scan returns a descriptor for each blob: its position and its size. A writer needs another type: the bytes, or the URI
+of an external file. So the descriptors are read with the rows, then the bytes of the winning rows, in batches that fit
+the memory budget. An external blob stays a reference and is never opened: it may exceed any budget, and be on a store
+that memwal-ops cannot read.
 
-Encode rows as a Lance file or an Arrow stream in memory, and decode them: files of logs, snapshots and indexes.
-
-These are written and read as a whole, outside of datasets.
+Files of logs, snapshots and indexes are Lance files or Arrow streams, written and read as a whole.
 """
 
 from __future__ import annotations
@@ -258,12 +256,7 @@ ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
     """Encode rows as a Lance file of a format version; without rows, as an empty file with the schema and metadata.
 
-    Args:
-        version: the format version.
-        what: a description of the file, for errors.
-
-    Raises:
-        StorageError: pylance cannot write such columns.
+    Raises ``StorageError``, which names ``what``: pylance cannot write such columns.
     """
     # Its removal fails if the program ends while a background thread still writes there.
     temporary = tempfile.TemporaryDirectory(prefix="memwal-ops-", ignore_cleanup_errors=True)
@@ -278,12 +271,8 @@ def lance_bytes(rows: pa.Table, version: str, what: str) -> bytes:
 def lance_rows(data: bytes, what: str, *, max_rows: int | None = None) -> pa.Table:
     """Decode the rows of a Lance file.
 
-    Args:
-        what: a description of the file, for errors.
-        max_rows: refuse a file that claims more rows; None: no limit.
-
-    Raises:
-        InvalidFormatError: it is not a Lance file, or is damaged.
+    Raises ``InvalidFormatError``, which names ``what``: it is not a Lance file, is damaged, or has more than
+    ``max_rows``.
     """
     with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
         path = Path(folder) / _NAME

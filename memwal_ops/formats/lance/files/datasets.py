@@ -27,15 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from packaging.version import InvalidVersion, Version
 
+from memwal_ops import errors
 from memwal_ops.core.protocols import TableBranch
-from memwal_ops.errors import (
-    ForeignRootError,
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.names import log_folder
 from memwal_ops.log import LastOpened
@@ -60,11 +53,9 @@ REFS_FOLDER = "_refs"
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A branch of a table, or main.
+    """A branch of a table, or main (``name`` is None).
 
-    Attributes:
-        name: its name; None: main.
-        root: the root of its table, to be read only; of main, the table's own store.
+    ``root``: of its table, to be read only; of main, the table's own store.
     """
 
     name: str | None
@@ -84,8 +75,7 @@ def branch_folder(name: str | None) -> str:
 def list_branches(root: Store) -> tuple[TableBranch, ...]:
     """The branches of a table, ascending by name. A listing, and one request for each.
 
-    Raises:
-        TableCorruptError: the record of one does not decode.
+    Raises ``TableCorruptError``: the record of one does not decode.
     """
     branches = []
     for meta in root.list(f"{REFS_FOLDER}/branches"):
@@ -94,19 +84,19 @@ def list_branches(root: Store) -> tuple[TableBranch, ...]:
             record = json.loads(root.get(meta.path))
             created = datetime.fromtimestamp(int(record["createAt"]), UTC)
             branches.append(TableBranch(name, record["parentBranch"], int(record["parentVersion"]), created))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             continue  # deleted since it was listed
         except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
-            raise TableCorruptError(f"{meta.path}, the record of a branch, cannot be read: {error!r}.") from error
+            raise errors.TableCorruptError(
+                f"{meta.path}, the record of a branch, cannot be read: {error!r}."
+            ) from error
     return tuple(sorted(branches, key=lambda branch: branch.name))
 
 
 def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
     """By the name of each tag of a table its branch and version. A listing, and one request for each.
 
-    Raises:
-        TableCorruptError: the record of one does not decode.
-        StorageError: the store failed.
+    Raises ``TableCorruptError``: the record of one does not decode; ``StorageError``.
     """
     tags: dict[str, tuple[str | None, int]] = {}
     for meta in root.list(f"{REFS_FOLDER}/tags"):
@@ -116,18 +106,17 @@ def list_tags(root: Store) -> Mapping[str, tuple[str | None, int]]:
                 record["branch"],
                 int(record["version"]),
             )
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             continue  # deleted since it was listed
         except (ValueError, KeyError, TypeError) as error:
-            raise TableCorruptError(f"{meta.path}, the record of a tag, cannot be read: {error!r}.") from error
+            raise errors.TableCorruptError(f"{meta.path}, the record of a tag, cannot be read: {error!r}.") from error
     return tags
 
 
 def branch_location(location: Location, own: str | None, name: str | None) -> Location:
     """The location of another branch of a table; ``own``: the branch that is opened, None: main.
 
-    Raises:
-        InvalidUsageError: the root of the table is not known.
+    Raises ``InvalidUsageError``: the root of the table is not known.
     """
     root = location if own is None else _root(location, own)
     if name is None:
@@ -156,7 +145,7 @@ def _root(location: Location, name: str) -> Location:
         scheme, _, path = unquote(uri).partition("://")
         uri = f"{scheme}://{quote(path)}"
     if not uri.endswith(ending):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{location.uri} is branch {name} of a table, and its tags and child branches are in the table's root, "
             f"which this path does not show: it does not end with {ending}.",
             remedy=f"Open the branch by its own path, TABLE{ending}. To keep a copy, clone it deeply: the files and "
@@ -186,7 +175,7 @@ def lance_errors(action: str, path: str) -> Iterator[None]:
     LastOpened.note(f"{action} {path}")
     try:
         yield
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
@@ -284,13 +273,9 @@ def is_supported_pylance(release: str) -> bool:
 
 
 def require_pylance() -> None:
-    """Refuse a pylance that is older than the pin, before anything is read by it.
-
-    Raises:
-        UnsupportedFeatureError: with both releases.
-    """
+    """Raise ``UnsupportedFeatureError`` for a pylance that is older than the pin, before anything is read by it."""
     if not is_supported_pylance(lance.__version__):
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"pylance {lance.__version__} is installed, and memwal-ops needs {OLDEST_PYLANCE} or later: commits and "
             "row ids of older releases differ in ways that lose rows.",
             remedy=f"pip install 'pylance>={OLDEST_PYLANCE}', for memwal-ops alone: clients may stay older, "
@@ -304,11 +289,8 @@ def open_dataset(location: Location, folder: str = "", *, version: int | None = 
     A generation whose manifest names its log by another path, as the table was copied, moved or mounted elsewhere,
     reads the log of this table.
 
-    Raises pylance's own errors; callers translate them with
-    :func:`memwal_ops.formats.lance.files.datasets.lance_errors`, giving the action for the message.
-
-    Raises:
-        ForeignRootError: see :func:`own_log`.
+    Raises pylance's own errors, which callers translate with :func:`lance_errors`, and ``ForeignRootError``: see
+    :func:`own_log`.
     """
     uri = location.files or location.uri
     uri = below(uri, folder) if folder else uri
@@ -329,17 +311,12 @@ def own_log(location: Location, folder: str, path: str) -> str:
     Timeline without it: a table is restored from a backup to another path, and a new table is created at the old one;
     the generations of the first, which name the old path, have the rows of the second.
 
-    Args:
-        location: of the table.
-        folder: of the generation, relative to the table.
-        path: of the log, as the generation's manifest names it.
-
-    Raises:
-        ForeignRootError: the path is not that of the region's log, in whichever table.
+    Raises ``ForeignRootError``: ``path``, by the generation's manifest, is not that of the region's log, in whichever
+    table.
     """
     log = log_folder(folder)
     if not path.rstrip("/").endswith(f"/{log}"):
-        raise ForeignRootError(
+        raise errors.ForeignRootError(
             f"{folder} of {location.uri} names {path} as the place of its rows, which is not the log of its region.",
             remedy="Restore the generation's folder, with all its files under the same names, from a backup.",
         )
@@ -380,11 +357,7 @@ class PinnedDataset:
         return self if location is self._location else PinnedDataset(location, self._version)
 
     def get(self) -> lance.LanceDataset:
-        """The handle.
-
-        Raises:
-            StorageError: pylance cannot open the version, by kind.
-        """
+        """The handle. Raises ``StorageError``: pylance cannot open the version, by kind."""
         with self._lock:
             if self._opened is None:
                 with lance_errors("open the table", self._location.uri):

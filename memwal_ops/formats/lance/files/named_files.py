@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, own_log
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER, DELETIONS_FOLDER, VERSIONS_FOLDER, deletion_path
 from memwal_ops.formats.lance.wire.lance_file import check_deletion_file, check_lance_file, is_first_format
@@ -60,7 +54,7 @@ _REMEDIES = {
 }
 
 
-class IndexCorruptError(TableCorruptError):
+class IndexCorruptError(errors.TableCorruptError):
     """A file of an index is missing or damaged: all rows are there."""
 
 
@@ -83,12 +77,12 @@ class Damage:
     @property
     def remedy(self) -> str:
         """What to do."""
-        return self.fix or _REMEDIES.get(self.folder) or TableCorruptError.remedy
+        return self.fix or _REMEDIES.get(self.folder) or errors.TableCorruptError.remedy
 
     @property
-    def error(self) -> TableCorruptError:
+    def error(self) -> errors.TableCorruptError:
         """The error of a job that needs the file."""
-        kind = IndexCorruptError if self.folder == INDICES_FOLDER else TableCorruptError
+        kind = IndexCorruptError if self.folder == INDICES_FOLDER else errors.TableCorruptError
         return kind(f"{self.path} {self.why}.", remedy=self.remedy)
 
 
@@ -103,19 +97,16 @@ class _Entry(Protocol):
 def _possible(path: str) -> str:
     try:
         return checked_path(path)
-    except InvalidUsageError as error:
-        raise InvalidFormatError(f"it names a file that cannot be: {error}") from error
+    except errors.InvalidUsageError as error:
+        raise errors.InvalidFormatError(f"it names a file that cannot be: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A root of files.
+    """A root of files: a folder of a store.
 
-    Attributes:
-        store: where it is.
-        folder: its path in the store.
-        has_folders: whether data, deletion and index files have their folders there, as in a dataset's root.
-        uri: of a base path outside of the table; empty: the place is in the table.
+    ``has_folders``: data, deletion and index files have their folders there, as in a dataset's root. ``uri``: of a base
+    path outside of the table; empty: the place is in the table.
     """
 
     store: Store
@@ -126,8 +117,7 @@ class Place:
     def path(self, folder: str, name: str) -> str:
         """The path of a file in the store, by its folder in a dataset, and its name.
 
-        Raises:
-            InvalidFormatError: no file can have that name: a bit of the manifest was flipped, say.
+        Raises ``InvalidFormatError``: no file can have that name: a bit of the manifest was flipped, say.
         """
         return _possible("/".join(filter(None, (self.folder, folder if self.has_folders else "", name))))
 
@@ -142,13 +132,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that a manifest names.
+    """A file that a manifest names, by its path in the place's store.
 
-    Attributes:
-        path: in the place's store.
-        size: in bytes; 0: not recorded.
-        has_footer: whether it is a Lance file.
-        of: of a deletion file, the fragment of which it deletes rows.
+    ``size``: in bytes; 0: not recorded. ``has_footer``: it is a Lance file. ``of``: of a deletion file, the fragment of
+    which it deletes rows.
     """
 
     place: Place
@@ -171,10 +158,7 @@ class NamedFile:
     def damage(self, size: int) -> str | None:
         """What is wrong with a file that has that many bytes, as a clause; None: nothing. At most one request.
 
-        Of a data or index file the end is read, a deletion file as a whole.
-
-        Raises:
-            ObjectNotFoundError: it does not exist.
+        Of a data or index file the end is read, a deletion file as a whole. Raises ``ObjectNotFoundError``.
         """
         if self.size not in {0, size}:
             return f"it has {size:,} bytes, and {self.size:,} by the version's manifest"
@@ -185,7 +169,7 @@ class NamedFile:
                 tail = self.place.store.get_range(self.path, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
                 if not is_first_format(tail, size):
                     check_lance_file(tail, size)
-        except InvalidFormatError as error:
+        except errors.InvalidFormatError as error:
             return str(error).rstrip(".")
         except NotExportedError:
             return None  # its size is right; verify reports that no more was checked
@@ -233,15 +217,14 @@ def sizes_of(store: Store, files: Iterable[NamedFile], known: Mapping[str, int])
 def absolute_base(uri: str, path: str) -> str:
     """A base path; a relative one of a branch is its table's root, if a relative URI created the branch.
 
-    Raises:
-        UnsupportedFeatureError: it is relative to what is not known.
+    Raises ``UnsupportedFeatureError``: it is relative to what is not known.
     """
     if "://" in path or os.path.isabs(path):
         return path
     root, tree, _ = uri.partition(f"/{BRANCHES_FOLDER}/")
     if tree and f"{root}/".endswith(f"/{path.removeprefix('./')}/"):
         return root
-    raise UnsupportedFeatureError(
+    raise errors.UnsupportedFeatureError(
         f"The base path {path!r} of {uri} is relative: Lance looks for it below the folder in which a process works, "
         "so that another process finds other files, or none.",
         remedy="Give Lance absolute URIs: create the clone again, or write the rows again with an absolute base path.",
@@ -249,15 +232,10 @@ def absolute_base(uri: str, path: str) -> str:
 
 
 class Places:
-    """The places of a dataset's files.
+    """The places of a dataset's files, of the table or of a generation in ``folder``, by its manifest.
 
-    Args:
-        location: of the table, whose storage options are used for base paths outside of it.
-        manifest: of the dataset: of the table, or of a generation.
-        folder: of the dataset, relative to the table.
-
-    Attributes:
-        foreign_root: the path of another table, or of this one by another mount, that a generation names as its own.
+    ``location`` is the table's, whose storage options are used for base paths outside of it. ``foreign_root``: the path
+    of another table, or of this one by another mount, that a generation names as its own.
     """
 
     def __init__(self, location: Location, store: Store, manifest: table_pb2.Manifest, folder: str = "") -> None:
@@ -283,7 +261,7 @@ class Places:
             return self.own
         if entry.base_id not in self._opened:
             if entry.base_id not in self._bases:
-                raise InvalidFormatError(f"it names files in base {entry.base_id}, which it does not define")
+                raise errors.InvalidFormatError(f"it names files in base {entry.base_id}, which it does not define")
             self._opened[entry.base_id] = self._open(self._bases[entry.base_id])
         return self._opened[entry.base_id]
 
@@ -311,8 +289,7 @@ class Places:
 def files_of(manifest: table_pb2.Manifest, place_of: Callable[[_Entry], Place | None]) -> Iterator[NamedFile]:
     """The data and deletion files of a manifest, but those that have no place.
 
-    Raises:
-        InvalidFormatError: a deletion file of an unknown type.
+    Raises ``InvalidFormatError``: a deletion file of an unknown type.
     """
     for fragment in manifest.fragments:
         for file in fragment.files:
@@ -331,9 +308,7 @@ def damaged_deletions(
     pylance ends the process by a signal on some of them, and by others hides rows that were not deleted. One that is
     missing or behind a link is left to pylance, which reports it.
 
-    Args:
-        location: see :class:`Places`, also for the other arguments.
-        sound: those that were found to be sound before in this run; the ones that are found now are added.
+    ``sound``: those that were found to be sound before in this run; the ones that are found now are added.
 
     Raises: see :meth:`Places.of`.
     """
@@ -341,7 +316,7 @@ def damaged_deletions(
     def damage(file: NamedFile) -> str | None:
         try:
             return file.damage(0)
-        except (ObjectNotFoundError, LinkError):
+        except (errors.ObjectNotFoundError, LinkError):
             return None
 
     if not any(fragment.HasField("deletion_file") for fragment in manifest.fragments):

@@ -1,10 +1,8 @@
-"""List and read version manifests, of the table or of a dataset below it.
+"""List and read version manifests, of the table or of a dataset below it, and the files to which they refer.
 
-Determine the files of the base table to which version manifests refer, and classify paths of the base table.
-
-Every file has a key: a data file and its blob sidecars share one, as do all files of an index.
-A manifest refers to keys, and a path has at most one. So files of all kinds are needed under the same condition:
-a version that is kept refers to their key.
+Every file of the base table has a key: a data file and its blob sidecars share one, as do all files of an index. A
+manifest refers to keys, and a path has at most one. So files of all kinds are needed under the same condition: a
+version that is kept refers to their key.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ class VersionPage:
     """One page of the listing of ``_versions/``.
 
     Attributes:
-        files: the listed objects.
         complete: whether these are all files there.
         versions: the manifests of main among them, by version.
         has_detached: whether there are detached ones, or may be.
@@ -177,9 +174,7 @@ def read_version_manifest(
 ) -> VersionManifest:
     """Read one version's manifest; without ``naming`` both schemes are tried, the common one first.
 
-    Raises:
-        InvalidFormatError: it does not decode, or is that of another version.
-        ObjectNotFoundError: it does not exist.
+    Raises ``InvalidFormatError``: it does not decode, or is that of another version; ``ObjectNotFoundError``.
     """
     if naming is not None:
         path = version_path(version, naming, folder=folder)
@@ -215,10 +210,9 @@ def operation_of(transaction: table_pb2.Transaction) -> str:
 
 
 def decode_named(path: str, data: bytes) -> VersionManifest:
-    """Decode the manifest at a path; its version must be the one in the file's name.
+    """Decode the manifest at a path.
 
-    Raises:
-        InvalidFormatError: it does not decode, or is that of another version.
+    Raises ``InvalidFormatError``: it does not decode, or is of another version than in the file's name.
     """
     manifest, name = decode_version_manifest(data), parse_version_manifest_name(path.rsplit("/", 1)[-1])
     if name is not None and manifest.manifest.version != name.version:
@@ -262,8 +256,7 @@ Known: TypeAlias = dict[bytes, tuple[set[str], set[str]]]
 def references(version: VersionManifest, known: Known | None = None) -> References:
     """The references of a manifest; on a branch, files of main have a base path, and only their names are used.
 
-    Raises:
-        InvalidFormatError: a deletion file of an unknown type.
+    Raises ``InvalidFormatError``: a deletion file of an unknown type.
     """
     own: set[str] = set()
     others: set[str] = set()
@@ -389,13 +382,10 @@ def read_references(store: Store, paths: Iterable[str], known: Known | None = No
 
 
 def refuse_linked_folders(store: Store) -> None:
-    """Refuse a table with symbolic links in place of base folders (local files), before anything is deleted.
+    """Raise ``LinkError`` for symbolic links in place of base folders (local files), before anything is deleted.
 
     Files behind a link are in no listing, so that they could not be distinguished from missing files. Object stores
     have no links: no request there.
-
-    Raises:
-        LinkError: a folder is a link.
     """
     if not store.root.startswith("/"):
         return
@@ -452,11 +442,7 @@ def _is_record(path: str) -> bool:
 
 
 def deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
-    """The path of a deletion file, relative to the root of its dataset.
-
-    Raises:
-        InvalidFormatError: its type is unknown.
-    """
+    """The path of a deletion file in its dataset. Raises ``InvalidFormatError``: an unknown type."""
     suffix = _DELETION_SUFFIX.get(deletion.file_type)
     if suffix is None:
         raise InvalidFormatError(f"deletion file type {deletion.file_type} is unknown")

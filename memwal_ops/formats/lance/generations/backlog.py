@@ -1,14 +1,13 @@
 """Compute the backlog: per region, the flushed generations above its merge progress, in order.
 
 Only the region manifest defines which generations were flushed, and only the MemWAL index which were merged (S0-157,
-S0-158). Order and completeness are enforced here: pylance accepts a jump over
-unmerged generations and an unknown region.
+S0-158). Order and completeness are enforced here: pylance accepts a jump over unmerged generations and an unknown
+region.
 
-Restore what a table lost with its MemWAL index, when that was removed and made again: region specs and progress.
-
-``unset_lsm_write_spec()`` and ``set_lsm_write_spec()`` of lancedb do so; the regions stay. Timeline of the loss without
-this: generation 3 is merged; the index is made again; a merge that begins at generation 1 writes the old values of its
-keys over newer rows of the base. Without its spec, a region has no values, by which rows are routed to it.
+If the MemWAL index was removed and made again, as ``unset_lsm_write_spec()`` and ``set_lsm_write_spec()`` of lancedb
+do, region specs and progress are restored; the regions stay. Timeline of the loss without this: generation 3 is merged;
+the index is made again; a merge that begins at generation 1 writes the old values of its keys over newer rows of the
+base. Without its spec, a region has no values, by which rows are routed to it.
 
 Proof: the newest version descends, without an overwrite and by transactions that exist, from the one that has it. For
 progress also that the region is the one that was merged there; a spec id is never given to another spec (S0-082).
@@ -72,13 +71,9 @@ class Blocked:
     def describe(self, heading: str) -> str:
         """Why it is blocked and what to do, indented below ``heading region ID``."""
         where = "" if self.generation is None else f" at generation {self.generation}"
-        return "\n".join(
-            [
-                f"{heading} region {self.region_id}{where}: {self.error.reason}",
-                paragraph(str(self.error), indent="    "),
-                paragraph(f"What to do: {self.error.remedy} (runbooks/merge-blocked.md)", indent="    "),
-            ]
-        )
+        remedy = f"What to do: {self.error.remedy} (runbooks/merge-blocked.md)"
+        texts = [paragraph(text, indent="    ") for text in (str(self.error), remedy)]
+        return "\n".join([f"{heading} region {self.region_id}{where}: {self.error.reason}", *texts])
 
 
 def blocked_entry(region_id: str, generation: int | None, error: MemwalOpsError) -> dict[str, object]:
@@ -272,9 +267,7 @@ class RestoredIndex:
     """A MemWAL index with what the table lost.
 
     Attributes:
-        details: of the index.
-        progress: per region, the last merged generation that was restored.
-        records: of these regions, as far as they are known.
+        progress: per region, the last merged generation that was restored, and ``records`` of them, if they are known.
         specs: ids of the region specs that were restored.
     """
 
@@ -292,10 +285,7 @@ def restored_index(
     If the table has none, as it was removed (:attr:`Table.index_removed_after`), it has the settings of the last one.
     Of one that was made again, settings are as they were given, but those that older releases could not give.
 
-    Args:
-        table: its newest version.
-        regions: those whose specs are needed.
-        without_progress: those whose progress may be lost.
+    The specs of ``regions`` are needed; the progress of ``without_progress`` may be lost.
     """
     removed = None if table.index_removed_after is None else table.history.index_of(table.index_removed_after)
     details = deepcopy(table.index.details) if removed is None else _settings(removed)
@@ -323,16 +313,12 @@ def raised(
     Timeline without these: an index covers no row of generation 3, which is merged; the progress is restored, and by
     the specification an index without an entry is caught up (S0-079): a query by it finds the rows nowhere.
 
-    Raises:
-        InvariantViolatedError: the progress is not more than the details have.
+    Raises ``InvariantViolatedError``: the progress is not more than the details have.
     """
     if not progress:
         return details
     details = with_progress(details, progress)
-    merged = {
-        UUID(bytes=merged_generation.region_id.uuid): merged_generation.generation
-        for merged_generation in details.merged_generations
-    }
+    merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
     raised_table = replace(table, memwal=replace(table.index, merged_generations=merged))
     return with_catchup(details, covered_generations(raised_table))
 

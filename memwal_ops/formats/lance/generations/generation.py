@@ -1,22 +1,17 @@
-"""Open a flushed generation, and read its keys and rows.
+"""Open a flushed generation, and read its keys and rows; in both layouts it is a Lance table with ``_tombstone``.
 
-In both layouts it is a Lance table with a ``_tombstone`` column. A region-layout generation may have several rows
-of one key: the highest row address is the newest (S0-192), so keys are always read with their row addresses.
+A region-layout generation may have several rows of one key: the highest row address is the newest (S0-192), so keys are
+always read with their row addresses.
 
-Name a flushed generation: its region, its number, its folder.
-
-Determine the Lance release that wrote a generation, and its differences from the current format.
-
-Measured for each release (tests/integration/contracts/old_pylance.md), because a table may have generations
-that were flushed long ago. Read like current ones, two differences would lose data:
+Releases of Lance wrote them differently, and a table may have generations that were flushed long ago (measured in
+tests/integration/contracts/old_pylance.md). Read like current ones, two differences would lose data:
 
 * up to release 12, a generation's fields are numbered from 0, regardless of the base table's ids;
 * release 7 wrote rows newest first and hid no older ones, so the highest row address of a key is its oldest write.
 
-Copy small generations from an object store to local files, from which pylance reads them without requests.
-
-pylance makes nine requests or more to open a generation of one data file and to read its keys and rows. A copy needs
-a listing and one request for each file. Files of a generation never change, so a copy reads like the original.
+Small generations of an object store are copied to local files first: pylance makes nine requests or more to open a
+generation of one data file and to read its keys and rows, a copy a listing and one request for each file. Files of a
+generation never change, so a copy reads like the original.
 """
 
 from __future__ import annotations
@@ -32,20 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from memwal_ops.errors import (
-    ForeignRootError,
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    ReadOnlyStoreError,
-    SchemaProjectionError,
-    StorageCredentialsError,
-    StorageError,
-    StoreUnavailableError,
-    TableNotFoundError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import Place, Places, damaged_deletions, sizes_of
@@ -130,10 +112,9 @@ _NEWEST_FIRST = 7
 
 @dataclass(frozen=True, slots=True)
 class WrittenBy:
-    """The release that wrote a generation, and its own manifest.
+    """The release that wrote a generation, and the manifest of its dataset.
 
     Attributes:
-        manifest: of the generation's dataset.
         flush: when it was written.
         logged: in the region layout, when the first WAL entry was put to which it refers, by the store's clock; else as
             ``flush``.
@@ -154,8 +135,8 @@ class WrittenBy:
     def newest_row_first(self) -> bool:
         """Whether the lowest row address of a key is its newest write.
 
-        False in the region layout (generations that refer to ``wal/`` by base paths), for which
-        the specification defines the order for every writer (S0-192).
+        False in the region layout (generations that refer to ``wal/`` by base paths), for which the specification
+        defines the order for every writer (S0-192).
         """
         return self.major == _NEWEST_FIRST and not self.manifest.base_paths
 
@@ -163,15 +144,13 @@ class WrittenBy:
 def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
     """Read the release that wrote the dataset at ``folder``, and the times; two requests, three in the region layout.
 
-    Raises:
-        InvalidFormatError: its manifest does not decode.
-        ObjectNotFoundError: it has no such version.
+    Raises ``InvalidFormatError``: its manifest does not decode; ``ObjectNotFoundError``: it has no such version.
     """
     manifest: VersionManifest = read_version_manifest(store, version, folder=folder)
     paths = (version_path(version, naming, folder=folder) for naming in (NamingScheme.V2, NamingScheme.V1))
     meta = next((meta for path in paths if (meta := store.head(path)) is not None), None)
     if meta is None:
-        raise ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
+        raise errors.ObjectNotFoundError(f"Version {version} of {folder} was removed while it was read.")
     kept = manifest.manifest.table_metadata.get(FLUSHED, "")
     by_store = int(kept) if kept.isdecimal() else nanoseconds(meta.last_modified)
     opened = WriterVersion.parsed(manifest.manifest.table_metadata.get(OPENED))
@@ -197,8 +176,7 @@ _SHARE_OF_BUDGET = 4
 def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]:
     """A temporary folder for copies; None if the table is not in an object store, or without a temporary folder.
 
-    Args:
-        max_bytes: memory budget of the work; copies use at most a quarter, as the folder may be in memory.
+    Copies use at most a quarter of the memory budget, ``max_bytes``, as the folder may be in memory.
     """
     if table.location.scheme in LOCAL:
         yield None
@@ -214,12 +192,7 @@ def copies_of(table: Table, max_bytes: int) -> Iterator[GenerationCopies | None]
 
 
 class GenerationCopies:
-    """Copies of generations in a folder. Paths are those below the table's root. Safe in threads.
-
-    Attributes:
-        location: the folder.
-        store: of the folder.
-    """
+    """Copies of generations in a folder (``location``). Paths are those below the table's root. Safe in threads."""
 
     def __init__(self, table: Table, folder: str, max_bytes: int) -> None:
         self.location = resolve(folder)
@@ -229,11 +202,10 @@ class GenerationCopies:
         self._lock = Lock()
 
     def add(self, ref: GenerationRef) -> bool:
-        """Copy a generation: a listing, and one request for each file.
+        """Copy a generation: a listing, and one request for each file. Returns whether it was copied.
 
-        Returns:
-            Whether it was copied. It is not if it is large, if not all of its files are in its folder, if it has
-            several versions, or if the folder is full; reading the original reports what is missing.
+        It is not if it is large, if not all of its files are in its folder, if it has several versions, or if the
+        folder is full; reading the original reports what is missing.
         """
         if (ref.bytes or 0) > MAX_BYTES:
             return False
@@ -250,7 +222,7 @@ class GenerationCopies:
             for file in files:
                 self._write(file, self._table.store.get(file.path))
             self._write(manifests[0], content)
-        except (ObjectNotFoundError, InvalidFormatError, OSError):
+        except (errors.ObjectNotFoundError, errors.InvalidFormatError, OSError):
             return False
         return True
 
@@ -287,16 +259,14 @@ _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
 # More rows at once make no scan faster, and would be most of the memory of a merge of wide rows.
 _MOST_IN_FLIGHT = 256 << 20
-STORE_ERRORS = (StorageCredentialsError, ReadOnlyStoreError, StoreUnavailableError)
+STORE_ERRORS = (errors.StorageCredentialsError, errors.ReadOnlyStoreError, errors.StoreUnavailableError)
 """Errors of the store itself: the rows that could not be read may be intact."""
 
 
 def reading_bounds(row_bytes: int, max_bytes: int) -> tuple[int, int]:
     """Rows of a batch, and bytes that are read ahead, so that rows in flight take a quarter of the budget.
 
-    Args:
-        row_bytes: average size of a row.
-        max_bytes: memory budget; of more than 256 MiB no more is used.
+    ``row_bytes`` is the average size of a row. Of a budget of more than 256 MiB no more is used.
     """
     budget, width = min(max_bytes, _MOST_IN_FLIGHT), max(1, row_bytes)
     batch_rows = min(_MAX_BATCH_ROWS, max(1, budget // _BATCHES_IN_BUDGET // width))
@@ -328,11 +298,7 @@ class Generation:
     def find_keys(
         self, condition: str | None = None, fragments: Sequence[lance.LanceFragment] | None = None
     ) -> pa.Table:
-        """:meth:`read_keys` of the rows that meet a condition in SQL over the generation's columns.
-
-        Args:
-            condition: None: all.
-            fragments: to search; None: all.
+        """:meth:`read_keys` of rows that meet a condition in SQL over its columns, in all fragments or these.
 
         No index is used: a key that a damaged one does not find would be read as an older row of it.
         """
@@ -355,9 +321,7 @@ class Generation:
     def unknown_to(self, bloom: BloomFilter, kinds: Sequence[pa.DataType]) -> int:
         """How many keys of a sample a bloom filter lacks: it was damaged, or is that of other rows.
 
-        Args:
-            bloom: the filter.
-            kinds: the types of the base's key columns, as which keys are asked for.
+        ``kinds`` are the types of the base's key columns, as which keys are asked for.
         """
         with _as_corrupt(self.ref), lance_errors("read keys of", self.ref.folder):
             live = int(self.dataset.count_rows())
@@ -405,11 +369,10 @@ class Generation:
         Args:
             rows: the rows to convert; only their blobs are read.
             max_bytes: memory budget; a quarter of it is for blobs, but a row is never split.
-            references: whether external blobs stay references, as the base's writer needs them;
-                otherwise they are read, and all blobs are plain bytes.
+            references: whether external blobs stay references, as the base's writer needs them; otherwise they are
+                read, and all blobs are plain bytes.
 
-        Raises:
-            SchemaProjectionError: NULL in a column that is required in the base.
+        Raises ``SchemaProjectionError``: NULL in a column that is required in the base.
         """
         if not self._has_blobs:
             with named(self.ref):
@@ -434,23 +397,16 @@ class Generation:
         with _as_corrupt(self.ref), lance_errors("count the rows of", self.ref.folder):
             live = int(self.dataset.count_rows())
         return SealedGeneration(
-            self.ref,
-            int(self.dataset.version),
-            self.projection,
-            self.data_bytes,
-            self.physical_rows,
-            live,
+            self.ref, int(self.dataset.version), self.projection, self.data_bytes, self.physical_rows, live,
             self.newest_row_first,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SealedGeneration:
-    """An opened generation without its handle. By it another process opens the same version.
+    """An opened generation without its handle. By it another process opens the same dataset version.
 
-    Attributes:
-        version: the dataset version that was opened.
-        live_rows: rows that no deletion vector hides; every later read must return as many.
+    ``live_rows``: rows that no deletion vector hides; every later read must return as many.
     """
 
     ref: GenerationRef
@@ -464,9 +420,7 @@ class SealedGeneration:
     def open(self, location: Location) -> Generation:
         """Open it again; ``location`` is the table's.
 
-        Raises:
-            GenerationCorruptError: it does not open any more.
-            StorageError: the store failed; the generation may be intact.
+        Raises ``GenerationCorruptError``: it does not open any more; ``StorageError``: the store failed.
         """
         with _as_corrupt(self.ref), lance_errors("open", self.ref.folder):
             dataset = open_dataset(location, self.ref.folder, version=self.version)
@@ -478,10 +432,7 @@ class SealedGeneration:
 def open_generation(
     table: Table, ref: GenerationRef, history: SchemaHistory, copies: GenerationCopies | None = None
 ) -> Generation:
-    """Open a generation and plan its projection onto the base table's current schema.
-
-    Args:
-        copies: where to copy it first if it is small; None: the original is read.
+    """Open a generation, or its copy if it is small, and plan its projection onto the base table's current schema.
 
     Raises:
         GenerationMissingError: no directory, or an empty one.
@@ -500,33 +451,26 @@ def open_generation(
         # What is in a copy may differ from what was checked in the original.
         sound = table.sound if place is table else set()
         damage = damaged_deletions(place.location, place.store, written.manifest, sound, ref.folder)
-    except InvalidFormatError as error:
-        raise GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
-    except (StorageError, TableNotFoundError) as error:
+    except errors.InvalidFormatError as error:
+        raise errors.GenerationCorruptError(f"The manifest of {ref} does not decode: {error}") from error
+    except (errors.StorageError, errors.TableNotFoundError) as error:
         if isinstance(error, STORE_ERRORS):
             raise
         if (missing := missing_generation(table, ref)) is not None:
             raise missing from error
-        raise GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
+        raise errors.GenerationCorruptError(f"{ref} does not open as a Lance table: {error}") from error
     if damage is not None:
-        raise GenerationCorruptError(f"{ref} is damaged: {damage.path} {damage.why}.")
+        raise errors.GenerationCorruptError(f"{ref} is damaged: {damage.path} {damage.why}.")
     source = nodes(dataset)
     if written.numbers_fields_from_zero:
         source = _with_base_ids(source, written, history)
 
     is_same = same_fields(table, history, ref.region_id, written.logged, written.flush)
-    projection = plan_projection(
-        source, nodes(table.handle.get()), written_schema(table.schema), table.primary_key, is_same
-    )
-    files = [file for fragment in fragments for file in fragment.files]
-    return Generation(
-        ref,
-        dataset,
-        projection,
-        data_bytes=sum(file.file_size_bytes or 0 for file in files),
-        physical_rows=sum(fragment.physical_rows for fragment in fragments),
-        newest_row_first=written.newest_row_first,
-    )
+    base = nodes(table.handle.get())
+    projection = plan_projection(source, base, written_schema(table.schema), table.primary_key, is_same)
+    data_bytes = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.files)
+    rows = sum(fragment.physical_rows for fragment in fragments)
+    return Generation(ref, dataset, projection, data_bytes, rows, written.newest_row_first)
 
 
 def _refuse_lacking_files(table: Table, ref: GenerationRef, manifest: table_pb2.Manifest) -> None:
@@ -541,11 +485,11 @@ def _refuse_lacking_files(table: Table, ref: GenerationRef, manifest: table_pb2.
 
 def lacks_files(
     ref: GenerationRef, foreign_root: str, files: Iterable[NamedFile], sizes: Mapping[str, int]
-) -> ForeignRootError | None:
+) -> errors.ForeignRootError | None:
     """The error if the table has not all files of a generation that names another root; ``sizes``: by path."""
     for file in files:
         if (why := file.missing(sizes.get(file.path))) is not None:
-            return ForeignRootError(
+            return errors.ForeignRootError(
                 f"{ref} names {foreign_root} as its table, and nothing is read there, as it may be another table now. "
                 f"Of {file} in this table: {why}."
             )
@@ -557,9 +501,7 @@ def same_fields(
 ) -> SameField:
     """What decides whether a field is the one that a region's rows were written with.
 
-    Args:
-        logged: when they were put into the log; this decides, if the versions show it.
-        flushed: when they were flushed.
+    When they were put into the log (``logged``) decides, if the versions show it; else when they were flushed.
     """
     record = table.records.get(region_id)
     adopted = 0 if record is None else record.adopted
@@ -576,23 +518,20 @@ def same_fields(
     return is_same
 
 
-def missing_generation(table: Table, ref: GenerationRef) -> MemwalOpsError | None:
+def missing_generation(table: Table, ref: GenerationRef) -> errors.MemwalOpsError | None:
     """The error if a generation's directory is missing, or is a link, which is not followed; None if it exists."""
     try:
         if next(iter(table.store.list(ref.folder)), None) is not None:
             return None
     except LinkError as error:
-        return GenerationMissingError(f"The directory of {ref} is missing: {error}", remedy=error.remedy)
-    return GenerationMissingError(f"The directory of {ref} is missing or empty.")
+        return errors.GenerationMissingError(f"The directory of {ref} is missing: {error}", remedy=error.remedy)
+    return errors.GenerationMissingError(f"The directory of {ref} is missing or empty.")
 
 
 def read_flush(table: Table, ref: GenerationRef) -> int | None:
     """When the oldest rows of a generation were logged or flushed, by the earliest of the known times, in ns.
 
-    None if it does not exist. Two to five requests.
-
-    Raises:
-        InvalidFormatError: its manifest does not decode.
+    None if it does not exist. Two to five requests. Raises ``InvalidFormatError``: its manifest does not decode.
     """
     versions = list_versions(table.store, f"{ref.folder}/{VERSIONS_FOLDER}").numbered
     if not versions:
@@ -605,7 +544,7 @@ def _with_base_ids(source: tuple[Node, ...], written: WrittenBy, history: Schema
     """The fields with the ids that the base table had for them when the generation was flushed."""
     ids = history.base_ids(written.manifest, ignore=TOMBSTONE)
     if ids is None:
-        raise SchemaProjectionError(
+        raise errors.SchemaProjectionError(
             f"Lance {written.manifest.writer_version.version} numbered the generation's fields independently of the "
             "base table's, and no existing version had these fields when it was flushed.",
             remedy="Change the base table back to the generation's columns, merge, and change them again.",
@@ -618,7 +557,7 @@ def named(source: object) -> Iterator[None]:
     """Errors of columns name the generation or log that has them."""
     try:
         yield
-    except SchemaProjectionError as error:
+    except errors.SchemaProjectionError as error:
         error.args = (f"{source}: {error}",)
         raise
 
@@ -628,7 +567,7 @@ def _as_corrupt(ref: GenerationRef) -> Iterator[None]:
     """Raise an error for a damaged generation: it opened and cannot be read, and the store did not fail."""
     try:
         yield
-    except StorageError as error:
+    except errors.StorageError as error:
         if isinstance(error, STORE_ERRORS):
             raise
-        raise GenerationCorruptError(f"{ref} cannot be read: {error}") from error
+        raise errors.GenerationCorruptError(f"{ref} cannot be read: {error}") from error

@@ -4,16 +4,15 @@ A region manifest lists a generation by number, path and rows. Whether its files
 generations shows: a merge would find it out, hours later. This check costs one listing for each region, in the region
 layout one of its log as well, and one request for each generation.
 
-List a region's folder and classify its files, in bounded memory.
-
-A region may have a million WAL entries: they are kept as arrays of numbers, generations as one sum
-per directory. All other files are strays, which are reported and kept.
+A region's folder is listed in bounded memory: it may have a million WAL entries, which are kept as arrays of numbers,
+and generations as one sum per directory. All other files are strays, which are reported and kept.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -49,20 +48,14 @@ from memwal_ops.formats.lance.generations.generation import (
 from memwal_ops.formats.lance.layouts import refuse_mixed
 from memwal_ops.formats.lance.regions.key_files import KEY_INDEX
 from memwal_ops.formats.lance.regions.manifests import HINT, unlisted
-from memwal_ops.formats.lance.wire.names import (
-    INDICES_FOLDER,
-    parse_generation_dir,
-    parse_region_manifest_name,
-    parse_wal_entry_name,
-    region_folder,
-)
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX
 from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.layouts import Layout
@@ -132,14 +125,9 @@ class WalEntries:
 
 @dataclass(slots=True)
 class RegionContents:
-    """The content of one region's folder.
+    """The content of one region's folder: per version its manifest, and per name the directories like generations.
 
-    Attributes:
-        manifests: per version its file.
-        hinted: whether there is a ``version_hint.json``.
-        wal: the entries of the write-ahead log.
-        directories: per name; all directories that are named like generations.
-        strays: paths of all other files and folders.
+    ``strays``: paths of all other files and folders. ``hinted``: there is a ``version_hint.json``.
     """
 
     region_id: UUID
@@ -159,18 +147,17 @@ class RegionContents:
 def read_region_contents(store: Store, region_id: UUID, layout: Layout) -> RegionContents:
     """List a region's folder; one request per 1,000 objects. Memory: 24 bytes per WAL entry.
 
-    Raises:
-        MixedLayoutsError: its log has entries of another layout.
+    Raises ``MixedLayoutsError``: its log has entries of another layout.
     """
-    root = region_folder(region_id)
+    root = names.region_folder(region_id)
     contents = RegionContents(region_id)
     suffixes = {layout.wal_suffix}
     for meta in store.list(root):
         first, _, rest = meta.path[len(root) + 1 :].partition("/")
-        if first == "wal" and (entry := parse_wal_entry_name(rest)) is not None:
+        if first == "wal" and (entry := names.parse_wal_entry_name(rest)) is not None:
             contents.wal.add(entry.entry_id, meta)
             suffixes.add(entry.suffix)
-        elif first == "manifest" and (version := parse_region_manifest_name(rest)) is not None:
+        elif first == "manifest" and (version := names.parse_region_manifest_name(rest)) is not None:
             contents.manifests[version] = FileState(meta.size, meta.last_modified)
         elif first == "manifest" and rest == HINT:
             contents.hinted = True
@@ -253,22 +240,15 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
 
 def _sized(region: RegionBacklog, files: GenerationFiles | None) -> RegionBacklog:
     """The same, with the sizes that its writer did not record, as far as the files told them."""
-    sizes = {} if files is None else files.sizes
-    if not any(one.physical_rows is None or one.in_memory_bytes is None for one in region.manifest.flushed_generations):
-        return region
-    flushed = tuple(
-        replace(
-            generation,
-            physical_rows=size[0] if generation.physical_rows is None else generation.physical_rows,
-            in_memory_bytes=size[1] if generation.in_memory_bytes is None else generation.in_memory_bytes,
-        )
-        if (size := sizes.get(generation.generation)) is not None
-        else generation
-        for generation in region.manifest.flushed_generations
-    )
+    sizes, flushed = {} if files is None else files.sizes, [*region.manifest.flushed_generations]
+    for at, generation in enumerate(flushed):
+        recorded = generation.physical_rows, generation.in_memory_bytes
+        if None in recorded and (size := sizes.get(generation.generation)) is not None:
+            rows, in_memory = (known if own is None else own for own, known in zip(recorded, size, strict=True))
+            flushed[at] = replace(generation, physical_rows=rows, in_memory_bytes=in_memory)
     by_number = {generation.generation: generation for generation in flushed}
     pending = tuple(generation_ref(ref.region_id, by_number[ref.generation]) for ref in region.pending)
-    return replace(region, manifest=replace(region.manifest, flushed_generations=flushed), pending=pending)
+    return replace(region, manifest=replace(region.manifest, flushed_generations=tuple(flushed)), pending=pending)
 
 
 def oldest_unmerged(table: Table, checked: CheckedBacklog) -> datetime | None:
@@ -279,11 +259,8 @@ def oldest_unmerged(table: Table, checked: CheckedBacklog) -> datetime | None:
     """
     backlog = checked.backlog
     times = [_written_before(table, backlog.regions[region_id], files) for region_id, files in checked.files.items()]
-    times += [
-        _oldest_directory(table, blocked.region_id)
-        for blocked in backlog.blocked
-        if blocked.region_id not in backlog.regions
-    ]
+    unread = (blocked.region_id for blocked in backlog.blocked if blocked.region_id not in backlog.regions)
+    times += (_oldest_directory(table, region_id) for region_id in unread)
     return min(filter(None, times), default=None)
 
 
@@ -298,8 +275,8 @@ def _written_before(table: Table, region: RegionBacklog, files: GenerationFiles)
 def _oldest_directory(table: Table, region_id: UUID) -> datetime | None:
     merged, times = table.index.merged_generations.get(region_id, 0), []
     with suppress(LinkError):
-        for meta in table.store.list(region_folder(region_id)):
-            directory = parse_generation_dir(meta.path.split("/")[2])
+        for meta in table.store.list(names.region_folder(region_id)):
+            directory = names.parse_generation_dir(meta.path.split("/")[2])
             if directory is not None and directory.generation > merged:
                 times.append(meta.last_modified)
     return min(times, default=None)
@@ -313,12 +290,10 @@ def _is_first(generation: int, known: Blocked | None) -> bool:
 def look_at_generations(
     table: Table, region: RegionBacklog, limit: int | None = None, *, footers: bool = False
 ) -> GenerationFiles:
-    """Check the files of the generations that a region lists above its progress.
+    """Check the files of the generations that a region lists above its progress, or of the first ``limit`` of them.
 
-    Args:
-        limit: check so many, the first ones; None: all.
-        footers: whether to check the end of each data file as well, and all of each deletion file, with one request
-            for each, and the end of each index file. Whoever opens a generation reads its deletion files in any case.
+    ``footers``: check the end of each data file as well, and all of each deletion file, with one request for each, and
+    the end of each index file. Whoever opens a generation reads its deletion files in any case.
     """
     region_id = region.manifest.region_id
     refs = [generation_ref(region_id, flushed) for flushed in region.manifest.unmerged(region.merged)][:limit]
@@ -336,21 +311,16 @@ def look_at_generations(
             fault = ref.generation, error
     written = {ref.generation: min(file.last_modified for file in files[ref.path].values()) for ref in existing}
     damaged = {generation: error for generation, error in errors_of.items() if error is not None}
-    roots = {
-        ref.generation: opened.foreign_root
-        for ref, opened in zip(existing, named, strict=True)
-        if isinstance(opened, _Named) and opened.foreign_root is not None
-    }
-    indexes = {
-        ref.generation: _damaged_indexes(table, ref, opened, files[ref.path])
-        for ref, opened in zip(existing, named, strict=True)
-        if footers and isinstance(opened, _Named)
-    }
-    sizes = {
-        ref.generation: (one.rows, _bytes_of(one, files[ref.path]))
-        for ref, one in zip(existing, named, strict=True)
-        if isinstance(one, _Named) and one.rows is not None and ref.generation not in damaged
-    }
+    roots, indexes, sizes = dict[int, str](), dict[int, Sequence[Damage]](), dict[int, tuple[int, int]]()
+    for ref, opened in zip(existing, named, strict=True):
+        if isinstance(opened, MemwalOpsError):
+            continue
+        if opened.foreign_root is not None:
+            roots[ref.generation] = opened.foreign_root
+        if footers:
+            indexes[ref.generation] = _damaged_indexes(table, ref, opened, files[ref.path])
+        if opened.rows is not None and ref.generation not in damaged:
+            sizes[ref.generation] = opened.rows, _bytes_of(opened, files[ref.path])
     return GenerationFiles(written, damaged, fault, roots, indexes, sizes)
 
 
@@ -373,14 +343,14 @@ def _damaged_indexes(
     try:
         indexes = [place.index_file(path, sizes.get(path, 0)) for path in sorted(there | sizes.keys())]
     except InvalidFormatError as error:
-        return [Damage(f"{ref.folder}/{VERSIONS_FOLDER}", INDICES_FOLDER, str(error), MERGE_IT)]
+        return [Damage(f"{ref.folder}/{VERSIONS_FOLDER}", names.INDICES_FOLDER, str(error), MERGE_IT)]
 
     def damage(file: NamedFile) -> str | None:
         meta = files.get(file.path)
         return file.missing(None) if meta is None else file.damage(meta.size)
 
     checked = concurrently(damage, indexes, threads=_CONCURRENT_READS)
-    return [Damage(file.path, INDICES_FOLDER, why, MERGE_IT) for file, why in checked if why is not None]
+    return [Damage(file.path, names.INDICES_FOLDER, why, MERGE_IT) for file, why in checked if why is not None]
 
 
 def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsError | None:
@@ -397,7 +367,6 @@ def _confirmed(table: Table, ref: GenerationRef, *, footers: bool) -> MemwalOpsE
 
 
 def _listed(table: Table, refs: Sequence[GenerationRef]) -> Mapping[str, dict[str, ObjectMeta]]:
-    """Per directory of a generation its files."""
     listed: dict[str, dict[str, ObjectMeta]] = {ref.path: {} for ref in refs}
     for meta in _files(table, refs):
         directory = meta.path.split("/")[2]
@@ -419,7 +388,7 @@ def _files(table: Table, refs: Sequence[GenerationRef]) -> Iterator[ObjectMeta]:
                 continue  # as if it were missing
         return
     last = max((f"{ref.folder}0" for ref in refs), default="")  # "0" sorts behind "/"
-    listing = table.store.list(region_folder(refs[0].region_id)) if refs else iter(())
+    listing = table.store.list(names.region_folder(refs[0].region_id)) if refs else iter(())
     while page := list(islice(listing, PAGE)):
         yield from page
         if is_ascending(page) and page[-1].path > last:  # not on S3 Express
@@ -442,7 +411,6 @@ def _errors(
     *,
     footers: bool,
 ) -> Sequence[MemwalOpsError | None]:
-    """For each generation with files, why it cannot be read."""
     sizes = {path: meta.size for listed in files.values() for path, meta in listed.items()}
     try:
         read = (file for opened in named if isinstance(opened, _Named) for file in opened.files)

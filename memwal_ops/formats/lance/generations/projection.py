@@ -41,7 +41,6 @@ class UndecidedColumnsError(SchemaProjectionError):
     """
 
     def __init__(self, message: str, columns: tuple[str, ...] = (), remedy: str = "") -> None:
-        """``remedy``: what to do instead, or before."""
         super().__init__(message, remedy=f"{_DECIDE}{remedy}")
         self.columns = columns
 
@@ -59,13 +58,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One base field and its source in a generation.
+    """One base field (``target``) and its source in a generation, if any, at ``position`` among its siblings.
 
-    Attributes:
-        target: the base's field.
-        source: the generation's field; None if it has none.
-        position: index of ``source`` among the fields of its parent; -1 without a source.
-        children: the same for the nested fields; empty if values pass through unchanged.
+    ``children``: the same for the nested fields; empty if values pass through unchanged.
     """
 
     target: Node
@@ -76,12 +71,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The mapping from a generation's batches to batches of the base schema.
+    """The mapping from a generation's batches to batches of the base schema, by columns in base order.
 
-    Attributes:
-        columns: one per base column, in base order.
-        keys: names of the key columns in the generation, in key order.
-        has_tombstones: whether the generation has a ``_tombstone`` column.
+    ``keys``: names of the key columns in the generation, in key order. ``has_tombstones``: it has a ``_tombstone``
+    column.
     """
 
     schema: pa.Schema
@@ -112,11 +105,7 @@ class Projection:
         return replace(self, schema=schema, columns=tuple(by_name[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a batch of ``source_columns`` to the base schema; same rows, same order.
-
-        Raises:
-            SchemaProjectionError: NULL in a required column.
-        """
+        """A batch of ``source_columns`` in the base schema. Raises ``SchemaProjectionError``: required, and NULL."""
         arrays = [
             pa.nulls(batch.num_rows, column.target.type)
             if column.source is None
@@ -134,12 +123,9 @@ class Projection:
 
 
 def conformed(rows: _Rows, schema: pa.Schema) -> _Rows:
-    """The rows in a schema with the same columns.
+    """The rows in a schema with the same columns. Raises ``SchemaProjectionError``: NULL in a required column.
 
     Arrow's own cast refuses a struct that is NULL and has required fields, which is no fault.
-
-    Raises:
-        SchemaProjectionError: NULL in a required column.
     """
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
@@ -183,7 +169,6 @@ def _fields_inside(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _parts(array: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.Field]]:
-    """The values inside an array without NULL, each with its field."""
     if pa.types.is_struct(kind):
         values = array.flatten()
     else:
@@ -213,8 +198,7 @@ def nodes(dataset: lance.LanceDataset) -> tuple[Node, ...]:
 def nodes_of(schema: pa.Schema, ids: Sequence[int]) -> tuple[Node, ...]:
     """The fields of rows as trees, with these ids, each before those inside it.
 
-    Raises:
-        SchemaProjectionError: another number of ids than of fields.
+    Raises ``SchemaProjectionError``: another number of ids than of fields.
     """
     fields = LanceSchema.from_pyarrow(schema).fields()
     if sum(map(_size, fields)) != len(ids):
@@ -240,18 +224,13 @@ def plan_projection(
     primary_key: Sequence[str],
     is_same: SameField,
 ) -> Projection:
-    """Match a generation's fields to the base's.
+    """Match a generation's fields to the base's, whose Arrow schema is ``base_schema``.
 
-    Args:
-        generation, base: the field trees of both sides.
-        base_schema: the Arrow schema of the result.
-        primary_key: names of the key columns in the base.
-        is_same: ``(field_id, whether the names differ)`` to True for the same field, False for an id that was
-            reused for another one, None if that cannot be determined any more.
+    ``is_same``: ``(field_id, whether the names differ)`` to True for the same field, False for an id that was reused
+    for another one, None if that cannot be determined any more.
 
-    Raises:
-        SchemaProjectionError: a changed type, a missing key, a required column without values, or a field of which
-            the base's history no longer shows whether it was dropped.
+    Raises ``SchemaProjectionError``: a changed type, a missing key, a required column without values, or a field of
+    which the base's history no longer shows whether it was dropped.
     """
     has_tombstones = any(node.name == TOMBSTONE for node in generation)
     # Recognized by name alone: the id of _tombstone is the next free one at the flush, which a
@@ -314,7 +293,11 @@ def _match_all(
         if source is not None and not matches(source, target):
             source = None
         if source is None:
-            _refuse_changed_type(target, [source for source in sources if source.field_id != target.field_id])
+            # A column whose type was changed has a new id: its old values would silently become NULL.
+            for other in sources:
+                same_name = other.field_id != target.field_id and other.name == target.name
+                if same_name and not other.type.equals(target.type):
+                    raise _other_type(other, target)
             if not target.nullable:
                 path = f"{within}{target.name}"
                 raise _without_values(path, f"The generation has no values for the required column {path!r}.")
@@ -324,13 +307,10 @@ def _match_all(
     return tuple(columns)
 
 
-def _refuse_changed_type(target: Node, sources: Sequence[Node]) -> None:
-    """Refuse a column whose type was changed, which gives it a new id: its old values would silently become NULL."""
-    for source in sources:
-        if source.name == target.name and not source.type.equals(target.type):
-            raise SchemaProjectionError(
-                f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."
-            )
+def _other_type(source: Node, target: Node) -> SchemaProjectionError:
+    return SchemaProjectionError(
+        f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."
+    )
 
 
 def _matches(source: Node, target: Node, verdict: bool | None, undecided: list[Node]) -> bool:  # noqa: FBT001 - a result
@@ -374,9 +354,7 @@ def _inner(source: Node, target: Node, matches: Matches, within: str) -> tuple[C
         item_source, item_target = source.children[0], target.children[0]
         return (Column(item_target, item_source, 0, _inner(item_source, item_target, matches, within)),)
     if not source.type.equals(target.type):
-        raise SchemaProjectionError(
-            f"Column {target.name!r} has type {target.type} in the base table and {source.type} in the generation."
-        )
+        raise _other_type(source, target)
     return ()
 
 

@@ -1,9 +1,9 @@
 """Verify, before a merge or gc, that a region is the one whose merge progress the table records.
 
-A region's id may be reused: a branch and a clone inherit the progress of their table and none of its
-regions, a region's folder may be removed, a table may be overwritten without its regions. Timeline of the
-loss: R is merged up to generation 3; R is created again and flushes 1 to 5; a merge that compares numbers alone
-treats 1 to 3 as merged, merges 4 and 5, and gc deletes 1 to 3, which no base table has.
+A region's id may be reused: a branch and a clone inherit the progress of their table and none of its regions, a
+region's folder may be removed, a table may be overwritten without its regions. Timeline of the loss: R is merged up to
+generation 3; R is created again and flushes 1 to 5; a merge that compares numbers alone treats 1 to 3 as merged, merges
+4 and 5, and gc deletes 1 to 3, which no base table has.
 
 Evidence, in this order:
 
@@ -12,16 +12,14 @@ Evidence, in this order:
    that does not list the number any more was drained, which gc does only to a region whose identity it verified.
 2. If other programs merged and stored no record: whether the generation was flushed before the first version in which
    it is merged, as long as that version and the previous one exist.
-3. For a region with no merged generation: whether a version without a MemWAL index was published after the
-   region was created, by the store's times or by the timestamps inside the files. Timeline of the loss: a region
-   flushes; its table is removed and created again at the same URI; the old ``_mem_wal/`` is copied back by a tool that
-   does not preserve times, so that by the store's times it is younger than the new table. Only the timestamps inside
-   are older. A writer whose clock is behind by more than the time between the table's creation and its first flush
-   causes the same evidence; then the operator has to decide once.
+3. For a region with no merged generation: whether a version without a MemWAL index was published after the region was
+   created, by the store's times or by the timestamps inside the files. Timeline of the loss: a region flushes; its
+   table is removed and created again at the same URI; the old ``_mem_wal/`` is copied back by a tool that does not
+   preserve times, so that by the store's times it is younger than the new table. Only the timestamps inside are older.
+   A writer whose clock is behind by more than the time between the table's creation and its first flush causes the same
+   evidence; then the operator has to decide once.
 
 If the evidence is not conclusive, an operator decides (``memwal-ops adopt``).
-
-The region field values of one region, by which rows are routed to it, as its manifest stores them (S0-084).
 """
 
 from __future__ import annotations
@@ -62,21 +60,16 @@ UNDECIDED_RECORD = RegionRecord(0, UNDECIDED)
 
 
 def check_identity(table: Table, manifest: RegionManifest, *, created: datetime | None = None) -> RegionRecord | None:
-    """Refuse a region that is not, or may not be, the one whose progress the table records.
+    """Refuse a region that is not, or may not be, the one whose progress the table records, at this version.
 
-    Args:
-        table: the version of the progress and the record.
-        manifest: the region's newest manifest.
-        created: when the oldest existing manifest of the region was written, by the store's clock. None: for a region
-            with no merged generation, only the record is checked, and not whether it is older than the table's MemWAL
-            index; for jobs that neither merge it nor delete unmerged generations.
+    ``created``: when the oldest existing manifest of the region was written, by the store's clock. None: for a region
+    with no merged generation, only the record is checked, and not whether it is older than the table's MemWAL index;
+    for jobs that neither merge it nor delete unmerged generations.
 
-    Returns:
-        The record that the next commit should store, if there was none and the identity followed from times, which
-        expire with the versions. None: nothing to store.
+    Returns the record that the next commit should store, if there was none and the identity followed from times, which
+    expire with the versions. None: nothing to store.
 
-    Raises:
-        RegionReplacedError: it is another region, or that cannot be excluded.
+    Raises ``RegionReplacedError``: it is another region, or that cannot be excluded.
     """
     merged = table.index.merged_generations.get(manifest.region_id, 0)
     record = table.records.get(manifest.region_id)
@@ -92,8 +85,7 @@ def check_identity(table: Table, manifest: RegionManifest, *, created: datetime 
 def check_record(table: Table, manifest: RegionManifest) -> None:
     """Refuse a region that is another one by the table's records; no request, and no times are compared.
 
-    Raises:
-        RegionReplacedError: it is another region, or an operator has to decide whether it is.
+    Raises ``RegionReplacedError``: it is another region, or an operator has to decide whether it is.
     """
     region_id = manifest.region_id
     merged = table.index.merged_generations.get(region_id, 0)
@@ -118,9 +110,7 @@ def check_record(table: Table, manifest: RegionManifest) -> None:
             "The region's rows may belong to the table as it was before.",
             remedy=f"{_remedy_for_lost(region_id)} {_remedy_for_old(region_id)}",
         )
-    listed = next(
-        (flushed for flushed in manifest.flushed_generations if flushed.generation == record.generation), None
-    )
+    listed = _listed(manifest, record.generation)
     if listed is not None and mark_of(listed.path) != record.mark:
         raise RegionReplacedError(
             f"Region {region_id}: the generation {record.generation} that was merged is not {listed.path}, "
@@ -137,8 +127,8 @@ def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRe
     Proof: the newest version descends, without an overwrite, from one that has the progress, by transactions that
     exist; and by its record or by times, the region is the one that was merged there.
 
-    Returns:
-        The last merged generation, and the record of its region, if it is known. None: nothing is lost, or not proven.
+    Returns the last merged generation, and the record of its region, if it is known. None: nothing is lost, or not
+    proven.
     """
     region_id = manifest.region_id
     if table.index.merged_generations.get(region_id, 0):
@@ -155,11 +145,13 @@ def lost_progress(table: Table, manifest: RegionManifest) -> tuple[int, RegionRe
             return merged, _check_by_times(table, manifest, merged, until=version)
         except RegionReplacedError:
             return None
-    listed = next(
-        (flushed for flushed in manifest.flushed_generations if flushed.generation == record.generation), None
-    )
+    listed = _listed(manifest, record.generation)
     is_same = record.generation <= merged and (listed is None or mark_of(listed.path) == record.mark)
     return (merged, record) if is_same else None
+
+
+def _listed(manifest: RegionManifest, generation: int) -> FlushedGeneration | None:
+    return next((flushed for flushed in manifest.flushed_generations if flushed.generation == generation), None)
 
 
 def _check_by_times(

@@ -1,18 +1,17 @@
 """Find the end of a region's write-ahead log, writer epochs, and which entries generations have or refer to.
 
-Entries are numbered without a gap (S0-122), and a manifest's ``wal_id_last_seen`` is a hint that
-only rises. From there on the end is found by HEAD requests in doubling steps, so that a hint that
-is a thousand entries old costs twenty requests and not a thousand.
+Entries are numbered without a gap (S0-122), and a manifest's ``wal_id_last_seen`` is a hint that only rises. From there
+on the end is found by HEAD requests in doubling steps, so that a hint that is a thousand entries old costs twenty
+requests and not a thousand.
 
 Only a writer flushes entries. A writer that died and does not come back leaves acknowledged rows there: they are
 durable, and not in the base table.
 
-Determine the versions that show whether columns are those of a flush that is not merged.
-
 A generation has the columns of the version at its flush. Whether one of them was dropped and added again since is shown
-by the versions from then on (:mod:`memwal_ops.formats.lance.retention.schema_history`). This applies to the newest
-version, and to each that may be restored, since a tag, branch or hold keeps it: then its unmerged generations are
-merged. Of the latter, only the versions up to it are needed: its data files are older than what was flushed after it.
+by the versions from then on (:mod:`memwal_ops.formats.lance.retention.schema_history`): ``UnmergedFlushes`` names them.
+This applies to the newest version, and to each that may be restored, since a tag, branch or hold keeps it: then its
+unmerged generations are merged. Of the latter, only the versions up to it are needed: its data files are older than
+what was flushed after it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from memwal_ops.formats.lance.wire.version_manifest import decode_version_manife
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.backlog import Backlog, RegionBacklog
@@ -101,8 +100,7 @@ def unflushed_entries(table: Table, manifest: RegionManifest) -> int:
 def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
     """The number of rows in a region's log that are in no generation. One request per entry.
 
-    Raises:
-        InvalidFormatError: an entry cannot be read.
+    Raises ``InvalidFormatError``: an entry cannot be read.
     """
     flushed, layout = manifest.replay_after_wal_id or 0, table.layout_of(manifest.region_id)
     entries = range(flushed + 1, flushed + unflushed_entries(table, manifest) + 1)
@@ -112,15 +110,19 @@ def unflushed_rows(table: Table, manifest: RegionManifest) -> int:
 def log_fault(table: Table, manifest: RegionManifest, unflushed: int) -> WalCorruptError | None:
     """The first entry in no generation that is missing or cannot be read; of a longer log, the first 100 are read.
 
-    Args:
-        unflushed: :func:`unflushed_entries`, which ends before an entry that is missing.
+    ``unflushed`` is :func:`unflushed_entries`, which ends before an entry that is missing.
     """
     region_id, first = manifest.region_id, (manifest.replay_after_wal_id or 0) + 1
     entries = range(first, first + min(unflushed, MOST_READ))
     for _, error in read_epochs(table, region_id, entries):
         if isinstance(error, InvalidFormatError | ObjectNotFoundError):
             return WalCorruptError(str(error))
-    layout, end = table.layout_of(region_id), first + unflushed
+    return log_gap(table, region_id, first + unflushed)
+
+
+def log_gap(table: Table, region_id: UUID, end: int) -> WalCorruptError | None:
+    """The error if the entry at the end of a log is missing, and a later one exists: its rows would be left out."""
+    layout = table.layout_of(region_id)
     gap, later = (wal_entry_path(region_id, number, layout) for number in (end, end + 1))
     if table.store.head(later) is not None and table.store.head(gap) is None:
         return WalCorruptError(f"WAL entry {gap} is missing, and later entries exist.")
@@ -168,12 +170,10 @@ def read_epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Unflushed:
-    """What the logs have that no generation has.
+    """What the logs have that no generation has, and when the oldest of it was written.
 
-    Attributes:
-        entries: how many entries; of a log that was quiet for 10 minutes, those from the first one with rows on.
-        oldest: when the oldest of them was written.
-        newest: when the newest entry was written, flushed or not; None: there is none.
+    ``entries``: of a log that was quiet for 10 minutes, those from the first one with rows on. ``newest``: when the
+    newest entry was written, flushed or not; None: there is none.
     """
 
     entries: int = 0
@@ -192,13 +192,9 @@ def read_unflushed(table: Table, backlog: Backlog) -> Unflushed:
         logs = [*pool.map(lambda manifest: _of_region(table, manifest), manifests)]
     return Unflushed(
         sum(log.entries for log in logs),
-        min(_times(log.oldest for log in logs), default=None),
-        max(_times(log.newest for log in logs), default=None),
+        min(filter(None, (log.oldest for log in logs)), default=None),
+        max(filter(None, (log.newest for log in logs)), default=None),
     )
-
-
-def _times(times: Iterable[datetime | None]) -> list[datetime]:
-    return [moment for moment in times if moment is not None]
 
 
 def _of_region(table: Table, manifest: RegionManifest) -> Unflushed:
@@ -305,12 +301,5 @@ class UnmergedFlushes:
 
 
 def _first_unmerged(regions: Mapping[UUID, RegionBacklog], merged: Mapping[UUID, int]) -> tuple[GenerationRef, ...]:
-    """The oldest generation of each region that is not merged at a progress."""
-
-    def find() -> Iterator[GenerationRef]:
-        for region_id, region in regions.items():
-            waiting = region.manifest.unmerged(merged.get(region_id, 0))
-            if waiting:
-                yield generation_ref(region_id, waiting[0])
-
-    return tuple(find())
+    unmerged = {region_id: region.manifest.unmerged(merged.get(region_id, 0)) for region_id, region in regions.items()}
+    return tuple(generation_ref(region_id, waiting[0]) for region_id, waiting in unmerged.items() if waiting)

@@ -1,15 +1,12 @@
-"""Adopt the rows of legacy MemWALs as generations of regions, when a table is migrated from the legacy layout.
-
-Nothing here is visible: no reader of a legacy table opens ``_mem_wal/``. The files of a run that was killed are
-orphans, which gc finds after the migration; the next run writes its own. A region's manifest is published again by each
-run, under the next number, before the table's own commit: a run that stalls and resumes finds that number taken.
-
-Replace the legacy MemWAL index of a table by the current one, and roll that back.
+"""Migrate a table from the legacy layout: adopt its MemWALs' rows as generations, and replace its index.
 
 The order of a migration; the run may be killed after any step:
 
 1. Claim every MemWAL that is not flushed, by changing its owner: every later operation of its writer fails (S1-023).
-2. Write generations, and region manifests that list them. No reader of a legacy table looks there.
+2. Write generations, and region manifests that list them. No reader of a legacy table opens ``_mem_wal/``. The files of
+   a run that was killed are orphans, which gc finds after the migration; the next run writes its own. A region's
+   manifest is published again by each run, under the next number, before the table's own commit: a run that stalls and
+   resumes finds that number taken.
 3. Keep the old details beside the table, for a rollback.
 4. Publish version V + 1: the current kind of details with the progress of each region, the primary key marked. If
    another writer published V + 1 first, everything is planned again.
@@ -47,6 +44,7 @@ from memwal_ops.formats.lance.log.create import plan_mem_wal
 from memwal_ops.formats.lance.log.region_files import WAL_SUFFIX, put_entry, put_generation
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.memwal_index import with_progress
 from memwal_ops.formats.lance.wire.names import (
     LayoutRecord,
@@ -54,15 +52,6 @@ from memwal_ops.formats.lance.wire.names import (
     parse_wal_entry_name,
     region_folder,
     with_layout_record,
-)
-from memwal_ops.formats.lance.wire.region_manifest import (
-    UNMERGED,
-    FlushedGeneration,
-    RegionManifest,
-    RegionRecord,
-    RegionStatus,
-    mark_of,
-    with_region_records,
 )
 from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, TABLE_CONFIG, encode_version_manifest
 from memwal_ops.storage.records import decode_record, encode_record
@@ -91,7 +80,6 @@ class RegionPlan:
     """The planned region for a legacy region's name.
 
     Attributes:
-        region_id: its id.
         merged: its progress: legacy generation g counts as g + 1.
         current: the generation that its next writer fills.
         flushed: the generations that it lists.
@@ -100,17 +88,13 @@ class RegionPlan:
     region_id: UUID
     merged: int
     current: int
-    flushed: tuple[FlushedGeneration, ...]
+    flushed: tuple[region_manifest.FlushedGeneration, ...]
 
 
 def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
     """The id of a legacy region's name, as an earlier run recorded it; the first one to record it decides.
 
-    Args:
-        record: whether to record a new one where there is none; otherwise None.
-
-    Raises:
-        InvalidFormatError: the record cannot be read.
+    Without ``record``, None if there is none. Raises ``InvalidFormatError``: the record cannot be read.
     """
     name = hashlib.blake2b(region.encode(), digest_size=16).hexdigest()
     path = f"{LEGACY_FOLDER}/regions/{name}.json"
@@ -126,12 +110,7 @@ def region_id_of(store: Store, region: str, *, record: bool) -> UUID | None:
 
 
 class Adopter:
-    """Writes generations of one region.
-
-    Args:
-        table: the version that is migrated; its primary key is set.
-        layout: shard or region.
-    """
+    """Writes generations of one region, of a version whose primary key is set."""
 
     def __init__(self, table: Table, region_id: UUID, columns: RegionColumns, layout: str) -> None:
         """Nothing is read or written yet."""
@@ -139,7 +118,7 @@ class Adopter:
         self.last_entry: int | None = None
         """The last WAL entry that was put; None: none."""
 
-    def adopt(self, generation: Generation, number: int, epoch: int) -> FlushedGeneration:
+    def adopt(self, generation: Generation, number: int, epoch: int) -> region_manifest.FlushedGeneration:
         """Write a generation with the newest row of each key.
 
         Raises:
@@ -157,7 +136,7 @@ class Adopter:
             count = open_dataset(self._table.location, f"{region_folder(self._region_id)}/{path}").count_rows()
         if count != int(mask.sum()):
             raise InvariantViolatedError(f"{path} has {count} rows, and {int(mask.sum())} were to be adopted.")
-        return FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=count)
+        return region_manifest.FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=count)
 
     def _rows(self, generation: Generation, mask: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
         tombstones = generation.read_keys().column(TOMBSTONE)
@@ -229,7 +208,7 @@ class Adopter:
         return int(rows.nbytes)
 
 
-def newest_manifest(table: Table, region_id: UUID) -> RegionManifest | None:
+def newest_manifest(table: Table, region_id: UUID) -> region_manifest.RegionManifest | None:
     """The region's newest manifest; None where it has none yet."""
     try:
         return table.region(region_id).latest(checked=True)
@@ -237,16 +216,16 @@ def newest_manifest(table: Table, region_id: UUID) -> RegionManifest | None:
         return None
 
 
-def publish_region(table: Table, plan: RegionPlan, before: RegionManifest | None, last_entry: int | None) -> int:
-    """Publish the region's next manifest; ``before`` is the newest one, which was read before the table's version was.
+def publish_region(
+    table: Table, plan: RegionPlan, before: region_manifest.RegionManifest | None, last_entry: int | None
+) -> int:
+    """Publish the region's next manifest, and return its number.
 
-    Returns:
-        Its number.
+    ``before`` is the newest one, which was read before the table's version was.
 
-    Raises:
-        CommitConflictError: another migration published one first.
+    Raises ``CommitConflictError``: another migration published one first.
     """
-    manifest = RegionManifest(
+    manifest = region_manifest.RegionManifest(
         plan.region_id,
         1 if before is None else before.version + 1,
         MANUAL if before is None else before.region_spec_id,
@@ -255,7 +234,7 @@ def publish_region(table: Table, plan: RegionPlan, before: RegionManifest | None
         last_entry if last_entry is not None or before is None else before.wal_id_last_seen,
         plan.current,
         plan.flushed,
-        RegionStatus.ACTIVE,
+        region_manifest.RegionStatus.ACTIVE,
         source=b"" if before is None else before.source,
     )
     if not table.region(plan.region_id).commit(manifest, ours_if_equal=False):
@@ -263,18 +242,17 @@ def publish_region(table: Table, plan: RegionPlan, before: RegionManifest | None
     return manifest.version
 
 
-def next_epoch(before: RegionManifest | None) -> int:
+def next_epoch(before: region_manifest.RegionManifest | None) -> int:
     """The epoch with which the migration claims the region: earlier writers are fenced."""
     return 1 if before is None else before.writer_epoch + 1
 
 
-def sealed_after(manifest: RegionManifest) -> RegionManifest:
+def sealed_after(manifest: region_manifest.RegionManifest) -> region_manifest.RegionManifest:
     """The next manifest, with which no writer can claim the region any more."""
-    return replace(manifest.next(), status=RegionStatus.SEALED, writer_epoch=manifest.writer_epoch + 1)
+    return replace(manifest.next(), status=region_manifest.RegionStatus.SEALED, writer_epoch=manifest.writer_epoch + 1)
 
 
 def _last_entry(store: Store, region_id: UUID) -> int:
-    """The highest entry that a killed run left; 0: there is none."""
     names = (meta.path.rsplit("/", 1)[-1] for meta in store.list(f"{region_folder(region_id)}/wal"))
     parsed = (parse_wal_entry_name(name) for name in names)
     return max((entry.entry_id for entry in parsed if entry is not None and entry.suffix == WAL_SUFFIX), default=0)
@@ -292,8 +270,7 @@ class Kept:
 
     Attributes:
         path: its file, relative to the table's root.
-        version: the last legacy version.
-        details: the legacy details.
+        version: the last legacy version, and ``details`` its details.
         regions: per region name: its id, its progress, and the number of its first manifest.
         layout: that was migrated to.
     """
@@ -356,18 +333,14 @@ def read_kept(table: Table) -> Kept:
 
 
 def publish_migrated(table: Table, plans: Mapping[str, RegionPlan], kept: Kept, note: CommitNote) -> int:
-    """Publish the next version with the current kind of details.
-
-    Args:
-        table: the legacy version; its primary key is set.
-        plans: the regions, whose manifests are written.
+    """Publish the next version with the current kind of details; the plans' manifests are written.
 
     Raises: as :func:`memwal_ops.formats.lance.commit.commit.commit_built`.
     """
     version = table.version + 1
     progress = {plan.region_id: plan.merged for plan in plans.values() if plan.merged}
     details = with_progress(plan_mem_wal(table), progress)
-    manifest = with_region_records(table.manifest.manifest, _records(plans, version))
+    manifest = region_manifest.with_region_records(table.manifest.manifest, _records(plans, version))
     manifest = with_layout_record(manifest, LayoutRecord(kept.layout, None))
     manifest.config[CONFIG_KEY] = kept.path
     manifest.writer_feature_flags |= TABLE_CONFIG
@@ -387,10 +360,9 @@ def publish_rolled_back(table: Table, kept: Kept, note: CommitNote) -> int:
 
 
 def seal_regions(table: Table, kept: Kept) -> None:
-    """Seal the regions of a migration that is rolled back; refuse if anything was written to them.
+    """Seal the regions of a migration that is rolled back.
 
-    Raises:
-        InvalidUsageError: a region was written, merged or created since the migration.
+    Raises ``InvalidUsageError``: a region was written, merged or created since the migration.
     """
     made = {region_id: (name, merged, first) for name, (region_id, merged, first) in kept.regions.items()}
     others = [str(region_id) for region_id in table.regions.region_ids if region_id not in made]
@@ -433,11 +405,13 @@ def mark_key(fields: Sequence[table_pb2.Field], key: Sequence[str]) -> None:
             field.unenforced_primary_key_position = position
 
 
-def _records(plans: Mapping[str, RegionPlan], version: int) -> dict[UUID, RegionRecord]:
+def _records(plans: Mapping[str, RegionPlan], version: int) -> dict[UUID, region_manifest.RegionRecord]:
     """Records that progress belongs to these regions, and rows to the current columns: no operator has to decide."""
     return {
-        plan.region_id: RegionRecord(plan.merged, mark_of(f"{plan.region_id}:{plan.merged}"), version)
+        plan.region_id: region_manifest.RegionRecord(
+            plan.merged, region_manifest.mark_of(f"{plan.region_id}:{plan.merged}"), version
+        )
         if plan.merged
-        else RegionRecord(version, UNMERGED, version)
+        else region_manifest.RegionRecord(version, region_manifest.UNMERGED, version)
         for plan in plans.values()
     }

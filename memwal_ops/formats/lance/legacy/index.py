@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from google.protobuf.message import DecodeError
 
-from memwal_ops.errors import (
-    FlushedMeaningUnknownError,
-    InvalidFormatError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    MemWalOrderError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.commit.commit import check_rewritable, check_takes_rows, commit_built, next_entry
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.generations.backlog import blocked_entry
@@ -46,16 +37,12 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)\.")
 
 
 def legacy_entry(table: Table) -> table_pb2.IndexMetadata:
-    """The MemWAL entry of a table of the legacy layout.
-
-    Raises:
-        NoMemWalIndexError: a plain table.
-    """
+    """The MemWAL entry of a table of the legacy layout. Raises ``NoMemWalIndexError``: a plain table."""
     entry = find_memwal_entry(table.manifest.indexes)
     if entry is None:
         table.require_memwal("A reader or writer of MemWAL")
     if entry is None or not is_legacy(entry):
-        raise InvariantViolatedError(f"{table.location.uri} has no legacy MemWAL index.")
+        raise errors.InvariantViolatedError(f"{table.location.uri} has no legacy MemWAL index.")
     return entry
 
 
@@ -66,12 +53,10 @@ def mem_wals_of(table: Table) -> tuple[MemWal, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FlushedMeaning:
-    """What FLUSHED means for a MemWAL.
+    """What FLUSHED means for a MemWAL, and the release of Lance that wrote the state, if it is known.
 
-    Attributes:
-        meaning: merged: the rows are in the table already (Lance 0.31 to 0.35, S1-021). unmerged: they are on disk
-            only (from 0.36, S1-019). None: it is not known.
-        release: of Lance that wrote the state; None: not known.
+    ``meaning``: merged: the rows are in the table already (Lance 0.31 to 0.35, S1-021). unmerged: they are on disk only
+    (from 0.36, S1-019). None: it is not known.
     """
 
     meaning: Meaning | None
@@ -81,8 +66,7 @@ class FlushedMeaning:
 class Meanings:
     """What FLUSHED means. It follows from the release that wrote the version in which a MemWAL changed last.
 
-    Args:
-        given: the user's ``--flushed-means``, used if the release is not known; None: not given.
+    ``given``: the user's ``--flushed-means``, used if the release is not known.
     """
 
     def __init__(self, table: Table, given: str | None = None) -> None:
@@ -99,9 +83,9 @@ class Meanings:
         since = (int(match[1]), int(match[2])) >= _FLUSHED_IS_UNMERGED_SINCE
         return FlushedMeaning("unmerged" if since else "merged", release)
 
-    def unknown(self, mem_wal: MemWal) -> FlushedMeaningUnknownError:
+    def unknown(self, mem_wal: MemWal) -> errors.FlushedMeaningUnknownError:
         """The error of a MemWAL whose meaning is None."""
-        return FlushedMeaningUnknownError(
+        return errors.FlushedMeaningUnknownError(
             f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is FLUSHED since version "
             f"{mem_wal.last_updated_dataset_version}, which does not exist or does not record the Lance release that "
             "wrote it: before 0.36 that means merged, and since 0.36 not."
@@ -114,7 +98,7 @@ class Meanings:
         else:
             try:
                 writer = read_version_manifest(table.store, version, table.naming).manifest.writer_version
-            except (ObjectNotFoundError, InvalidFormatError):
+            except (errors.ObjectNotFoundError, errors.InvalidFormatError):
                 return None
         return writer.version if writer.library == "lance" else None
 
@@ -125,7 +109,7 @@ class BlockedMemWal:
 
     region: str
     generation: int | None
-    error: MemwalOpsError
+    error: errors.MemwalOpsError
 
     def to_json(self) -> dict[str, object]:
         """The ``blocked`` entry of a report."""
@@ -137,7 +121,6 @@ class RegionWork:
     """The work of a merge in one region.
 
     Attributes:
-        region: its name.
         mem_wals: all of it, ascending.
         pending: FLUSHED and not merged, in the order in which they are to be merged; before the first fault.
         merged_already: FLUSHED by a release for which that means merged: only their state is to be changed.
@@ -210,7 +193,7 @@ def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unm
     done = last_done(ascending)
     waiting: list[MemWal] = []
 
-    def blocked(one: MemWal, error: MemwalOpsError) -> Unmerged:
+    def blocked(one: MemWal, error: errors.MemwalOpsError) -> Unmerged:
         return Unmerged((), done, BlockedMemWal(region, one.id.generation, error))
 
     for mem_wal in ascending:
@@ -224,14 +207,16 @@ def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unm
     unsealed = [mem_wal for mem_wal in waiting if mem_wal.state is State.OPEN]
     if len(unsealed) > 1:
         numbers = ", ".join(str(mem_wal.id.generation) for mem_wal in unsealed)
-        return blocked(unsealed[1], MemWalOrderError(f"Region {region!r} has several OPEN generations: {numbers}."))
+        return blocked(
+            unsealed[1], errors.MemWalOrderError(f"Region {region!r} has several OPEN generations: {numbers}.")
+        )
     if waiting and waiting[0].id.generation < done:
         return blocked(waiting[0], _late(waiting[0], done))
     return Unmerged(tuple(waiting), done)
 
 
-def _late(mem_wal: MemWal, done: int) -> MemWalOrderError:
-    return MemWalOrderError(
+def _late(mem_wal: MemWal, done: int) -> errors.MemWalOrderError:
+    return errors.MemWalOrderError(
         f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is not merged, and generation {done} "
         "after it is: its rows would replace newer ones."
     )
@@ -244,8 +229,8 @@ def last_done(ascending: Sequence[MemWal]) -> int:
     return max([ascending[0].id.generation - 1, *merged, *trimmed])
 
 
-def _ahead(mem_wal: MemWal, waits: MemWal) -> MemWalOrderError:
-    return MemWalOrderError(
+def _ahead(mem_wal: MemWal, waits: MemWal) -> errors.MemWalOrderError:
+    return errors.MemWalOrderError(
         f"Generation {mem_wal.id.generation} of region {mem_wal.id.region!r} is FLUSHED, and generation "
         f"{waits.id.generation} before it only {waits.state.name}: merged first, its rows would be replaced by older "
         "ones.",
@@ -262,27 +247,24 @@ class Emptied:
     the version that records the change has no rows. Older versions still have them, until they are cleaned up. A merge
     or a migration on top of such a version would make the loss permanent.
 
-    Attributes:
-        version: the newest one.
-        source: the newest earlier version that has rows; None: earlier versions no longer exist, so it is not known
-            whether there were any.
-        rows: of the source.
+    ``source``: the newest earlier version that has rows; None: earlier versions no longer exist, so it is not known
+    whether there were any.
     """
 
     version: int
     source: int | None
     rows: int
 
-    def error(self, job: str) -> TableCorruptError:
+    def error(self, job: str) -> errors.TableCorruptError:
         """The refusal of a job, which names the restore."""
         if self.source is None:
-            return TableCorruptError(
+            return errors.TableCorruptError(
                 f"Version {self.version} has no rows: a commit of MemWAL states may have dropped them, and the "
                 "versions before it no longer exist.",
                 remedy="Restore the table from a backup; or, if it never had rows, append one and run the command "
                 "again.",
             )
-        return TableCorruptError(
+        return errors.TableCorruptError(
             f"Version {self.version} has no rows, because a commit of MemWAL states dropped them (lance#8438); version "
             f"{self.source} has {self.rows:,}.",
             remedy=f"Run memwal-ops {job} URI --restore: a new version then has the rows of version {self.source} and "
@@ -298,7 +280,7 @@ def find_emptied(table: Table) -> Emptied | None:
     while version > 1:
         try:
             before = read_version_manifest(table.store, version - 1, table.naming)
-        except (ObjectNotFoundError, InvalidFormatError):
+        except (errors.ObjectNotFoundError, errors.InvalidFormatError):
             return Emptied(table.version, None, 0) if commits_states(table.store, newest, None) else None
         if not commits_states(table.store, newest, before):
             return None
@@ -311,15 +293,13 @@ def find_emptied(table: Table) -> Emptied | None:
 def restore_emptied(table: Table, emptied: Emptied, note: CommitNote) -> int:
     """Publish a version with the rows and indexes of ``emptied.source``, and the MemWALs as they are now.
 
-    Raises:
-        TableCorruptError: the source is gone, or has other columns.
-        MemwalOpsError: as :func:`memwal_ops.formats.lance.legacy.index.publish`.
+    Raises ``TableCorruptError``: the source is gone, or has other columns; and as :func:`publish`.
     """
     if emptied.source is None:
         raise emptied.error(note.job)
     source = read_version_manifest(table.store, emptied.source, table.naming)
     if list(source.manifest.fields) != list(table.manifest.manifest.fields):
-        raise TableCorruptError(
+        raise errors.TableCorruptError(
             f"Version {emptied.source}, which has the rows that a commit of MemWAL states dropped, has other columns.",
             remedy=f"Restore it by dataset.checkout_version({emptied.source}) and restore(), which also reverts the "
             "MemWALs' states: stop their writers before, and let them replay their logs after.",
@@ -348,7 +328,7 @@ def transaction_of(store: Store, version: VersionManifest) -> table_pb2.Transact
         if not file:
             return None
         transaction.ParseFromString(store.get(f"{TRANSACTIONS_FOLDER}/{file}"))
-    except (ObjectNotFoundError, DecodeError):
+    except (errors.ObjectNotFoundError, DecodeError):
         return None
     return transaction
 
@@ -382,14 +362,13 @@ class Draft:
 def check_mergeable(table: Table) -> None:
     """Refuse, before any work, a table to which :func:`merge_draft` cannot add rows.
 
-    Raises:
-        UnsupportedFeatureError: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
-            versions Lance keeps beside rows.
+    Raises ``UnsupportedFeatureError``: as :func:`check_rewritable` and :func:`check_takes_rows`; stable row ids, whose
+    versions Lance keeps beside rows.
     """
     check_rewritable(table)
     check_takes_rows(table)
     if table.manifest.manifest.writer_feature_flags & STABLE_ROW_IDS:
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{table.location.uri} has stable row ids, which cannot be assigned while its MemWAL index is legacy.",
             remedy="Run memwal-ops migrate --apply, and then memwal-ops merge: it merges what the migration adopts.",
         )
@@ -422,7 +401,7 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
         made = fragment_made.to_json()
         fragment = table_pb2.DataFragment(id=number, physical_rows=made["physical_rows"])
         if made["deletion_file"] is not None or made["row_id_meta"] is not None:
-            raise InvariantViolatedError("A fragment that was just written has deletions, or row ids.")
+            raise errors.InvariantViolatedError("A fragment that was just written has deletions, or row ids.")
         for file in made["files"]:
             fragment.files.add(**{name: value for name, value in file.items() if value is not None})
         kept.append(fragment)

@@ -16,18 +16,7 @@ from typing import TYPE_CHECKING, Self
 import lance
 import pyarrow as pa
 
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidFormatError,
-    InvalidUsageError,
-    NoPrimaryKeyError,
-    NotALanceTableError,
-    ObjectNotFoundError,
-    SchemaProjectionError,
-    StorageError,
-    TableNotFoundError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
@@ -86,11 +75,7 @@ def mem_table_ref(mem_wal: MemWal, uri: str = "") -> MemTableRef:
 
 
 class MemTables:
-    """Opens MemTables of one table version. A context manager: it drops replayed rows at its end.
-
-    Args:
-        table: the version; its primary key is set.
-    """
+    """Opens MemTables of one table version, whose key is set. A context manager: it drops replayed rows at its end."""
 
     def __init__(self, table: Table, options: LegacyOptions) -> None:
         """Nothing is opened yet."""
@@ -126,8 +111,8 @@ class MemTables:
             return None
         try:
             return self._generation(mem_wal, mem_wal.wal_location, self.replayed(mem_wal))
-        except ObjectNotFoundError as error:
-            raise GenerationMissingError(
+        except errors.ObjectNotFoundError as error:
+            raise errors.GenerationMissingError(
                 f"The log of {mem_wal.id}, which is {mem_wal.state.name}, cannot be replayed: {error}",
                 remedy=f"Let its writer, {mem_wal.owner_id!r}, flush it; or give --wal-reader for a log that is not of "
                 "Lance or Arrow files; or restore the files from a backup.",
@@ -163,7 +148,7 @@ class MemTables:
             )
             for name in generation.projection.keys:
                 if dataset.count_rows(f"`{name}` IS NULL"):
-                    raise GenerationCorruptError(f"Rows of {ref} have NULL in the key {name!r}.")
+                    raise errors.GenerationCorruptError(f"Rows of {ref} have NULL in the key {name!r}.")
         return generation
 
     def dataset(self, mem_wal: MemWal) -> tuple[str, lance.LanceDataset] | None:
@@ -181,9 +166,9 @@ class MemTables:
             return None
         try:
             return mem_wal.wal_location, self.replayed(mem_wal)
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             searched = f"no dataset opens at {' or '.join(tried)}, and " if tried else ""
-            raise GenerationMissingError(
+            raise errors.GenerationMissingError(
                 f"The rows of {mem_wal.id} were not found: {searched}its log cannot be replayed: {error}",
                 remedy="Give --mem-table URI, with {region} and {generation} where they are in it; or --wal-reader "
                 "for a log that is not of Lance or Arrow files; or restore the files from a backup. Merging past it "
@@ -202,9 +187,9 @@ class MemTables:
             # A MemTable is what its writer held in memory.
             tables = list(self._read(store, mem_wal.wal_entries))
             if any(table.schema != tables[0].schema for table in tables):
-                raise InvalidFormatError("its entries have different columns")
-        except InvalidFormatError as error:
-            raise GenerationCorruptError(f"The log of {mem_wal.id} cannot be replayed: {error}") from error
+                raise errors.InvalidFormatError("its entries have different columns")
+        except errors.InvalidFormatError as error:
+            raise errors.GenerationCorruptError(f"The log of {mem_wal.id} cannot be replayed: {error}") from error
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memwal-ops-"))
         with lance_errors("replay", mem_wal.wal_location):
             return lance.write_dataset(pa.concat_tables(tables), f"{folder}/rows")
@@ -212,13 +197,14 @@ class MemTables:
     def located(self, text: str) -> Location:
         """A location that the index names; relative ones are below the table's root.
 
-        Raises:
-            InvalidUsageError: it is no URI, or leads out of the table by ``..``.
+        Raises ``InvalidUsageError``: it is no URI, or leads out of the table by ``..``.
         """
         root = self._table.location
         if "://" not in text and not text.startswith("/"):
             if ".." in text.split("/") or not text.strip("/"):
-                raise InvalidUsageError(f"The legacy index names {text!r:.200}, which is not a location of rows.")
+                raise errors.InvalidUsageError(
+                    f"The legacy index names {text!r:.200}, which is not a location of rows."
+                )
             text = f"{root.uri}/{text}"
         plain = resolve(text) if "://" not in text or text.startswith("file:") else None
         if plain is not None:
@@ -238,7 +224,7 @@ class MemTables:
             try:
                 yield self._options.mem_table.format(**values)
             except (KeyError, IndexError, ValueError) as error:
-                raise InvalidUsageError(
+                raise errors.InvalidUsageError(
                     f"--mem-table {self._options.mem_table} has a placeholder that does not exist: {error}",
                     remedy="There are {region}, {generation} and {table}.",
                 ) from error
@@ -246,7 +232,7 @@ class MemTables:
     def _opened(self, mem_wal: MemWal, uri: str) -> lance.LanceDataset | None:
         location = self.located(uri)
         if location.uri == self._table.location.uri:
-            raise GenerationCorruptError(
+            raise errors.GenerationCorruptError(
                 f"The index names {uri} as the location of the rows of {mem_wal.id}: that is the table itself."
             )
         try:
@@ -255,36 +241,38 @@ class MemTables:
             store = open_store(location)
             manifest = read_version_manifest(store, int(dataset.version)).manifest
             damage = damaged_deletions(location, store, manifest, set())
-        except (TableNotFoundError, ObjectNotFoundError, NotALanceTableError):
+        except (errors.TableNotFoundError, errors.ObjectNotFoundError, errors.NotALanceTableError):
             return None
-        except (StorageError, InvalidFormatError) as error:
+        except (errors.StorageError, errors.InvalidFormatError) as error:
             if isinstance(error, STORE_ERRORS):
                 raise
-            raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} do not open: {error}") from error
+            raise errors.GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} do not open: {error}") from error
         if damage is not None:
-            raise GenerationCorruptError(f"The rows of {mem_wal.id} at {uri} are damaged: {damage.path} {damage.why}.")
+            raise errors.GenerationCorruptError(
+                f"The rows of {mem_wal.id} at {uri} are damaged: {damage.path} {damage.why}."
+            )
         return dataset
 
 
 def with_key(table: Table, options: LegacyOptions) -> Table:
     """The table with its primary key: the one that it marks, or else the one that is given.
 
-    Raises:
-        NoPrimaryKeyError: neither.
-        InvalidUsageError: another one than it marks, or no column.
+    Raises ``NoPrimaryKeyError``: neither; ``InvalidUsageError``: another one than it marks, or no column.
     """
     given = options.primary_key
     names = table.schema.names
     if unknown := [name for name in given if name not in names]:
-        raise InvalidUsageError(f"{table.location.uri} has no column {', '.join(unknown)}; it has {', '.join(names)}.")
+        raise errors.InvalidUsageError(
+            f"{table.location.uri} has no column {', '.join(unknown)}; it has {', '.join(names)}."
+        )
     if table.primary_key and given and given != table.primary_key:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} marks {', '.join(table.primary_key)} as its primary key, and --primary-key is "
             f"{', '.join(given)}.",
             remedy="Leave --primary-key out.",
         )
     if not table.primary_key and not given:
-        raise NoPrimaryKeyError(
+        raise errors.NoPrimaryKeyError(
             f"No column of {table.location.uri} is marked as its primary key, by which rows replace each other.",
             remedy="Give it: --primary-key COLUMN (repeatable), the column by which the MemWALs' writers upserted.",
         )
@@ -309,7 +297,7 @@ def _with_base_ids(mem_wal: MemWal, dataset: lance.LanceDataset, table: Table) -
     if unknown or missing:
         what = [f"has {', '.join(unknown)}, which the table has not"] if unknown else []
         what += [f"lacks {', '.join(missing)}"] if missing else []
-        raise SchemaProjectionError(
+        raise errors.SchemaProjectionError(
             f"The MemTable of {mem_wal.id} {' and '.join(what)}.",
             remedy="Change the table's columns back to those at the flush, and change them again after the merge.",
         )

@@ -73,10 +73,9 @@ def entry_of(path: str) -> int | None:
 
 
 def wal_reader(name: str | None) -> WalReader:
-    """The hook that ``--wal-reader`` names; without one, :func:`read_files`.
+    """The hook that ``--wal-reader`` names; by default :func:`read_files`.
 
-    Raises:
-        InvalidUsageError: it cannot be imported.
+    Raises ``InvalidUsageError``: it cannot be imported.
     """
     if name is None:
         return read_files

@@ -83,11 +83,9 @@ def advance(
 ) -> Change:
     """Open a region's next generation, and seal the one before in the same change (S1-008, S1-009, S1-018).
 
-    Args:
-        region: the region; one that has no MemWAL yet begins with generation 0.
-        mem_table_location, wal_location: of the new generation; both differ from those of the one before.
-        owner_id: of the new generation.
-        expected_owner_id: the owner of the newest generation; None: the region has none.
+    A region that has no MemWAL yet begins with generation 0. Both locations, of the new generation, differ from those
+    of the one before. ``owner_id`` is that of the new generation, ``expected_owner_id`` of the newest; None: the region
+    has none.
 
     Raises:
         InvalidUsageError: ``expected_owner_id`` is given and the region has no generation, or is not given and it has
@@ -119,8 +117,7 @@ def create(
 ) -> Change:
     """Add a generation, OPEN and without entries, regardless of others; writers use :func:`advance` instead.
 
-    Raises:
-        InvalidUsageError: there is one of that id.
+    Raises ``InvalidUsageError``: there is one of that id.
     """
     if any(mem_wal.id == mem_wal_id for mem_wal in mem_wals):
         raise InvalidUsageError(f"There is a MemWAL for {mem_wal_id} already.")
@@ -130,9 +127,8 @@ def create(
 def append_entry(mem_wals: Sequence[MemWal], mem_wal_id: MemWalId, entry_id: int, owner_id: str) -> Change:
     """Record that the log has an entry (S1-004); entries that were skipped become holes (S1-015, S1-016).
 
-    Raises:
-        InvalidUsageError: no such MemWAL, it is not OPEN, or the entry is not above its last one.
-        WriterFencedError: another owner.
+    Raises ``InvalidUsageError``: no such MemWAL, it is not OPEN, or the entry is not above its last one;
+    ``WriterFencedError``: another owner.
     """
     before = _owned(mem_wals, mem_wal_id, State.OPEN, owner_id)
     return _changed(before, replace(before, wal_entries=before.wal_entries.with_new_high(entry_id)))
@@ -163,14 +159,11 @@ def set_owner(
 ) -> Change:
     """Claim a MemWAL by changing its owner, in any state (S1-023); all that the old owner does then fails.
 
-    Args:
-        owner_id: the new owner, another one than before.
-        expected_owner_id: the owner before; None: any, which is all that Lance itself offers.
-        mem_table_location: the new owner's MemTable, another one than before; None: it stays.
+    ``expected_owner_id``: the owner before; None: any, which is all that Lance itself offers. ``mem_table_location``:
+    the new owner's MemTable, another one than before; None: it stays.
 
-    Raises:
-        InvalidUsageError: no such MemWAL, or the owner or MemTable is the same.
-        WriterFencedError: the owner before is another one than expected.
+    Raises ``InvalidUsageError``: no such MemWAL, or the owner or MemTable is the same; ``WriterFencedError``: the owner
+    before is another one than expected.
     """
     before = find(mem_wals, mem_wal_id)
     if expected_owner_id is not None:
@@ -184,11 +177,7 @@ def set_owner(
 
 
 def trim(mem_wals: Sequence[MemWal], covered: int | None) -> Change:
-    """Remove the MERGED ones that every user index has caught up with.
-
-    Args:
-        covered: the version that :func:`covered_version` gives.
-    """
+    """Remove the MERGED ones that every user index has caught up with; ``covered`` is by :func:`covered_version`."""
     return Change(removed=tuple(mem_wal for mem_wal in mem_wals if is_trimmable(mem_wal, covered)))
 
 
@@ -244,12 +233,9 @@ class Other(enum.Enum):
 
 
 def conflicts(ours: Change, other: Other, theirs: Change | None = None) -> bool:
-    """Whether a change conflicts with one that was committed since its version was read, by Lance's rules.
+    """Whether our change conflicts, by Lance's rules, with one that was committed since its version was read.
 
-    Args:
-        ours: the change that is not committed yet.
-        other: what was committed.
-        theirs: the MemWALs that it touched; for STATE and MERGE.
+    ``theirs``: the MemWALs that the other one touched; for STATE and MERGE.
     """
     if other is Other.DATA:
         return True

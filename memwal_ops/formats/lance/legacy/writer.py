@@ -43,23 +43,15 @@ _MAX_SKIPPED_IDS = 10_000
 
 
 class MemWalWriter:
-    """Writes the MemWALs of one region. It owns the newest generation from the start.
-
-    Attributes:
-        region: its region.
-        owner_id: by which it owns its generations.
-    """
+    """Writes the MemWALs of one region. It owns the newest generation from the start, by its ``owner_id``."""
 
     def __init__(
         self, table: Table, region: str, owner_id: str | None = None, *, wal_root: str = "wal", mem_root: str = "mem"
     ) -> None:
         """Claim the region's unflushed MemWALs by changing their owner, and open a generation if none is (S1-023).
 
-        Args:
-            table: any version.
-            owner_id: None: a new one.
-            wal_root: below which logs lie: ``{wal_root}/{region}/{generation}``; relative to the table, or a URI.
-            mem_root: the same for flushed MemTables.
+        Logs lie at ``{wal_root}/{region}/{generation}``, relative to the table, or at a URI; flushed MemTables likewise
+        below ``mem_root``.
 
         Raises:
             InvalidUsageError: a name that is no folder's; the newest version has no rows because of a state commit.
@@ -103,13 +95,10 @@ class MemWalWriter:
             return mem_tables.replayed(mem_wal).to_table() if mem_wal.wal_entries.count else None
 
     def append(self, rows: pa.Table) -> int:
-        """Put rows as the log's next entry, and then record it in the index (S1-004, S1-015, S1-026).
+        """Put rows as the log's next entry, record it in the index (S1-004, S1-015, S1-026), and return its id.
 
         The entry's id is the last id + 1, or, if another writer's file exists there, + 2, + 3 and so on; skipped ids
         become holes.
-
-        Returns:
-            The entry's id.
 
         Raises:
             WriterFencedError: another writer claimed the generation: the entry is not part of the log.
@@ -134,13 +123,9 @@ class MemWalWriter:
         )
 
     def seal(self) -> int:
-        """Seal the current generation and open the next one, in one version (S1-018).
+        """Seal the current generation, open the next one, in one version (S1-018), and return the sealed one.
 
-        Returns:
-            The sealed generation.
-
-        Raises:
-            WriterFencedError: another writer claimed it.
+        Raises ``WriterFencedError``: another writer claimed it.
         """
         mem_wal = self.current
         self._advance(mem_wal)
@@ -149,13 +134,10 @@ class MemWalWriter:
     def flush(self) -> tuple[int, ...]:
         """Write each SEALED generation of the region as a dataset at its ``mem_table_location``, and mark it FLUSHED.
 
-        Returns:
-            The generations.
-
         Raises:
             WriterFencedError: another writer claimed one.
-            InvalidUsageError: the table's newest version was written before Lance 0.36, by whose meaning FLUSHED
-                states that the rows are in the base table.
+            InvalidUsageError: the table's newest version was written before Lance 0.36, by whose meaning FLUSHED states
+                that the rows are in the base table.
         """
         flushed = []
         for mem_wal in self._mine(State.SEALED):

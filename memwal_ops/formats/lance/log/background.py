@@ -24,13 +24,7 @@ class Background(Generic[OwnerT]):
     """Periodic work of an object. It ends when it returns False, or the object is garbage-collected."""
 
     def __init__(self, owner: OwnerT, work: Callable[[OwnerT], bool], interval: float) -> None:
-        """Create it; the thread is not started yet.
-
-        Args:
-            owner: the object.
-            work: called with it; whether there will be more to do.
-            interval: seconds.
-        """
+        """The thread, once started, calls ``work`` each ``interval`` (seconds), until it returns False."""
         self._owner, self._work = weakref.ref(owner), work
         self._interval = interval
         self._lock = threading.Lock()
@@ -93,22 +87,13 @@ class GroupCommit:
     """
 
     def __init__(self, log: threading.RLock, put: Callable[[Sequence[pa.Table]], int]) -> None:
-        """Create a group commit.
-
-        Args:
-            log: lock held while an entry is put.
-            put: puts the rows as one entry and returns the number of the generation that will contain it.
-        """
+        """``put`` puts rows as one entry, under the lock ``log``, and returns the number of their generation."""
         self._log, self._put = log, put
         self._joining = threading.Lock()
         self._open = _Group()
 
     def write(self, rows: pa.Table) -> int:
-        """Write rows, and return the number of the generation that will contain them.
-
-        Raises:
-            MemwalOpsError: the error of the group's put, raised for each of its writes.
-        """
+        """Write rows, and return the number of their generation; each writer gets the error of the group's put."""
         with self._joining:
             group = self._open
             group.parts.append(rows)

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import InvalidUsageError, NoPrimaryKeyError
-from memwal_ops.formats.lance.commit.commit import (
-    CommitLostError,
-    CommitNote,
-    IndexChange,
-    check_takes_rows,
-    commit_built,
-    commit_indexes,
-    next_entry,
-)
+from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.generations.backlog import RestoredIndex, restored_index
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, is_of_key
 from memwal_ops.formats.lance.log.region_files import refuse_other_layout
@@ -50,16 +42,12 @@ def create_mem_wal(
 ) -> Table:
     """Create the MemWAL index of a table (S0-011, S0-065, S0-066), or add specs and maintained indexes to its index.
 
-    An added spec gets the next id, which no spec and no region ever had (S0-082). Existing specs and maintained
-    indexes stay as they are. If the index was removed, and the regions are still there, it gets the settings and the
-    progress that it had (:mod:`memwal_ops.formats.lance.generations.backlog`).
+    An added spec gets the next id, which no spec and no region ever had (S0-082). Existing specs and maintained indexes
+    stay as they are. If the index was removed, and the regions are still there, it gets the settings and the progress
+    that it had (:mod:`memwal_ops.formats.lance.generations.backlog`). Without a spec, all regions are manual (S0-043).
 
-    Args:
-        region_specs: specs that assign rows to regions; without any, all regions are manual (S0-043).
-        maintained_indexes: names of base indexes that writers mirror (S0-075), without the key's own.
-
-    Returns:
-        The table at the resulting version.
+    Returns the table at the resulting version. ``maintained_indexes``: names of base indexes that writers mirror
+    (S0-075), without the key's own.
 
     Raises:
         InvalidUsageError: the table has a MemWAL index and nothing was to be added, region folders exist that may be of
@@ -79,26 +67,25 @@ def create_mem_wal(
         planned = plan_creation(table, region_specs=region_specs, maintained_indexes=maintained_indexes)
         try:
             _create(table, planned)
-        except CommitLostError as error:
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return load(location, store)
 
 
 def _create(table: Table, planned: RestoredIndex) -> None:
-    """Publish the index as exactly the next version; raises as :func:`commit_built`."""
-    note = CommitNote.new("init")
+    note = commit.CommitNote.new("init")
     entry = _entry(table, planned.details)
     transaction = note.transaction(table.version)
     transaction.create_index.new_indices.append(entry)
     manifest = with_region_records(table.manifest.manifest, planned.records)
-    commit_built(table, replace(table.manifest, manifest=manifest, indexes=_with(table, entry)), transaction)
+    commit.commit_built(table, replace(table.manifest, manifest=manifest, indexes=_with(table, entry)), transaction)
 
 
 def _entry(table: Table, details: memwal_pb2.MemWalIndexDetails) -> table_pb2.IndexMetadata:
     entry = table_pb2.IndexMetadata(name=MEMWAL_INDEX_NAME, index_version=0)
     entry.index_details.type_url = MEMWAL_TYPE_URL
-    return next_entry(entry, details.SerializeToString(deterministic=True), table.version)
+    return commit.next_entry(entry, details.SerializeToString(deterministic=True), table.version)
 
 
 def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSection:
@@ -109,22 +96,20 @@ def _with(table: Table, entry: table_pb2.IndexMetadata) -> table_pb2.IndexSectio
 
 def refuse_existing(table: Table) -> None:
     """Raise if the table has a MemWAL index, or region folders without one; see :func:`create_mem_wal`."""
-    location = table.location
     if find_memwal_entry(table.manifest.indexes) is not None:
         raise InvalidUsageError(
-            f"{location.uri} has a MemWAL index already.",
+            f"{table.location.uri} has a MemWAL index already.",
             remedy="Open its regions and write; or give create_mem_wal region specs or indexes to add.",
         )
     if table.regions.region_ids and table.index_removed_after is None:
         raise InvalidUsageError(
-            f"{location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to this "
-            "one before it was overwritten; or the versions that would show that they do not are gone.",
+            f"{table.location.uri} has no MemWAL index, but it has region folders: they belong to another table, or to "
+            "this one before it was overwritten; or the versions that would show that they do not are gone.",
             remedy="Run memwal-ops inspect URI: it lists them with remedies.",
         )
 
 
 def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence[str]) -> Table:
-    """Add missing specs and maintained indexes in one strict commit; see :func:`create_mem_wal`."""
     retry = CommitRetry()
     while True:
         details = plan_additions(table, specs, maintained_indexes)
@@ -133,8 +118,8 @@ def _add(table: Table, specs: Sequence[RegionSpec], maintained_indexes: Sequence
                 refuse_existing(table)
             return table
         try:
-            commit_indexes(table, IndexChange(details), CommitNote.new("init"))
-        except CommitLostError as error:
+            commit.commit_indexes(table, commit.IndexChange(details), commit.CommitNote.new("init"))
+        except commit.CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return retry.landed(table)
@@ -175,13 +160,20 @@ def plan_additions(
     details = deepcopy(table.index.details if restored is None else restored.details)
     before = len(details.region_specs), len(details.maintained_indexes)
     ids = _field_ids(table)
-    known = [
-        decode_spec(region_spec, {number: name for name, number in ids.items()}) for region_spec in details.region_specs
-    ]
+    names = {number: name for name, number in ids.items()}
+    known = [decode_spec(region_spec, names) for region_spec in details.region_specs]
     # Also ids of specs that the index no longer has: their regions would be mistaken for those of the new spec.
     used = {spec.spec_id or 0 for spec in known} | {region.region_spec_id for region in regions}
     schema, key = table.schema, table.primary_key
-    added = [spec for spec in specs if not _is_there(spec, encode_specs([spec], schema, ids, key)[0], details)]
+    encoded = ((spec, encode_specs([spec], schema, ids, key)[0]) for spec in specs)
+    added = [
+        spec
+        for spec, stored in encoded
+        if not any(
+            [*known_spec.fields] == [*stored.fields] and spec.spec_id in {None, known_spec.spec_id}
+            for known_spec in details.region_specs
+        )
+    ]
     details.region_specs.extend(encode_specs(added, schema, ids, key, earlier=known, used=used))
     planned = plan_mem_wal(table, maintained_indexes=maintained_indexes)
     details.maintained_indexes.extend(
@@ -205,14 +197,6 @@ def _regions(table: Table) -> list[RegionManifest]:
     return manifests
 
 
-def _is_there(spec: RegionSpec, encoded: memwal_pb2.RegionSpec, details: memwal_pb2.MemWalIndexDetails) -> bool:
-    """Whether the index has a spec; ``encoded`` is the same one as it would be stored."""
-    return any(
-        [*region_spec.fields] == [*encoded.fields] and spec.spec_id in {None, region_spec.spec_id}
-        for region_spec in details.region_specs
-    )
-
-
 def _field_ids(table: Table) -> dict[str, int]:
     return {field.name: field.id for field in table.manifest.manifest.fields if field.parent_id == _TOP}
 
@@ -224,7 +208,7 @@ def plan_mem_wal(
     location = table.location
     if not table.primary_key:
         raise NoPrimaryKeyError(f"{location.uri} has no column that is marked as its primary key.")
-    check_takes_rows(table)
+    commit.check_takes_rows(table)
     known = base_indexes(table)
     unknown = sorted({*maintained_indexes} - known.keys())
     if unknown:

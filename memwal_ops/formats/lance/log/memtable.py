@@ -1,10 +1,9 @@
-"""The MemTable of a region writer: rows that are not flushed to a generation yet (S0-024, S0-027).
+"""The MemTable of a region writer: rows that are not flushed yet (S0-024, S0-027), and the indexes of its generations.
 
-Build the base table's maintained indexes on a generation (S0-111, S0-135 to S0-139).
-
-A generation's index is used for the same queries as the base's, and both results are merged: so it has the base's name,
-type and parameters, and a vector index its centroids and codebook, without training. After the build, its parameters
-are compared with the base's; parameters that pylance does not accept as arguments are refused beforehand.
+A generation's index (S0-111, S0-135 to S0-139) is used for the same queries as the base's, and both results are merged:
+so it has the base's name, type and parameters, and a vector index its centroids and codebook, without training. After
+the build, its parameters are compared with the base's; parameters that pylance does not accept as arguments are refused
+beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from memwal_ops.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import lance
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -45,12 +43,12 @@ class WriterLimits:
     """Thresholds at which a writer flushes by itself (S0-022, S0-128).
 
     Attributes:
-        wal_bytes: bytes of buffered rows that are written as a WAL entry. The buffer never exceeds twice this size:
-            a ``put`` that would exceed it writes the entry itself first.
+        wal_bytes: bytes of buffered rows that are written as a WAL entry. The buffer never exceeds twice this size: a
+            ``put`` that would exceed it writes the entry itself first.
         wal_puts: number of buffered ``put`` calls that are written as a WAL entry.
         wal_interval: longest time that rows stay in the buffer.
-        memtable_bytes: bytes in the log that are flushed as a generation. The MemTable never exceeds twice this size:
-            a ``put`` that finds it full waits for the flush.
+        memtable_bytes: bytes in the log that are flushed as a generation. The MemTable never exceeds twice this size: a
+            ``put`` that finds it full waits for the flush.
         memtable_rows: rows in the log that are flushed as a generation.
     """
 
@@ -63,11 +61,9 @@ class WriterLimits:
 
 @dataclass(frozen=True, slots=True)
 class WalPosition:
-    """Position of a MemTable fragment in the log (S0-142).
+    """Position of a MemTable fragment in the log (S0-142): its index within the entry, from 0.
 
-    Attributes:
-        entry: the WAL entry, relative to ``replay_after_wal_id``: 1 is the first one after it.
-        position: index of the fragment within its entry, from 0.
+    Entries count from ``replay_after_wal_id``: 1 is the first one after it.
     """
 
     entry: int
@@ -89,11 +85,9 @@ _FILTERED_KEYS = 1 << 16
 
 @dataclass(slots=True)
 class Growing:
-    """A generation that grows: consecutive WAL entries with the same columns.
+    """A generation that grows: consecutive WAL entries with the same columns, ascending.
 
     Attributes:
-        columns: the entries' columns.
-        logged: the entries in ascending order.
         sealed: whether the flush began; no more entries are added then.
         path: directory of the generation that was written; None before.
     """
@@ -132,11 +126,9 @@ class Growing:
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """The rows that no generation has, at one time.
+    """The rows that no generation has, at one time, in the order of writes, each fragment with its columns.
 
-    Attributes:
-        generation: the number of the first one that will have some of them, as far as the writer knows.
-        fragments: in the order of writes, each with its columns.
+    ``generation``: the number of the first one that will have some of them, as far as the writer knows.
     """
 
     generation: int
@@ -150,12 +142,9 @@ class MemTable:
     """
 
     def __init__(self, columns: RegionColumns, *, generation: int, replay_after: int) -> None:
-        """Create an empty MemTable.
+        """``generation``: number of the next one.
 
-        Args:
-            columns: columns of buffered rows.
-            generation: number of the next generation.
-            replay_after: id of the last flushed WAL entry; 0 if there is none.
+        ``replay_after``: id of the last flushed WAL entry; 0 if there is none.
         """
         self._lock = threading.Lock()
         self._columns, self._generation, self._replay_after = columns, generation, replay_after
@@ -188,15 +177,10 @@ class MemTable:
             return InMemory(self._generation, (*logged, *((rows, self._columns) for rows in self._buffer)))
 
     def keys_since(self, seen: int, state: int) -> tuple[int, list[list[pa.Array]]]:
-        """Key columns of the fragments after the first ``seen`` ones.
+        """The state, and the key columns of each fragment after the first ``seen`` ones.
 
-        Args:
-            seen: number of fragments that the caller has already.
-            state: the state that the previous call returned.
-
-        Returns:
-            The state, which changes when fragments are removed or inserted between others (then the columns are those
-            of all fragments), and the key columns of each fragment.
+        The state changes when fragments are removed or inserted between others: if it is not ``state``, that of the
+        previous call, the columns are those of all fragments.
         """
         with self._lock:
             seen = seen if state == self._state else 0
@@ -212,7 +196,8 @@ class MemTable:
         with self._lock:
             places = [
                 WalPosition(logged.entry.entry_id - self._replay_after, position)
-                for logged in self._logged()
+                for growing in self._growing
+                for logged in growing.logged
                 for position in range(len(logged.fragments))
             ]
         return dict(enumerate(places))
@@ -225,8 +210,7 @@ class MemTable:
     def add_logged(self, entry: WalEntry, columns: RegionColumns, fragments: Sequence[int], *, taken: int = 0) -> int:
         """Add a WAL entry, which contains the first ``taken`` buffered fragments (S0-131).
 
-        Returns:
-            Number of the generation that will contain it.
+        Returns the number of the generation that will contain it.
         """
         with self._lock:
             if not self._growing or self._growing[-1].sealed or self._growing[-1].columns is not columns:
@@ -298,9 +282,6 @@ class MemTable:
                     end -= rows
                     yield logged.entry.rows.slice(end, rows)
 
-    def _logged(self) -> list[LogEntry]:
-        return [logged for growing in self._growing for logged in growing.logged]
-
     def _count(self, logged: LogEntry, sign: int) -> None:
         self._logged_fragments += sign * len(logged.fragments)
         self._logged_rows += sign * logged.entry.rows.num_rows
@@ -355,37 +336,21 @@ _SCALAR = frozenset({"BTREE", "BITMAP", "LABEL_LIST", "NGRAM", "INVERTED", "ZONE
 
 @dataclass(frozen=True)
 class GenerationIndex:
-    """How to build one index on a generation.
+    """How to build one index on a generation, with the name of the base's, by a call of pylance.
 
-    Attributes:
-        name: that of the base's index.
-        arguments: of pylance's call; with centroids and codebook for a vector index.
-        codebook: of the base's index; None for a scalar one.
+    ``codebook``: of the base's index; None for a scalar one.
     """
 
     name: str
     arguments: IndexArguments
     codebook: Codebook | None
 
-    @property
-    def column(self) -> str:
-        """Of the base."""
-        return self.arguments.column
-
-    def build(self, dataset: lance.LanceDataset) -> None:
-        """Build it, and commit it to the generation."""
-        self.arguments.create(dataset, self.name)
-
 
 def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, ...]:
     """The indexes of generations: the maintained ones, and that of the key where the base has one.
 
-    Args:
-        table: the version that has the configuration, and the codebooks.
-        strict: whether one that cannot be built is refused; otherwise it is logged and left out.
-
-    Raises:
-        UnsupportedFeatureError: pylance cannot build one like the base's.
+    Raises ``UnsupportedFeatureError``, if ``strict``: pylance cannot build one like the base's. Else it is logged and
+    left out.
     """
     known = base_indexes(table)
     key = [name for name, index in known.items() if is_of_key(table, index)]
@@ -412,9 +377,9 @@ def build_indexes(table: Table, folder: str, indexes: Sequence[GenerationIndex])
     for index in indexes:
         with lance_errors(f"build index {index.name} on", folder):
             dataset = open_dataset(table.location, folder)
-            if index.column not in dataset.schema.names:
+            if index.arguments.column not in dataset.schema.names:
                 continue  # entries of a writer that began before the column was added
-            index.build(dataset)
+            index.arguments.create(dataset, index.name)
             (built,) = (made for made in dataset.describe_indices() if made.name == index.name)
             (segment,) = (UUID(str(made.uuid)) for made in built.segments)
         same = without_hints(built.details) == index.arguments.described
@@ -431,11 +396,7 @@ def build_indexes(table: Table, folder: str, indexes: Sequence[GenerationIndex])
 
 
 def planned_index(table: Table, index: BaseIndex) -> GenerationIndex:
-    """How to build an index like one of the base's.
-
-    Raises:
-        UnsupportedFeatureError: pylance cannot build one like it.
-    """
+    """How to build an index like one of the base's. Raises ``UnsupportedFeatureError``: pylance cannot."""
     arguments = arguments_like(table, index, trained=True)
     if not index.is_vector:
         if arguments.kind not in _SCALAR:

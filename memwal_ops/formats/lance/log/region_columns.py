@@ -39,11 +39,9 @@ _WITHOUT_NULL_STRUCTS = "2.0"
 
 @dataclass(frozen=True)
 class RegionColumns:
-    """How rows of a region are stored.
+    """How rows of a region are stored: the schema of WAL entries and generations, the tombstone as its last column.
 
     Attributes:
-        schema: of WAL entries and generations; the tombstone is its last column, where there is one.
-        key: names of the key columns.
         file_version: of Lance's file format, as the base table has it.
         ids: the fields' ids in the base table, each before those inside it.
         template: the manifest of a generation with one fragment, which lies in the first base path.
@@ -88,20 +86,11 @@ class RegionColumns:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def delete_rows(self, keys: pa.Table) -> pa.Table:
-        """Tombstones for keys; columns besides the key columns are refused.
-
-        Raises:
-            InvalidUsageError: as :meth:`put_rows`, or the region's rows carry no tombstones.
-        """
+        """Tombstones for keys. Raises ``InvalidUsageError`` as :meth:`put_rows`, or if rows carry no tombstones."""
         if not self.has_tombstones:
             raise InvalidUsageError("This region's rows carry no tombstones: the specification has no deletes.")
-        given = self._keys(keys)
-        columns = [
-            _repeat(value=True, times=keys.num_rows)
-            if field.name == TOMBSTONE
-            else given.get(field.name, pa.nulls(keys.num_rows, field.type))
-            for field in self.schema
-        ]
+        given: dict[str, Any] = {**self._keys(keys), TOMBSTONE: _repeat(value=True, times=keys.num_rows)}
+        columns = [given.get(field.name, pa.nulls(keys.num_rows, field.type)) for field in self.schema]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def key_columns(self, keys: pa.Table) -> list[pa.Array]:
@@ -123,11 +112,9 @@ class RegionColumns:
 def region_columns(table: Table, *, tombstones: bool = True) -> RegionColumns:
     """The columns for a writer of a region that opens this version of the table.
 
-    Args:
-        tombstones: False: rows without tombstones, exactly as in the specification; deletes are then refused.
+    Without ``tombstones``, rows are exactly as in the specification, and deletes are refused.
 
-    Raises:
-        UnsupportedFeatureError: a column that cannot be written to a region's log yet.
+    Raises ``UnsupportedFeatureError``: a column that cannot be written to a region's log yet.
     """
     base = table.schema
     blobs = [field.name for field in base if holds_blobs(field)]
@@ -173,8 +160,7 @@ def stored_columns(
 ) -> RegionColumns:
     """The columns of rows that another writer stored when the table had other columns.
 
-    Raises:
-        InvalidFormatError: the ids are not those of these columns.
+    Raises ``InvalidFormatError``: the ids are not those of these columns.
     """
     laid = _laid_out(schema.remove_metadata(), like.key, like.file_version, lambda _: tuple(ids))
     return replace(laid, opened=opened)
@@ -221,7 +207,6 @@ def _template(schema: pa.Schema, version: str) -> VersionManifest:
 
 
 def _renumber(made: pb.Manifest, ids: Sequence[int]) -> None:
-    """Give the fields of a generation the ids that they have in the base table."""
     numbers = {field.id: number for field, number in zip(made.fields, ids, strict=True)} | {_ROOT: _ROOT}
     for field in made.fields:
         field.id, field.parent_id = numbers[field.id], numbers[field.parent_id]

@@ -1,8 +1,7 @@
-"""Write WAL entries, and flushed generations that refer to them without copying a row.
+"""Claim a region, and write WAL entries, and flushed generations that refer to them without copying a row.
 
-Fencing is not checked here: :mod:`memwal_ops.formats.lance.log.region_writer` decides who may write.
-
-Claim a region: raise the writer epoch in its manifest, which fences the previous writer (S0-120, S0-121).
+A claim raises the writer epoch in the region's manifest, which fences the previous writer (S0-120, S0-121). Fencing is
+not checked here: :mod:`memwal_ops.formats.lance.log.region_writer` decides who may write.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from memwal_ops.errors import (
-    CommitConflictError,
-    InvalidFormatError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    WalCorruptError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of
@@ -35,15 +28,9 @@ from memwal_ops.formats.lance.regions.key_files import GenerationKeys
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.retention.schema_history import OPENED, WriterVersion
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
-from memwal_ops.formats.lance.wire.names import (
-    WRITER_EPOCH,
-    NamingScheme,
-    parse_wal_entry_name,
-    region_folder,
-    wal_entry_name,
-)
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, DELETION_FILES, encode_version_manifest
 
@@ -68,7 +55,7 @@ _FIELD_IDS = "memwal-ops.field_ids"
 _IDS = re.compile(r"\[[0-9]{1,9}(, [0-9]{1,9})*\]")
 
 
-class WalEntryCutError(WalCorruptError):
+class WalEntryCutError(errors.WalCorruptError):
     """A WAL entry is truncated. Its put did not finish, or the file was damaged later."""
 
 
@@ -80,9 +67,9 @@ class WalEntry:
         entry_id: consecutive, starting at 1 (S0-030).
         writer_epoch: epoch of the writer that put it (S0-032).
         rows: the stored rows, tombstones included.
-        field_ids: :attr:`RegionColumns.ids` at the time of the put; None if the writer did not store them.
-        size: size of the file in bytes.
-        opened: :attr:`RegionColumns.opened`; None if the writer did not store it.
+        field_ids: :attr:`RegionColumns.ids` at the time of the put, as ``opened``; None if the writer did not store
+            them.
+        size: of the file, in bytes.
         cut: whether the entry is truncated: it has no rows and was never acknowledged.
     """
 
@@ -102,7 +89,7 @@ def cut_entry(entry_id: int) -> WalEntry:
 
 def entry_path(region_id: UUID, entry_id: int) -> str:
     """Path of a WAL entry, relative to the table's root (S0-034)."""
-    return f"{region_folder(region_id)}/wal/{wal_entry_name(entry_id, WAL_SUFFIX)}"
+    return f"{names.region_folder(region_id)}/wal/{names.wal_entry_name(entry_id, WAL_SUFFIX)}"
 
 
 def put_entry(
@@ -110,13 +97,10 @@ def put_entry(
 ) -> WalEntry | None:
     """Put rows as a WAL entry if its id is free; None if another writer took the id (S0-028, S0-031, S0-131).
 
-    One PUT request. The entry is durable when this returns.
-
-    Raises:
-        StorageError: the store failed, and the entry may or may not exist.
+    One PUT request. The entry is durable when this returns; after a ``StorageError`` it may or may not exist.
     """
     path = entry_path(region_id, entry_id)
-    metadata = {WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
+    metadata = {names.WRITER_EPOCH: str(writer_epoch), _FIELD_IDS: json.dumps(columns.ids)}
     if columns.opened is not None:
         metadata[OPENED] = str(columns.opened)
     data = lance_bytes(rows.replace_schema_metadata(metadata), columns.file_version, f"WAL entry {path}")
@@ -137,27 +121,24 @@ def read_entry(store: Store, region_id: UUID, entry_id: int) -> WalEntry | None:
     path = entry_path(region_id, entry_id)
     try:
         data = store.get(path)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     if is_cut_short(data):
         raise WalEntryCutError(f"WAL entry {path} is truncated after {len(data)} bytes.")
     try:
         rows = lance_rows(data, f"WAL entry {path}")
         lance_file = check_lance_file(data, len(data))
-    except InvalidFormatError as error:
-        raise WalCorruptError(str(error)) from error
-    metadata = (
-        {}
-        if lance_file is None
-        else {key: value.decode(errors="replace") for key, value in lance_file.metadata.items()}
-    )
-    if _NUMBER.fullmatch(metadata.get(WRITER_EPOCH, "")) is None:
-        raise WalCorruptError(f"WAL entry {path} has no writer epoch.")
+    except errors.InvalidFormatError as error:
+        raise errors.WalCorruptError(str(error)) from error
+    stored = {} if lance_file is None else lance_file.metadata
+    metadata = {key: value.decode(errors="replace") for key, value in stored.items()}
+    if _NUMBER.fullmatch(metadata.get(names.WRITER_EPOCH, "")) is None:
+        raise errors.WalCorruptError(f"WAL entry {path} has no writer epoch.")
     ids = metadata.get(_FIELD_IDS)
     if ids is not None and _IDS.fullmatch(ids) is None:
-        raise WalCorruptError(f"WAL entry {path} has invalid field ids in its metadata: {ids!r:.80}.")
+        raise errors.WalCorruptError(f"WAL entry {path} has invalid field ids in its metadata: {ids!r:.80}.")
     field_ids = None if ids is None else tuple(json.loads(ids))
-    epoch, opened = int(metadata[WRITER_EPOCH]), WriterVersion.parsed(metadata.get(OPENED))
+    epoch, opened = int(metadata[names.WRITER_EPOCH]), WriterVersion.parsed(metadata.get(OPENED))
     return WalEntry(entry_id, epoch, rows.replace_schema_metadata(None), field_ids, len(data), opened)
 
 
@@ -181,8 +162,7 @@ def put_generation(
             the last one.
         copied: write the rows to files of its own instead, as pylance's readers expect them in the shard layout.
 
-    Returns:
-        False if the directory already has a manifest, which is left as it is.
+    Returns False if the directory already has a manifest, which is left as it is.
     """
     made = deepcopy(columns.template)
     if columns.opened is not None:
@@ -190,7 +170,7 @@ def put_generation(
     (like,) = made.manifest.fragments
     del made.manifest.fragments[:]
     made.manifest.ClearField("max_fragment_id")
-    target = f"{region_folder(region_id)}/{path}"
+    target = f"{names.region_folder(region_id)}/{path}"
     stored = [entry for entry in entries if entry.rows.num_rows]
     keys = GenerationKeys.of([entry.rows for entry in stored], columns.key)
     files: dict[str, bytes] = {}
@@ -199,7 +179,7 @@ def put_generation(
         fragment.CopyFrom(like)
         fragment.id = made.manifest.max_fragment_id = at
         fragment.physical_rows = entry.rows.num_rows
-        fragment.files[0].path = wal_entry_name(entry.entry_id, WAL_SUFFIX)
+        fragment.files[0].path = names.wal_entry_name(entry.entry_id, WAL_SUFFIX)
         fragment.files[0].file_size_bytes = entry.size
         if copied:
             data = lance_bytes(entry.rows, columns.file_version, f"the rows of WAL entry {entry.entry_id}")
@@ -207,11 +187,9 @@ def put_generation(
             fragment.files[0].ClearField("base_id")
             files[f"data/{fragment.files[0].path}"] = data
         if superseded:
+            number, count = secrets.randbits(63), len(superseded)
             deletion = pb.DeletionFile(
-                file_type=_BITMAP,
-                read_version=made.manifest.version,
-                id=secrets.randbits(63),
-                num_deleted_rows=len(superseded),
+                file_type=_BITMAP, read_version=made.manifest.version, id=number, num_deleted_rows=count
             )
             fragment.deletion_file.CopyFrom(deletion)
             files[f"_deletions/{at}-{deletion.read_version}-{deletion.id}.bin"] = superseded.serialize()
@@ -223,9 +201,9 @@ def put_generation(
         made.manifest.reader_feature_flags &= ~BASE_PATHS
         made.manifest.writer_feature_flags &= ~BASE_PATHS
     else:
-        made.manifest.base_paths[0].path = f"{location.uri}/{region_folder(region_id)}/wal"
+        made.manifest.base_paths[0].path = f"{location.uri}/{names.region_folder(region_id)}/wal"
     made.manifest.timestamp.FromNanoseconds(time.time_ns())
-    manifest = version_path(made.manifest.version, NamingScheme.V2, folder=target)
+    manifest = version_path(made.manifest.version, names.NamingScheme.V2, folder=target)
     # The manifest comes first: it reserves the directory.
     if not store.put_if_absent(manifest, encode_version_manifest(made)):
         return False
@@ -242,10 +220,8 @@ ATTEMPTS = 50
 def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, Claim]:
     """Claim a region, creating it if it does not exist, and return the manifest with the new epoch, and its claim.
 
-    Args:
-        table: the table at any version.
-        values: region values of a new region that belongs to a spec (S0-084); None claims an existing region, or
-            creates a manual one.
+    ``values`` are those of a new region that belongs to a spec (S0-084); None claims an existing region, or creates a
+    manual one.
 
     Raises:
         InvalidUsageError: the region is sealed or has other values; it is new and manual, and the table has specs; or
@@ -262,16 +238,16 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
                     continue  # another writer created the region after the listing
                 raise
             if values is None and table.index.region_specs:
-                raise InvalidUsageError(
+                raise errors.InvalidUsageError(
                     f"{table.location.uri} has region specs: a new manual region could get keys of their regions.",
                     remedy="Write through RegionRouter, which finds the region of each row.",
                 ) from None
             next_manifest = _first(region_id, values)
         else:
             if values is not None and region_values_of(table, newest) != values:
-                raise InvalidUsageError(f"Region {region_id} has other region values than {values.values}.")
+                raise errors.InvalidUsageError(f"Region {region_id} has other region values than {values.values}.")
             if newest.sealed:
-                raise InvalidUsageError(
+                raise errors.InvalidUsageError(
                     f"Region {region_id} is sealed and accepts no more writes.",
                     remedy="Write to another region: RegionWriter without a region id creates one.",
                 )
@@ -283,7 +259,9 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
             refuse_migrated(table, region_id)
             return next_manifest, Claim.of(table, next_manifest)
         wait(attempt)
-    raise CommitConflictError(f"Region {region_id} was claimed by other writers in {ATTEMPTS} consecutive attempts.")
+    raise errors.CommitConflictError(
+        f"Region {region_id} was claimed by other writers in {ATTEMPTS} consecutive attempts."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +301,7 @@ def parse_region_id(text: str | None) -> UUID:
     try:
         return uuid.uuid4() if text is None else uuid.UUID(text)
     except ValueError as error:
-        raise InvalidUsageError(f"{text!r:.80} is not a region id: it must be a UUID.") from error
+        raise errors.InvalidUsageError(f"{text!r:.80} is not a region id: it must be a UUID.") from error
 
 
 def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
@@ -335,16 +313,16 @@ def refuse_other_layout(table: Table, region_id: UUID | None) -> None:
     if (shown or table.layout).generations_in_log:
         return
     if table.layout_record is not None:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} was migrated to the layout {table.layout.name}, which this writer cannot write.",
             remedy="Write with pylance's writer: dataset.mem_wal_writer(REGION).",
         )
     for existing in table.regions.region_ids:
-        folder = region_folder(existing)
+        folder = names.region_folder(existing)
         for meta in table.store.list(folder):
-            name = parse_wal_entry_name(meta.path.rsplit("/", 1)[-1])
+            name = names.parse_wal_entry_name(meta.path.rsplit("/", 1)[-1])
             if "/data/" in meta.path or (name is not None and name.suffix != WAL_SUFFIX):
-                raise InvalidUsageError(
+                raise errors.InvalidUsageError(
                     f"The regions of {table.location.uri} are written by pylance, in the layout {table.layout.name}.",
                     remedy="Write with pylance's writer: dataset.mem_wal_writer(REGION).",
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow as pa
 from memwal_ops.errors import ObjectNotFoundError, SchemaProjectionError, UnsupportedFeatureError, WalCorruptError
 from memwal_ops.formats.lance.files.blobs import read_stream
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
-from memwal_ops.formats.lance.generations.wal import unflushed_entries, wal_entry_path
+from memwal_ops.formats.lance.generations.wal import log_gap, unflushed_entries, wal_entry_path
 from memwal_ops.formats.lance.log.region_columns import stored_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, WalEntryCutError, cut_entry, entry_path, read_entry
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
@@ -44,17 +45,10 @@ _NUMBER = re.compile(rb"[0-9]{1,9}")
 def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
     """Yield the entries after the last flush in ascending order. The last one may be truncated (``cut``, no rows).
 
-    Args:
-        manifest: newest manifest of the region.
-
-    Raises:
-        WalCorruptError: an entry before the end of the log is missing or unreadable.
+    Raises ``WalCorruptError``: an entry before the end of the log is missing or unreadable.
     """
     number = (manifest.replay_after_wal_id or 0) + 1
-    at = 0
-    while True:
-        count = _READ_AHEAD[min(at, len(_READ_AHEAD) - 1)]
-        at += 1
+    for count in chain(_READ_AHEAD, repeat(_READ_AHEAD[-1])):
         numbers = range(number, number + count)
         with ThreadPoolExecutor(_READ_AHEAD[-1] // 4, thread_name_prefix="read-log") as pool:
             ahead = [*pool.map(lambda number: _read(store, manifest, number), numbers)]
@@ -66,13 +60,19 @@ def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
             later = any(entry is not None for entry in ahead[good + 1 :]) or (
                 good == count - 1 and store.head(entry_path(manifest.region_id, number + 1)) is not None
             )
-            last = ahead[good]
+            last, path = ahead[good], entry_path(manifest.region_id, number)
+            seen = manifest.wal_id_last_seen or 0
             if last is not None:
-                _refuse_cut(manifest, number, later=later)
+                if later or seen > number:
+                    raise WalCorruptError(f"WAL entry {path} is truncated, and later entries exist or existed.")
                 yield last
                 return
-            if not _is_there_now(store, manifest, number, later=later):
+            if not later and seen < number:
                 return
+            # A live writer puts entries concurrently: the first of two may be missing when it is read, and both exist
+            # afterwards.
+            if store.head(path) is None:
+                raise WalCorruptError(f"WAL entry {path} is missing, and later entries exist or existed.")
 
 
 def _read(store: Store, manifest: RegionManifest, number: int) -> WalEntry | None:
@@ -82,59 +82,22 @@ def _read(store: Store, manifest: RegionManifest, number: int) -> WalEntry | Non
         return cut_entry(number)
 
 
-def _refuse_cut(manifest: RegionManifest, number: int, *, later: bool) -> None:
-    """Raise unless the truncated entry is the last one that was ever put."""
-    if later or (manifest.wal_id_last_seen or 0) > number:
-        raise WalCorruptError(
-            f"WAL entry {entry_path(manifest.region_id, number)} is truncated, and later entries exist or existed."
-        )
-
-
-def _is_there_now(store: Store, manifest: RegionManifest, number: int, *, later: bool) -> bool:
-    """Whether an entry that was missing exists by now; raises if it is lost.
-
-    A live writer puts entries concurrently: the first of two may be missing when it is read, and both exist afterwards.
-    """
-    if not later and (manifest.wal_id_last_seen or 0) < number:
-        return False
-    if store.head(entry_path(manifest.region_id, number)) is not None:
-        return True
-    raise WalCorruptError(
-        f"WAL entry {entry_path(manifest.region_id, number)} is missing, and later entries exist or existed."
-    )
-
-
 def read_shard_log(table: Table, manifest: RegionManifest) -> list[WalEntry]:
     """The entries after the last flush that have rows, ascending. An entry by which a writer claims has none.
 
-    Args:
-        manifest: newest manifest of the region.
-
-    Raises:
-        WalCorruptError: an entry is missing or unreadable.
+    Raises ``WalCorruptError``: an entry is missing or unreadable.
     """
     first = (manifest.replay_after_wal_id or 0) + 1
     numbers = range(first, first + unflushed_entries(table, manifest))
-    _refuse_gap(table, manifest, numbers.stop)
+    if (gap := log_gap(table, manifest.region_id, numbers.stop)) is not None:
+        raise gap
     with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-log") as pool:
         entries = list(pool.map(lambda number: read_shard_entry(table, manifest.region_id, number), numbers))
     return [entry for entry in entries if entry.rows.num_rows]
 
 
-def _refuse_gap(table: Table, manifest: RegionManifest, end: int) -> None:
-    """Raise if the entry at the end of the log is missing, and a later one exists: its rows would be left out."""
-    layout = table.layout_of(manifest.region_id)
-    missing, later = (wal_entry_path(manifest.region_id, number, layout) for number in (end, end + 1))
-    if table.store.head(later) is not None and table.store.head(missing) is None:
-        raise WalCorruptError(f"WAL entry {missing} is missing, and later entries exist.")
-
-
 def read_shard_entry(table: Table, region_id: UUID, number: int) -> WalEntry:
-    """Read one entry. One request.
-
-    Raises:
-        WalCorruptError: it is missing or unreadable.
-    """
+    """Read one entry. One request. Raises ``WalCorruptError``: it is missing or unreadable."""
     path = wal_entry_path(region_id, number, table.layout_of(region_id))
     try:
         data = table.store.get(path)
@@ -176,31 +139,22 @@ class LoggedColumns:
     """
 
     def __init__(self, table: Table, region_id: UUID, own: RegionColumns) -> None:
-        """Nothing is read before the first entry.
-
-        Args:
-            table: the version at which the writer began.
-        """
+        """``table`` is the version at which the writer began. Nothing is read before the first entry."""
         self._table, self._region_id, self._own = table, region_id, own
         self._history = SchemaHistory(table)
-        self._found: dict[tuple[WriterVersion | None, int], RegionColumns] = {}
+        self._known: dict[tuple[WriterVersion | None, int], RegionColumns] = {}
 
     def of(self, entry: WalEntry, last: RegionColumns) -> RegionColumns:
-        """The columns of an entry.
+        """The columns of an entry of another writer; ``last``, those of the entry before it, if they are the same.
 
-        Args:
-            entry: of another writer.
-            last: those of the entry before it, which are returned if they are the same.
-
-        Raises:
-            UnsupportedFeatureError: other columns than the table has, and no ids to identify them.
+        Raises ``UnsupportedFeatureError``: other columns than the table has, and no ids to identify them.
         """
         if _are(self._own, entry):
             key = entry.opened, entry.writer_epoch
-            if key not in self._found:
+            if key not in self._known:
                 same = self.is_current(entry_path(self._region_id, entry.entry_id), entry.opened)
-                self._found[key] = self._own if same else replace(self._own, opened=entry.opened)
-            return self._found[key]
+                self._known[key] = self._own if same else replace(self._own, opened=entry.opened)
+            return self._known[key]
         if _are(last, entry) and last.opened == entry.opened:
             return last
         if entry.field_ids is None:
@@ -213,8 +167,7 @@ class LoggedColumns:
     def is_current(self, path: str, opened: WriterVersion | None = None) -> bool:
         """Whether no column was dropped and added again since the entry at a path was put.
 
-        Args:
-            opened: the version that its writer had opened; None: not recorded.
+        ``opened`` is the version that its writer had opened; None: not recorded.
         """
         if opened is not None and opened == self._own.opened:
             return True

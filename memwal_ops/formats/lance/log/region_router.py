@@ -47,19 +47,14 @@ class RegionRouter:
         storage_options: Mapping[str, str] | None = None,
         branch: str | None = None,
     ) -> None:
-        """Find the regions of a spec (S0-018, S0-081).
+        """Find the regions of a spec (S0-018, S0-081), by default of the newest one, with the highest id.
 
-        Args:
-            table: the table at any version, or its URI. Columns added later are seen by the next router.
-            spec_id: id of the spec; None: the newest one, which has the highest id.
-            durable: see :class:`RegionWriter`.
-            limits: thresholds of each writer.
-            storage_options: for a URI, as :func:`memwal_ops.open_table` takes them.
-            branch: for a URI, likewise.
+        The table is given at any version, or by its URI, with ``storage_options`` and ``branch`` as
+        :func:`memwal_ops.open_table` takes them. Columns added later are seen by the next router. ``durable`` and
+        ``limits`` are those of each :class:`RegionWriter`.
 
-        Raises:
-            InvalidUsageError: the table has no such spec; or a region outside of the spec may hold or accept rows whose
-                keys the spec routes to other regions.
+        Raises ``InvalidUsageError``: the table has no such spec; or a region outside of the spec may hold or accept
+        rows whose keys the spec routes to other regions.
         """
         boolean("durable", durable)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
@@ -128,9 +123,7 @@ class RegionRouter:
 
     def close(self) -> None:
         """Close all writers, even if one of them fails."""
-        with ExitStack() as closing:
-            for writer in self.writers.values():
-                closing.callback(writer.close)
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +193,6 @@ class RegionRouter:
         self._checked.add(writer.region_id)
 
     def _register(self, manifest: RegionManifest) -> None:
-        """Register an existing region, or refuse it."""
         is_own_spec = manifest.region_spec_id == self._spec.spec_id
         waits = (manifest.sealed or not is_own_spec) and self._has_unmerged(manifest)
         if manifest.sealed and not waits:

@@ -1,18 +1,18 @@
-"""Flush the log of a region as a writer does, and seal it: no writer can claim it any more.
+"""Seal a region: flush its log as a writer does, so that no writer can claim it any more. Move its generations.
 
-Move a region's generations to a new region, and let generations of a moved table name the table that has them.
-
-A move is for a region with a reused id (:mod:`memwal_ops.formats.lance.generations.region_identity`). A crash may
-happen after each step, and each step may be repeated by any number of processes at once:
+A move to a new region is for one with a reused id (:mod:`memwal_ops.formats.lance.generations.region_identity`). A
+crash may happen after each step, and each step may be repeated by any number of processes at once:
 
 1. Fence the old region's writer, flush its log, and seal the region: no writer can claim it any more.
 2. Copy the listed generations, and the log entries that are still needed, to the new region's folder.
 3. Publish the new region's first manifest. From then on its generations are in the backlog.
 4. Remove the generations from the old region's manifest.
 
-Until step 4 the old region stays blocked, so that no row is merged twice; until step 3 nothing in the new
-region's folder is merged or collected, as it has no manifest. The new id is derived from the old one and the name of
-the first generation, which is random, so that a repetition finds the files that were already copied.
+Until step 4 the old region stays blocked, so that no row is merged twice; until step 3 nothing in the new region's
+folder is merged or collected, as it has no manifest. The new id is derived from the old one and the name of the first
+generation, which is random, so that a repetition finds the files that were already copied.
+
+Generations of a moved table get manifests that name the table that has them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from memwal_ops.errors import (
-    CommitConflictError,
-    ForeignRootError,
-    GenerationMissingError,
-    InvalidFormatError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset, own_log
 from memwal_ops.formats.lance.files.named_files import Places, sizes_of
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER, list_versions
@@ -87,7 +79,7 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
             return newest
         try:
             claimed = flush_log(table, newest)
-        except MemwalOpsError:
+        except errors.MemwalOpsError:
             if region.latest(checked=True).writer_epoch <= newest.writer_epoch + 1:
                 raise
         else:
@@ -98,7 +90,7 @@ def seal_region(table: Table, region_id: UUID) -> RegionManifest:
                 return region.latest(checked=True)
         # Two processes that seal the region fence each other, and a claim is slow.
         wait(attempt, first=0.1, longest=10)
-    raise CommitConflictError(f"Region {region_id} is claimed by writers repeatedly; stop them first.")
+    raise errors.CommitConflictError(f"Region {region_id} is claimed by writers repeatedly; stop them first.")
 
 
 def _publish_sealed(table: Table, region: RegionManifestStore, flushed: RegionManifest) -> bool:
@@ -121,9 +113,8 @@ def _publish_sealed(table: Table, region: RegionManifestStore, flushed: RegionMa
 def flush_log(table: Table, manifest: RegionManifest) -> int:
     """Claim a region, flush its log to a generation, and put an entry at which earlier writers detect the fence.
 
-    Returns:
-        The writer epoch of the claim, if no other writer claimed the region since ``manifest``. If one did, the
-        newest manifest may have another epoch.
+    Returns the writer epoch of the claim, if no other writer claimed the region since ``manifest``. If one did, the
+    newest manifest may have another epoch.
 
     Raises:
         WriterFencedError: another writer claimed the region meanwhile.
@@ -131,20 +122,11 @@ def flush_log(table: Table, manifest: RegionManifest) -> int:
         StorageError: the store failed, or, of the shard layout, any of these.
     """
     table.guard.check()
-    return (
-        _by_pylance(table, manifest) if table.layout_of(manifest.region_id).claims_with_entry else _own(table, manifest)
-    )
-
-
-def _own(table: Table, manifest: RegionManifest) -> int:
-    """Claim the region, replay its log, fence the writer before by an entry without rows, and flush."""
-    with RegionWriter(table, manifest.region_id) as writer:
-        writer.fence()
-    return writer.epoch
-
-
-def _by_pylance(table: Table, manifest: RegionManifest) -> int:
-    """Pylance's writer fences the current one, replays the log and flushes it."""
+    if not table.layout_of(manifest.region_id).claims_with_entry:
+        with RegionWriter(table, manifest.region_id) as writer:
+            writer.fence()
+        return writer.epoch
+    # Pylance's writer fences the current one, replays the log and flushes it.
     rows, batches = _size_of_log(table, manifest)
     with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
         open_dataset(table.location).mem_wal_writer(
@@ -162,7 +144,7 @@ def _size_of_log(table: Table, manifest: RegionManifest) -> tuple[int, int]:
     def size(entry: int) -> tuple[int, int]:
         try:
             rows = layout.entry_table(table.store, wal_entry_path(manifest.region_id, entry, layout))
-        except (InvalidFormatError, ObjectNotFoundError):
+        except (errors.InvalidFormatError, errors.ObjectNotFoundError):
             return 0, 0
         return rows.num_rows, len(rows.to_batches())
 
@@ -200,21 +182,15 @@ def check_complete(table: Table, manifest: RegionManifest) -> None:
     for generation in range(1, manifest.current_generation):
         path = f"{region_folder(manifest.region_id)}/{listed.get(generation, '')}"
         if generation not in listed or next(iter(table.store.list(path)), None) is None:
-            raise GenerationMissingError(
+            raise errors.GenerationMissingError(
                 f"Generation {generation} of region {manifest.region_id} is not listed, or has no files."
             )
 
 
 def move_region(table: Table, region_id: UUID) -> Move:
-    """Move all generations of a region, in the steps above.
+    """Move all generations of a region, in the steps above. Memory: the largest file of a generation.
 
-    Memory: the largest file of a generation.
-
-    Raises:
-        CommitConflictError: writers claimed the region repeatedly.
-        GenerationMissingError: see :func:`check_complete`.
-        WalCorruptError, UnsupportedFeatureError: its log cannot be replayed.
-        StorageError: the store failed; run it again.
+    Raises as :func:`seal_region` and :func:`check_complete`.
     """
     old = table.region(region_id)
     sealed = seal_region(table, region_id)
@@ -226,7 +202,7 @@ def move_region(table: Table, region_id: UUID) -> Move:
             _copy(table, sealed, new_id)
             first = replace(sealed, region_id=new_id, version=1, status=RegionStatus.ACTIVE)
             if not new.commit(first) and not new.versions():
-                raise InvariantViolatedError(f"Region {new_id} could not be published, and does not exist.")
+                raise errors.InvariantViolatedError(f"Region {new_id} could not be published, and does not exist.")
     _empty(table, old, sealed)
     return Move(new_id, tuple(flushed.generation for flushed in sealed.flushed_generations))
 
@@ -267,14 +243,9 @@ def _with_log(table: Table, meta: ObjectMeta, log_of: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ForeignGeneration:
-    """A generation that names another path as its table.
+    """A generation whose manifest names another path as its table (``root``).
 
-    Attributes:
-        ref: the generation.
-        manifest: the file with the path.
-        root: that path.
-        files: how many data and deletion files it has, all of which are here.
-        bytes: their sizes.
+    ``files`` and ``bytes``: how many data and deletion files it has, all of which are here, and their sizes.
     """
 
     ref: GenerationRef
@@ -294,7 +265,7 @@ def foreign_generations(table: Table, regions: Iterable[RegionBacklog]) -> tuple
         InvalidFormatError: a manifest does not decode.
     """
 
-    def read(ref: GenerationRef) -> ForeignGeneration | ForeignRootError | None:
+    def read(ref: GenerationRef) -> ForeignGeneration | errors.ForeignRootError | None:
         versions = list_versions(table.store, f"{ref.folder}/{VERSIONS_FOLDER}").numbered
         if not versions:
             return None
@@ -329,10 +300,9 @@ def point_here(table: Table, generations: Iterable[ForeignGeneration]) -> None:
 
 
 def _empty(table: Table, region: RegionManifestStore, sealed: RegionManifest) -> None:
-    """Remove all generations from the old region's manifest: then the region is not blocked any more."""
     merged = table.index.merged_generations.get(region.region_id, 0)
     if sealed.flushed_generations:
         current = min(sealed.current_generation, merged + 1)
         region.commit(replace(sealed.next(), flushed_generations=(), current_generation=current))
     if region.latest(checked=True).flushed_generations:
-        raise CommitConflictError(f"Region {region.region_id} was changed meanwhile; run the command again.")
+        raise errors.CommitConflictError(f"Region {region.region_id} was changed meanwhile; run the command again.")

@@ -22,41 +22,12 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
+from memwal_ops import errors
 from memwal_ops.core.options import boolean
-from memwal_ops.errors import (
-    CommitConflictError,
-    InvalidUsageError,
-    MemwalOpsError,
-    StorageError,
-    WalCorruptError,
-    WriterFencedError,
-)
 from memwal_ops.formats.lance.generations.region_identity import RegionValues, region_values_of
+from memwal_ops.formats.lance.log import memtable, region_files
 from memwal_ops.formats.lance.log.background import Background, GroupCommit
-from memwal_ops.formats.lance.log.memtable import (
-    Growing,
-    InMemory,
-    KeyFilter,
-    MemTable,
-    WalPosition,
-    WriterLimits,
-    build_indexes,
-    generation_indexes,
-)
 from memwal_ops.formats.lance.log.region_columns import region_columns
-from memwal_ops.formats.lance.log.region_files import (
-    ATTEMPTS,
-    WalEntry,
-    WalEntryCutError,
-    claim,
-    entry_path,
-    parse_region_id,
-    put_entry,
-    put_generation,
-    read_entry,
-    refuse_other_layout,
-    wait,
-)
 from memwal_ops.formats.lance.log.region_log import LoggedColumns, read_log
 from memwal_ops.formats.lance.table import Table, open_lance_table
 from memwal_ops.formats.lance.wire.names import region_folder
@@ -75,16 +46,14 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
 
-_DEFAULT_LIMITS = WriterLimits()
+_DEFAULT_LIMITS = memtable.WriterLimits()
 _MIN_ROWS_PER_BATCH = 500
 
 
 class RegionWriter:
     """Write rows and deletes to one region. A context manager: flushes and closes on exit.
 
-    Attributes:
-        region_id: id of the region.
-        epoch: the writer epoch of its claim (S0-044).
+    ``epoch`` is the writer epoch of its claim (S0-044).
     """
 
     def __init__(
@@ -95,16 +64,15 @@ class RegionWriter:
         durable: bool = True,
         indexed: bool = False,
         tombstones: bool = True,
-        limits: WriterLimits = _DEFAULT_LIMITS,
+        limits: memtable.WriterLimits = _DEFAULT_LIMITS,
         values: RegionValues | None = None,
         storage_options: Mapping[str, str] | None = None,
         branch: str | None = None,
     ) -> None:
-        """Claim the region and replay its log (S0-120 to S0-123).
+        """Claim the region and replay its log (S0-120 to S0-123); without ``region_id``, create a region (S0-080).
 
         Args:
             table: the table at any version, or its URI. Columns added later are seen by the next writer.
-            region_id: id of the region; None creates a region (S0-080).
             durable: whether a write is in the log before the call returns (S0-116). Otherwise a crash loses it until
                 ``flush``, ``close`` or a threshold of ``limits`` has written it to the log.
             indexed: whether generations must have all maintained indexes, and the MemTable's key filter every
@@ -113,14 +81,13 @@ class RegionWriter:
             tombstones: False writes rows without ``_tombstone``; deletes are refused then.
             limits: thresholds at which the writer flushes by itself.
             values: region values of a new region that belongs to a spec; None for a manual one (S0-084).
-            storage_options: for a URI, as :func:`memwal_ops.open_table` takes them.
-            branch: for a URI, likewise.
+            storage_options, branch: for a URI, as :func:`memwal_ops.open_table` takes them.
 
         Raises:
             InvalidUsageError: the region is sealed or has other values, pylance writes the table's regions, or the
                 region is new and manual and the table has specs.
-            WalCorruptError: an entry before the end of the log is missing or unreadable. It may have been
-                acknowledged, so it is not skipped.
+            WalCorruptError: an entry before the end of the log is missing or unreadable. It may have been acknowledged,
+                so it is not skipped.
             WriterFencedError: another writer claimed the region meanwhile.
             CommitConflictError: every attempt conflicted with another writer's claim.
             UnsupportedFeatureError: ``indexed``, and a maintained index cannot be built with the base's parameters; or
@@ -131,13 +98,13 @@ class RegionWriter:
             boolean(name, value)
         table = table if isinstance(table, Table) else open_lance_table(table, storage_options, branch)
         table.require_memwal("A writer")
-        self.region_id = region_id if isinstance(region_id, uuid.UUID) else parse_region_id(region_id)
-        refuse_other_layout(table, self.region_id)
+        self.region_id = region_id if isinstance(region_id, uuid.UUID) else region_files.parse_region_id(region_id)
+        region_files.refuse_other_layout(table, self.region_id)
         probe_conditional_writes(table.store)
         self._table = table
         self._manifests = table.region(self.region_id)
         self._columns: RegionColumns = region_columns(table, tombstones=tombstones)
-        self._indexes = generation_indexes(table, strict=indexed)
+        self._indexes = memtable.generation_indexes(table, strict=indexed)
         self._fenced = self._closing = self._closed = False
         self._durable, self._indexed, self._limits = durable, indexed, limits
         self._log = threading.RLock()  # held while an entry is put
@@ -145,12 +112,14 @@ class RegionWriter:
         self._entering = threading.Lock()  # held while rows are buffered, or close begins
         self._group = GroupCommit(self._log, self._put_group)
         self._background = Background(self, RegionWriter._work_once, limits.wal_interval.total_seconds())
-        claimed, self._claim = claim(table, self.region_id, values)
+        claimed, self._claim = region_files.claim(table, self.region_id, values)
         self._values = region_values_of(table, claimed)
         self.epoch = claimed.writer_epoch
         replay_after = claimed.replay_after_wal_id or 0
-        self._memtable = MemTable(self._columns, generation=claimed.current_generation, replay_after=replay_after)
-        self._filter = KeyFilter(self._memtable)
+        self._memtable = memtable.MemTable(
+            self._columns, generation=claimed.current_generation, replay_after=replay_after
+        )
+        self._filter = memtable.KeyFilter(self._memtable)
         self._next_entry = replay_after + 1
         self._logged_columns = LoggedColumns(table, self.region_id, self._columns)
         self._replay(claimed)
@@ -158,17 +127,11 @@ class RegionWriter:
     def put(self, rows: pa.Table) -> int:
         """Upsert rows; with a durable writer they are in the log when this returns (S0-028, S0-116, S0-129).
 
-        The last row of a key wins.
-
-        Args:
-            rows: rows with the table's columns.
-
-        Returns:
-            Number of the generation that will contain the rows.
+        The last row of a key wins. Returns the number of the generation that will contain the rows.
 
         Raises:
-            InvalidUsageError: wrong columns, values that do not fit a column, NULL in a key, or rows of another
-                region; nothing was written.
+            InvalidUsageError: wrong columns, values that do not fit a column, NULL in a key, or rows of another region;
+                nothing was written.
             WriterFencedError: nothing was written.
             StorageError: the rows may or may not be written; put them again.
         """
@@ -186,19 +149,18 @@ class RegionWriter:
         """Rows that are not flushed to a generation yet: stored rows of each write, tombstones included (S0-126)."""
         return self._memtable.fragments()
 
-    def in_memory(self) -> InMemory | None:
+    def in_memory(self) -> memtable.InMemory | None:
         """:meth:`unflushed` for readers of this process; None: closed or fenced; its durable rows are in the log."""
         return None if self._closed or self._fenced else self._memtable.in_memory()
 
     def may_have(self, keys: pa.Table) -> NDArray[np.bool_]:
         """Per key, whether :meth:`unflushed` may contain a row or a delete of it; False is certain (S0-025, S0-136).
 
-        Raises:
-            InvalidUsageError: wrong key columns, or NULL in a key.
+        Raises ``InvalidUsageError``: wrong key columns, or NULL in a key.
         """
         return self._filter.may_have(self._columns.key_columns(keys))
 
-    def fragment_mapping(self) -> dict[int, WalPosition]:
+    def fragment_mapping(self) -> dict[int, memtable.WalPosition]:
         """Map each fragment of :meth:`unflushed` that is in the log to its position there (S0-027, S0-124)."""
         return self._memtable.mapping()
 
@@ -216,12 +178,9 @@ class RegionWriter:
                 self._put(waiting, taken=len(waiting))
 
     def flush(self) -> int | None:
-        """Flush all rows written so far as a generation (S0-144 to S0-151).
+        """Flush all rows written so far as a generation (S0-144 to S0-151); returns the number of the last one.
 
         Entries that were written with other columns become generations of their own.
-
-        Returns:
-            Number of the last generation; None if there was nothing to flush.
 
         Raises:
             WriterFencedError: another writer claimed the region; acknowledged durable rows are in the log.
@@ -243,9 +202,9 @@ class RegionWriter:
                     return newest.current_generation - 1 if newest.current_generation > before else None
                 if not self._manifests.commit(self._flushed_manifest(newest, growing)):
                     conflicts += 1
-                    if conflicts == ATTEMPTS:
+                    if conflicts == region_files.ATTEMPTS:
                         raise self._conflict_error()
-                    wait(conflicts)
+                    region_files.wait(conflicts)
 
     def fence(self) -> None:
         """Put an entry without rows, at whose position an earlier writer detects that it was fenced (S0-210).
@@ -266,13 +225,13 @@ class RegionWriter:
         if not self._closed:
             self.fence()
         self.close()
-        for attempt in range(ATTEMPTS):
+        for attempt in range(region_files.ATTEMPTS):
             newest = self._manifests.latest(checked=True)
             if newest.writer_epoch != self.epoch:
                 raise self._fenced_error()
             if newest.sealed or self._manifests.commit(replace(newest.next(), status=RegionStatus.SEALED)):
                 return
-            wait(attempt)
+            region_files.wait(attempt)
         raise self._conflict_error()
 
     def close(self) -> None:
@@ -299,7 +258,7 @@ class RegionWriter:
         if error is None:
             self.close()
         else:
-            with suppress(MemwalOpsError):
+            with suppress(errors.MemwalOpsError):
                 self.flush_log()
         self._end()
 
@@ -310,7 +269,6 @@ class RegionWriter:
     # -- replay
 
     def _replay(self, claimed: RegionManifest) -> None:
-        """Replay the log after the last flush (S0-122, S0-142)."""
         for entry in read_log(self._table.store, claimed):
             if entry.cut:
                 self._memtable.add_logged(entry, self._columns, ())
@@ -321,11 +279,11 @@ class RegionWriter:
             else:
                 self._add_entry(entry)
 
-    def _add_entry(self, entry: WalEntry) -> None:
+    def _add_entry(self, entry: region_files.WalEntry) -> None:
         """Add an entry that another writer put; entries of earlier epochs are valid (S0-208)."""
         if entry.writer_epoch > self.epoch:
             self._newest()
-            raise WalCorruptError(
+            raise errors.WalCorruptError(
                 f"WAL entry {entry.entry_id} of region {self.region_id} is of writer epoch {entry.writer_epoch}, but "
                 f"the newest manifest has {self.epoch}.",
                 remedy="Keep the file, and restore the region's manifests from a backup: newer versions are missing.",
@@ -341,7 +299,7 @@ class RegionWriter:
         if self._values is not None:
             others = self._values.other_values(rows)
             if others:
-                raise InvalidUsageError(
+                raise errors.InvalidUsageError(
                     f"Rows with the region values {others[0]} do not belong to region {self.region_id}, which has "
                     f"{self._values.values}.",
                     remedy="Write through RegionRouter, which finds the region of each row.",
@@ -349,7 +307,7 @@ class RegionWriter:
         return rows
 
     def _append(self, rows: pa.Table) -> int:
-        self._check_entry()
+        self._check_open(to_enter=True)
         if not rows.num_rows:
             return self._memtable.generation
         # Back-pressure: a put that outruns flushes waits for one.
@@ -362,7 +320,7 @@ class RegionWriter:
             while not self._memtable.has_room(rows, self._limits):
                 self.flush_log()
             with self._entering:
-                self._check_entry()
+                self._check_open(to_enter=True)
                 generation = self._memtable.add_waiting(rows)
         if self._indexed:
             self._filter.refresh()
@@ -370,21 +328,17 @@ class RegionWriter:
         return generation
 
     def _put_group(self, parts: Sequence[pa.Table]) -> int:
-        self._check_entry()
+        self._check_open(to_enter=True)
         return self._put(parts)
 
     def _put(self, parts: Sequence[pa.Table], *, taken: int = 0) -> int:
-        """Put rows as the next entry; the epoch is checked if the entry id is taken (S0-210).
-
-        Returns:
-            Number of the generation that will contain them.
-        """
+        """Put rows as the next entry; returns their generation. If its id is taken, the epoch is checked (S0-210)."""
         store, fragments = self._table.store, [rows.num_rows for rows in parts]
         rows = pa.concat_tables(parts)
         if rows.num_rows < _MIN_ROWS_PER_BATCH * len(parts):
             rows = rows.combine_chunks()  # many small batches take longer to encode than to copy
         while True:
-            entry = put_entry(store, self.region_id, self._next_entry, rows, self.epoch, self._columns)
+            entry = region_files.put_entry(store, self.region_id, self._next_entry, rows, self.epoch, self._columns)
             if entry is None:
                 # Put by a newer writer, which fenced this one; by an older one, which has not detected yet that this
                 # one fenced it (S0-207); or by this writer, with a lost response.
@@ -399,19 +353,18 @@ class RegionWriter:
             self._next_entry += 1
             return self._memtable.add_logged(entry, self._columns, fragments, taken=taken)
 
-    def _existing_entry(self, entry_id: int) -> WalEntry | None:
+    def _existing_entry(self, entry_id: int) -> region_files.WalEntry | None:
         try:
-            return read_entry(self._table.store, self.region_id, entry_id)
-        except WalEntryCutError as error:
-            raise StorageError(
-                f"The store truncated {entry_path(self.region_id, entry_id)}: no entry can follow it.",
+            return region_files.read_entry(self._table.store, self.region_id, entry_id)
+        except region_files.WalEntryCutError as error:
+            raise errors.StorageError(
+                f"The store truncated {region_files.entry_path(self.region_id, entry_id)}: no entry can follow it.",
                 remedy="Close this writer and open another one, which skips it; then write the rows again.",
             ) from error
 
     # -- in the background
 
     def _wake(self) -> None:
-        """Wake the background thread if a limit is reached, starting it if needed."""
         due = self._memtable.flush_is_due(self._limits) or self._memtable.log_is_due(self._limits, waited=False)
         if due:
             self._background.wake()
@@ -425,17 +378,16 @@ class RegionWriter:
                 self.flush_log()
             if self._memtable.flush_is_due(self._limits):
                 self.flush()
-        except WriterFencedError:
+        except errors.WriterFencedError:
             return False
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             if not self._closed:
                 get_logger(__name__).warning("background_flush_failed", region=str(self.region_id), error=str(error))
         return not (self._closed or self._fenced)
 
     # -- flush
 
-    def _flushed_manifest(self, newest: RegionManifest, growing: Growing) -> RegionManifest:
-        """Write a generation, and return the region manifest that lists it."""
+    def _flushed_manifest(self, newest: RegionManifest, growing: memtable.Growing) -> RegionManifest:
         entries = growing.entries
         manifest = replace(
             newest.next(),
@@ -451,23 +403,20 @@ class RegionWriter:
         path = growing.publishable(newest.version)
         if path is None:
             path = growing.path = self._put_generation(number, growing)
-        listed = FlushedGeneration(
-            number,
-            path,
-            in_memory_bytes=sum(entry.rows.nbytes for entry in entries),
-            physical_rows=sum(entry.rows.num_rows for entry in entries),
-        )
-        return replace(
-            manifest, current_generation=number + 1, flushed_generations=(*newest.flushed_generations, listed)
-        )
+        size, rows = (sum(getattr(entry.rows, name) for entry in entries) for name in ("nbytes", "num_rows"))
+        listed = FlushedGeneration(number, path, in_memory_bytes=size, physical_rows=rows)
+        flushed = (*newest.flushed_generations, listed)
+        return replace(manifest, current_generation=number + 1, flushed_generations=flushed)
 
-    def _put_generation(self, number: int, growing: Growing) -> str:
+    def _put_generation(self, number: int, growing: memtable.Growing) -> str:
         """Write the files, and return the directory: a random name, unused by any failed flush (S0-144, S0-151)."""
         table = self._table
         while True:
             path = f"{secrets.token_hex(4)}_gen_{number}"
-            if put_generation(table.store, table.location, self.region_id, path, growing.entries, growing.columns):
-                build_indexes(table, f"{region_folder(self.region_id)}/{path}", self._indexes)
+            if region_files.put_generation(
+                table.store, table.location, self.region_id, path, growing.entries, growing.columns
+            ):
+                memtable.build_indexes(table, f"{region_folder(self.region_id)}/{path}", self._indexes)
                 return path
 
     # -- fencing
@@ -479,29 +428,24 @@ class RegionWriter:
             raise self._fenced_error()
         return newest
 
-    def _check_entry(self) -> None:
-        """Raise if close has begun or the writer is fenced."""
-        self._check_open()
-        if self._closing:
-            raise self._closed_error()
-
-    def _check_open(self) -> None:
+    def _check_open(self, *, to_enter: bool = False) -> None:
+        """Raise if the writer is fenced or closed; ``to_enter``: also if close has begun."""
         if self._fenced:
             raise self._fenced_error()
-        if self._closed:
-            raise self._closed_error()
+        if self._closed or (to_enter and self._closing):
+            raise errors.InvalidUsageError(
+                f"The writer of region {self.region_id} is closed.", remedy="Open another one."
+            )
 
-    def _closed_error(self) -> InvalidUsageError:
-        return InvalidUsageError(f"The writer of region {self.region_id} is closed.", remedy="Open another one.")
-
-    def _fenced_error(self) -> WriterFencedError:
+    def _fenced_error(self) -> errors.WriterFencedError:
         """Mark the writer as fenced, and return the error that every call raises from now on."""
         self._fenced = True
-        return WriterFencedError(
+        return errors.WriterFencedError(
             f"Another writer claimed region {self.region_id}: this writer, of epoch {self.epoch}, is fenced."
         )
 
-    def _conflict_error(self) -> CommitConflictError:
-        return CommitConflictError(
-            f"Region {self.region_id}: other writers changed its manifest in {ATTEMPTS} consecutive attempts."
+    def _conflict_error(self) -> errors.CommitConflictError:
+        return errors.CommitConflictError(
+            f"Region {self.region_id}: other writers changed its manifest in {region_files.ATTEMPTS} consecutive "
+            "attempts."
         )

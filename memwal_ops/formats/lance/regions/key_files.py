@@ -36,13 +36,9 @@ _ROW = "__memwal_ops_row"
 def read_bloom_filter(store: Store, folder: str, kinds: Iterable[pa.DataType]) -> BloomFilter | None:
     """A generation's bloom filter; None: it has none, because of its writer's release, or one that must not be used.
 
-    Its keys are not compared with those of the generation: a cut one may decode.
+    Its keys, of columns of these ``kinds``, are not compared with those of the generation: a cut one may decode.
 
-    Args:
-        kinds: the types of the key's columns.
-
-    Raises:
-        InvalidFormatError: it does not decode.
+    Raises ``InvalidFormatError``: it does not decode.
     """
     if not is_hashed_alike(kinds):
         return None
@@ -56,9 +52,7 @@ def read_bloom_filter(store: Store, folder: str, kinds: Iterable[pa.DataType]) -
 class GenerationKeys:
     """The keys of a generation's fragments, in the order of row addresses.
 
-    Attributes:
-        columns: one array per key column.
-        sizes: number of rows of each fragment.
+    ``columns``: one array per key column. ``sizes``: the number of rows of each fragment.
     """
 
     columns: tuple[pa.Array, ...]

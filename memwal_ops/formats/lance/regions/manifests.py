@@ -1,14 +1,12 @@
 """List the regions of a table, and read and commit region manifests.
 
-A region's manifests are numbered from 1, immutable, and written by put-if-absent
-(S0-050 to S0-053). The newest is found by HEAD requests from ``version_hint.json`` on; these stop at the
-first missing number, so a gap would hide every later version. A job that changes a
-region therefore passes ``checked=True``, which lists the folder once and refuses a gap.
-
-Read the log of a small table from one listing: one request for all regions instead of several for each.
+A region's manifests are numbered from 1, immutable, and written by put-if-absent (S0-050 to S0-053). The newest is
+found by HEAD requests from ``version_hint.json`` on; these stop at the first missing number, so a gap would hide every
+later version. A job that changes a region therefore passes ``checked=True``, which lists the folder once and refuses a
+gap.
 
 Jobs that read every region list many folders below ``_mem_wal/``. If there are fewer than 1,000 objects, the first page
-of a listing of ``_mem_wal/`` has all of them.
+of a listing of ``_mem_wal/`` has all of them: one request for all regions instead of several for each.
 """
 
 from __future__ import annotations
@@ -23,13 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from memwal_ops.errors import (
-    InvalidUsageError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-    RegionManifestCorruptError,
-    RegionManifestGapError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER, is_same_file
 from memwal_ops.formats.lance.wire.names import (
     MEM_WAL_FOLDER,
@@ -60,16 +52,16 @@ if TYPE_CHECKING:
 
 HINT = "version_hint.json"
 # Errors that block one region only.
-REGION_FAULTS = (RegionManifestCorruptError, RegionManifestGapError, LinkError)
+REGION_FAULTS = (errors.RegionManifestCorruptError, errors.RegionManifestGapError, LinkError)
 _ID_PREFIX = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,27}")
 _LISTINGS = 3
 
 
-class NoRegionManifestError(RegionManifestCorruptError):
+class NoRegionManifestError(errors.RegionManifestCorruptError):
     """A region has no manifest. They are lost, or it is not claimed yet (:meth:`RegionManifestStore.is_claimed`)."""
 
 
-class RegionManifestGoneError(RegionManifestCorruptError):
+class RegionManifestGoneError(errors.RegionManifestCorruptError):
     """A manifest version does not exist. It is lost, or was collected after newer ones were published."""
 
 
@@ -84,12 +76,11 @@ class RegionListing:
     def by_prefix(self, text: str) -> UUID | None:
         """The region whose id starts with a prefix (:func:`is_id_prefix`); None if there is none.
 
-        Raises:
-            InvalidUsageError: there are several.
+        Raises ``InvalidUsageError``: there are several.
         """
         regions = [region_id for region_id in self.region_ids if str(region_id).startswith(text)]
         if len(regions) > 1:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{len(regions)} regions begin with {text}: {', '.join(map(str, regions))}.",
                 remedy="Give a longer prefix.",
             )
@@ -98,8 +89,7 @@ class RegionListing:
     def named(self, name: str) -> UUID:
         """The region with that id, or with an id that starts with it (8 characters or more).
 
-        Raises:
-            InvalidUsageError: there is none, or there are several.
+        Raises ``InvalidUsageError``: there is none, or there are several.
         """
         text = name.lower()
         try:
@@ -107,11 +97,11 @@ class RegionListing:
             region_id = self.by_prefix(text) if is_id_prefix(text) else UUID(text if text.isascii() else "")
         except ValueError:
             form = "a UUID, or its first 8 characters or more"
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{name!r:.80} is not a region id ({form}).", remedy="memwal-ops inspect URI lists the regions."
             ) from None
         if region_id is None or region_id not in self.region_ids:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"No region of the table begins with {name}."
                 if is_id_prefix(text)
                 else f"The table has no region {name}.",
@@ -128,12 +118,9 @@ def is_id_prefix(text: str) -> bool:
 def list_regions(store: Store) -> RegionListing:
     """List the region directories (S0-170); one listing request per 1,000 regions.
 
-    A directory whose name is not a UUID, and a file in ``_mem_wal/``, is returned as a stray and
-    otherwise ignored. A symbolic link with the name of a region is returned as a region: reading it raises
-    ``LinkError``, whereas an unlisted region would seem to have nothing to merge.
-
-    Raises:
-        LinkError: ``_mem_wal`` itself is a link.
+    A directory whose name is not a UUID, and a file in ``_mem_wal/``, is returned as a stray and otherwise ignored. A
+    symbolic link with the name of a region is returned as a region: reading it raises ``LinkError``, whereas an
+    unlisted region would seem to have nothing to merge. So does a link in place of ``_mem_wal``.
     """
     level = store.list_level(MEM_WAL_FOLDER)
     ids: list[UUID] = []
@@ -205,9 +192,8 @@ class RegionManifestStore:
     def latest(self, *, checked: bool = False) -> RegionManifest:
         """The newest manifest (S0-053).
 
-        Args:
-            checked: also list the folder and refuse a gap anywhere between the oldest and the
-                newest version. One more request per 1,000 versions.
+        ``checked``: also list the folder and refuse a gap anywhere between the oldest and the newest version. One more
+        request per 1,000 versions.
 
         Raises:
             RegionManifestGapError: a version is missing between two others.
@@ -258,7 +244,7 @@ class RegionManifestStore:
         """The version in ``version_hint.json``; None if the file is missing or unreadable."""
         try:
             return decode_version_hint(self._store.get(f"{self.folder}/{HINT}"))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
 
     def path(self, version: int) -> str:
@@ -270,7 +256,7 @@ class RegionManifestStore:
         path = self.path(version)
         try:
             data = self._store.get(path)
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             raise RegionManifestGoneError(
                 f"Region {self.region_id}: manifest version {version} ({path}) does not exist."
             ) from error
@@ -337,7 +323,7 @@ class RegionManifestStore:
     def _lists(self, version: int, generation: int) -> bool:
         try:
             return any(flushed.generation == generation for flushed in self.read(version).flushed_generations)
-        except RegionManifestCorruptError:
+        except errors.RegionManifestCorruptError:
             return False
 
     def versions(self) -> tuple[int, ...]:
@@ -357,8 +343,8 @@ class RegionManifestStore:
                 lost response gets "exists". False if another process may publish identical bytes.
             check: called right before the put, after all other requests; what it raises ends the commit.
 
-        Never leaves a gap: the previous version must exist, and be the one that ``manifest`` was made from. The
-        hint is written afterwards, best effort (S0-052): readers probe onward from an older hint.
+        Never leaves a gap: the previous version must exist, and be the one that ``manifest`` was made from. The hint is
+        written afterwards, best effort (S0-052): readers probe onward from an older hint.
         """
         data = encode_region_manifest(manifest)
         return self.publish(manifest.version, data, manifest.source, ours_if_equal=ours_if_equal, check=check)
@@ -372,15 +358,7 @@ class RegionManifestStore:
         ours_if_equal: bool = True,
         check: Callable[[], None] | None = None,
     ) -> bool:
-        """:meth:`commit` for a manifest that is encoded already.
-
-        Args:
-            version: the number in ``data``.
-            data: the manifest.
-            source: the bytes of the version before it, which it was made from.
-            ours_if_equal: see :meth:`commit`.
-            check: see :meth:`commit`.
-        """
+        """:meth:`commit` for an encoded manifest, which was made from the version before it (``source``)."""
         previous = version - 1
         if previous > 0 and not self._is_next_to(previous, source):
             return False
@@ -400,8 +378,8 @@ class RegionManifestStore:
         """
         try:
             stored = self._store.get(self.path(previous))
-        except ObjectNotFoundError as error:
-            raise InvariantViolatedError(
+        except errors.ObjectNotFoundError as error:
+            raise errors.InvariantViolatedError(
                 f"Region {self.region_id}: manifest version {previous + 1} must not be written, because it would leave "
                 f"a gap: version {previous} does not exist."
             ) from error
@@ -431,7 +409,7 @@ class RegionManifestStore:
             # oldest versions, during the listing can cause an apparent gap. A real gap persists.
             if attempt == _LISTINGS - 1:
                 missing = _first_missing(versions, newest)
-                raise RegionManifestGapError(
+                raise errors.RegionManifestGapError(
                     f"Region {self.region_id}: manifest version {missing} is missing (file "
                     f"{region_manifest_name(missing)}), although version "
                     f"{newest} {'exists' if newest == versions[-1] else 'is in ' + HINT}."
@@ -503,9 +481,6 @@ class ListedLog(StoreWrapper):
     A folder's first listing comes from the page. The second one comes from the store, as a caller that lists again has
     found a contradiction; from then on, so do all of that region. A folder that the page lacks is always listed.
     Manifests are immutable: one that is listed as it was when it was read is not read again.
-
-    Attributes:
-        listed_store: the store that was listed.
     """
 
     def __init__(self, store: Store, page: Iterable[ObjectMeta], before: ListedLog | None = None) -> None:

@@ -94,12 +94,7 @@ class MergeHistory:
     """The merge progress in the existing versions. Read only if there is no record, each version at most once."""
 
     def __init__(self, store: Store, listed: VersionPage, newest: VersionManifest) -> None:
-        """Nothing is read before the first call.
-
-        Args:
-            listed: the versions, as listed before the newest was read.
-            newest: its manifest.
-        """
+        """``listed``: the versions, as listed before the newest was read. Nothing is read before the first call."""
         self._store = store
         self._lock = RLock()
         self._listed: Mapping[int, ObjectMeta] | None = listed.versions if listed.complete else None
@@ -111,9 +106,7 @@ class MergeHistory:
         """The time of the first version in which a generation is merged, and whether it was merged in that version.
 
         The latter is unknown (False) if that version is the oldest that exists. None: it is merged in no version.
-
-        Args:
-            until: the last version with the progress, if the MemWAL index was removed after it; None: the newest.
+        ``until``: the last version with the progress, if the MemWAL index was removed after it.
         """
         with self._lock:
             listed = [meta for number, meta in sorted(self._numbered().items()) if until is None or number <= until]
@@ -191,10 +184,7 @@ class MergeHistory:
     def progress_before(self, region_id: UUID, *, since: Moment | None = None) -> tuple[int, int] | None:
         """The last version that has progress for a region and from which the newest descends, and that progress.
 
-        None: there is no such version, or that is not known.
-
-        Args:
-            since: no version before that time has any; None: that is not known.
+        None: there is no such version, or that is not known. ``since``: no version before that time has any.
         """
         progress = self._last(lambda version: bool((version.merged or {}).get(region_id, 0)), since)
         return None if progress is None else (progress[0], (progress[1].merged or {})[region_id])
@@ -286,9 +276,7 @@ class MergeHistory:
     def manifest(self, meta: ObjectMeta) -> VersionManifest:
         """The manifest of a listed version; small ones are read once.
 
-        Raises:
-            ObjectNotFoundError: the version was expired meanwhile.
-            InvalidFormatError: the file does not decode.
+        Raises ``ObjectNotFoundError``: it was expired meanwhile; ``InvalidFormatError``: it does not decode.
         """
         if meta.path in self._manifests:
             return self._manifests[meta.path]

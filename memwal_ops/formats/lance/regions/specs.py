@@ -1,14 +1,13 @@
 """Region specs: compute the region that a row belongs to (S0-081 to S0-085).
 
 A spec computes one value per field for each row; rows with equal values belong to one region. The source columns must
-be key columns. Timeline otherwise: a spec is ``year(day)``, and ``day`` is no key
-column; key 7 is put with a day of 2025 into region A, then with one of 2026 into region B; B is merged, then A:
-the older row is in the base table (S0-009).
+be key columns. Timeline otherwise: a spec is ``year(day)``, and ``day`` is no key column; key 7 is put with a day of
+2025 into region A, then with one of 2026 into region B; B is merged, then A: the older row is in the base table
+(S0-009).
 
-Region expressions: DataFusion SQL over ``col0``, ``col1``, ..., and their six rules (S0-086 to S0-092).
-
-The rules are checked twice where possible: by the functions that the expression calls, and by its results for samples.
-A violation that is not detected would route two rows of one key to two regions.
+A field may be an expression: DataFusion SQL over ``col0``, ``col1``, ... with six rules (S0-086 to S0-092), which are
+checked twice where possible: by the functions that the expression calls, and by its results for samples. A violation
+that is not detected would route two rows of one key to two regions.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ _TEXTS = ("", "a", "iceberg", "Zürich", "日本語", "x" * 40, "1", "2026-01-31
 def evaluated(expression: str, columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
     """The region values that an expression gives for source columns, in the type of its field.
 
-    Raises:
-        InvalidUsageError: it fails, or gives a value that is not of that type.
-        UnsupportedFeatureError: DataFusion is not installed.
+    Raises ``InvalidUsageError``: it fails, or gives a value that is not of that type; ``UnsupportedFeatureError``:
+    DataFusion is not installed.
     """
     try:
         values = _run(expression, columns)
@@ -67,15 +65,9 @@ def evaluated(expression: str, columns: Sequence[pa.Array], kind: pa.DataType) -
 
 
 def check_expression(expression: str, sources: Sequence[pa.DataType], kind: pa.DataType) -> None:
-    """Refuse an expression that breaks one of the six rules.
+    """Refuse an expression over columns of these types that breaks one of the six rules.
 
-    Args:
-        sources: types of ``col0``, ``col1``, ...
-        kind: its field's ``result_type``.
-
-    Raises:
-        InvalidUsageError: names the rule.
-        UnsupportedFeatureError: DataFusion is not installed.
+    Raises ``InvalidUsageError``, which names the rule; ``UnsupportedFeatureError``: DataFusion is not installed.
     """
     if not sources:
         raise InvalidUsageError(f"The region expression {expression!r} has no source column.")
@@ -160,7 +152,6 @@ def _that_fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _samples(kind: pa.DataType) -> pa.Array:
-    """Values of a type, NULL among them."""
     wanted: list[Any]
     if pa.types.is_integer(kind):
         wanted = [number for number in _NUMBERS if _that_fit(pa.array([number], pa.int64()), kind)[0].as_py()]
@@ -274,13 +265,10 @@ class RegionField:
 
     @classmethod
     def parse(cls, text: str) -> RegionField:
-        """Parse a field as written on the command line.
+        """Parse a field as written on the command line; raises ``InvalidUsageError``.
 
         ``bucket(id, 16)``, ``truncate(name, 3)``, ``multi_bucket(a, b, 16)`` or ``year(day)``, optionally preceded by
         ``NAME=`` (default: columns and transform, joined by ``_``); or a JSON object with the attributes.
-
-        Raises:
-            InvalidUsageError: the text is neither.
         """
         if text.lstrip().startswith("{"):
             return cls._of_json(text)
@@ -312,11 +300,9 @@ class RegionField:
 
 @dataclass(frozen=True, slots=True)
 class RegionSpec:
-    """The rule that assigns the rows of a table to regions.
+    """The rule that assigns the rows of a table to regions, by at least one field.
 
-    Attributes:
-        fields: at least one field.
-        spec_id: id from 1, never reused (S0-082); None: the next free id.
+    ``spec_id``: from 1, never reused (S0-082); None: the next free id.
     """
 
     fields: tuple[RegionField, ...]
@@ -389,14 +375,10 @@ def encode_specs(
 
 
 def decode_spec(stored: memwal_pb2.RegionSpec, names: Mapping[int, str]) -> RegionSpec:
-    """Decode a stored spec.
+    """Decode a stored spec; ``names``: of the columns by field id, at the version for which rows are written.
 
-    Args:
-        names: names of the table's columns by field id, at the version for which rows are written.
-
-    Raises:
-        TableCorruptError: the spec has no id or no fields, or a field has no name, or not exactly one of transform
-            and expression.
+    Raises ``TableCorruptError``: the spec has no id or no fields, or a field has no name, or not exactly one of
+    transform and expression.
     """
     if not stored.spec_id or not stored.fields:
         raise TableCorruptError(f"The table's region spec {stored.spec_id} has no id, or no fields.")
@@ -425,11 +407,7 @@ def decode_spec(stored: memwal_pb2.RegionSpec, names: Mapping[int, str]) -> Regi
 def region_values(spec: RegionSpec, rows: pa.Table) -> pa.Table:
     """Compute the region values of each row: one column per field of the spec, with the field's type.
 
-    Args:
-        rows: rows with the source columns; other columns are ignored.
-
-    Raises:
-        InvalidUsageError: an expression fails, or a value does not fit its type.
+    Raises ``InvalidUsageError``: an expression fails, or a value does not fit its type.
     """
     columns = {}
     for spec_field in spec.fields:
@@ -442,11 +420,7 @@ def region_values(spec: RegionSpec, rows: pa.Table) -> pa.Table:
 
 
 def by_region(values: pa.Table) -> list[tuple[tuple[Any, ...], pa.Array]]:
-    """Group rows by region: for each region its values, and the indices of its rows in ascending order.
-
-    Args:
-        values: result of :func:`region_values`.
-    """
+    """Group rows by :func:`region_values`: for each region its values, and its rows' indices, ascending."""
     if not values.num_rows:
         return []
     codes = pa.array(np.zeros(values.num_rows, np.int64))
@@ -466,7 +440,6 @@ def by_region(values: pa.Table) -> list[tuple[tuple[Any, ...], pa.Array]]:
 
 
 def _checked(one: RegionField, schema: pa.Schema, key: Sequence[str]) -> str:
-    """Check a field, and return the name of its type."""
     if not one.field_id:
         raise InvalidUsageError("A region field has no name.")
     if (one.transform is None) == (one.expression is None):

@@ -2,13 +2,12 @@
 
 ``abs`` of the smallest int32 is no int32: it is computed in 64 bits, so that ``abs(h) % N`` is in [0, N) for every h.
 
-Compute Murmur3 hashes of columns: x86, 32 bits, seed 0, a whole column at once (S0-101, S0-102).
-
-The specification does not define which bytes of a value are hashed, but requires equal values of two numeric types
-to have one hash (S0-089). So values are hashed like in Iceberg: integers, and dates (in days) and timestamps (in
-microseconds), as eight little-endian bytes; text as UTF-8. A float with an integer value is hashed as that integer,
-any other one as a double; zero has no sign, and all NaNs are equal. A decimal is hashed as the integer or double that
-it is equal to, else as its digits, in UTF-8.
+Hashes are Murmur3: x86, 32 bits, seed 0, a whole column at once (S0-101, S0-102). The specification does not define
+which bytes of a value are hashed, but requires equal values of two numeric types to have one hash (S0-089). So values
+are hashed like in Iceberg: integers, and dates (in days) and timestamps (in microseconds), as eight little-endian
+bytes; text as UTF-8. A float with an integer value is hashed as that integer, any other one as a double; zero has no
+sign, and all NaNs are equal. A decimal is hashed as the integer or double that it is equal to, else as its digits, in
+UTF-8.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ def hashable(kind: pa.DataType) -> bool:
 def murmur3(columns: Sequence[pa.Array]) -> pa.Array:
     """The hash of each row, as int32; NULL where all columns are NULL, which are left out of it otherwise.
 
-    Args:
-        columns: of one length; at least one, each of a type that is :func:`hashable`.
-
-    Raises:
-        InvalidUsageError: a type that cannot be hashed.
+    Raises ``InvalidUsageError``: a type that is not :func:`hashable`.
     """
     if len(columns) == 1 and _is_bytes(columns[0].type):
         return pa.array([None if value is None else mmh3.hash(value, 0) for value in _values(columns[0])], pa.int32())
@@ -131,7 +126,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _values(column: pa.Array) -> list[bytes | None]:
-    """The bytes of each value."""
     if _is_bytes(column.type):
         values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
         return values
@@ -199,8 +193,7 @@ def transforms_text() -> str:
 def check_transform(transform: str, parameters: Mapping[str, str], kinds: Sequence[pa.DataType]) -> pa.DataType:
     """The result type of a transform for sources of these types.
 
-    Raises:
-        InvalidUsageError: an unknown transform, invalid parameters, or types that it does not support.
+    Raises ``InvalidUsageError``: an unknown transform, invalid parameters, or types that it does not support.
     """
     if transform not in TRANSFORMS:
         raise InvalidUsageError(

@@ -23,8 +23,7 @@ _MESSAGE_HEADER_TYPE, _MESSAGE_HEADER, _SCHEMA_METADATA, _PAIR_KEY, _PAIR_VALUE 
 def schema_end(head: bytes) -> int:
     """Number of bytes from the stream's start to the end of its schema.
 
-    Raises:
-        InvalidFormatError: ``head`` is not the start of an Arrow stream.
+    Raises ``InvalidFormatError``: ``head`` is not the start of an Arrow stream.
     """
     at = _I32.size if head.startswith(_MARK) else 0  # streams before Arrow 0.15 have no mark
     size = _I32.unpack_from(head, at)[0] if len(head) >= at + _I32.size else 0
@@ -34,13 +33,9 @@ def schema_end(head: bytes) -> int:
 
 
 def schema_metadata(head: bytes, key: bytes) -> bytes | None:
-    """One entry of the schema's own metadata; None if it has none of that name.
+    """One entry of the schema's own metadata, if there is one; ``head`` goes to :func:`schema_end` at least.
 
-    Args:
-        head: the stream at least up to :func:`schema_end`.
-
-    Raises:
-        InvalidFormatError: it is not a schema, or is truncated.
+    Raises ``InvalidFormatError``: it is not a schema, or is truncated.
     """
     end = schema_end(head)
     if len(head) < end:

@@ -215,7 +215,6 @@ def _parts(column: pa.Array) -> list[pa.Array]:
 
 
 def _fixed(column: pa.Array, width: int) -> pa.Array:
-    """The bytes of values of a fixed width."""
     values = column.buffers()[1]
     start, size = column.offset * width, len(column) * width
     binary = pa.Array.from_buffers(pa.binary(width), len(column), [None, values.slice(start, size)])

@@ -72,17 +72,11 @@ def is_first_format(tail: bytes, size: int) -> bool:
 
 
 def check_lance_file(tail: bytes, size: int) -> pb.FileSchema | None:
-    """Refuse a file on which pylance would abort the process.
+    """Refuse a file on which pylance would abort the process, by its last bytes (``tail``), or all.
 
-    Args:
-        tail: its last bytes, or all.
-        size: of the whole file.
+    Returns the file's schema; None if that starts before ``tail``: call again with the whole file.
 
-    Returns:
-        The file's schema; None if that starts before ``tail``: call again with the whole file.
-
-    Raises:
-        InvalidFormatError: it is not a Lance file, or its footer has impossible values.
+    Raises ``InvalidFormatError``: it is not a Lance file, or its footer has impossible values.
     """
     if len(tail) < _FOOTER.size:
         raise InvalidFormatError(f"{len(tail)} bytes are too few for a Lance file.")
@@ -124,8 +118,7 @@ def check_deletion_file(data: bytes, *, bitmap: bool, deleted: int, rows: int) -
         deleted: how many rows are deleted by the manifest; 0: old releases did not record it.
         rows: of the fragment, deleted ones included; 0: not recorded.
 
-    Raises:
-        InvalidFormatError: its structure is damaged, or it has not so many different offsets below ``rows``.
+    Raises ``InvalidFormatError``: its structure is damaged, or it has not so many different offsets below ``rows``.
     """
     try:
         count, last = _checked_bitmap(data) if bitmap else _checked_arrow(data)
@@ -192,19 +185,13 @@ def _offsets(batch: _Flatbuffer, body: bytes) -> NDArray[np.uint32]:
 
 
 class _Flatbuffer:
-    """A table of a flatbuffer.
-
-    Args:
-        data: the buffer.
-        at: the table's position; None: that of its root.
-    """
+    """A table of a flatbuffer, by default at the position of its root."""
 
     def __init__(self, data: bytes, at: int | None = None) -> None:
         self._data = data
         self._at = struct.unpack_from("<I", data)[0] if at is None else at
 
     def has(self, number: int) -> bool:
-        """Whether the table has a field."""
         return self._field(number) != self._at
 
     def number(self, number: int, kind: str) -> int:
@@ -212,7 +199,6 @@ class _Flatbuffer:
         return int(struct.unpack_from(kind, self._data, self._field(number))[0]) if self.has(number) else 0
 
     def table(self, number: int) -> _Flatbuffer:
-        """A table in the table."""
         return _Flatbuffer(self._data, self._referred(number))
 
     def vector(self, number: int, width: int) -> bytes:

@@ -2,9 +2,8 @@
 
 Current releases use the same type URL for other details, and give field 1 another meaning; the first byte differs.
 
-A set of numbers as Lance's ``U64Segment`` stores it, in five encodings: the WAL entries of a legacy MemWAL.
-
-A range of 2^60 numbers is encoded in a few bytes, so a set is kept as its bounds and gaps, never as all its numbers.
+The WAL entries of a MemWAL are a set of numbers, which Lance stores in five encodings of its ``U64Segment``. A range of
+2^60 numbers is encoded in a few bytes, so a set is kept as its bounds and gaps, never as all its numbers.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ class U64Segment:
     def with_new_high(self, number: int) -> U64Segment:
         """The set with a number above all others; a gap before it becomes a hole, as in Lance.
 
-        Raises:
-            InvalidUsageError: it is not above all others, or no unsigned 64-bit number.
+        Raises ``InvalidUsageError``: it is not above all others, or no unsigned 64-bit number.
         """
         if not (-1 if self.highest is None else self.highest) < number < U64_MAX:
             raise InvalidUsageError(f"WAL entry {number} is not above the last one, {self.highest}.")
@@ -91,9 +89,8 @@ EMPTY = U64Segment("range", ())
 def decode_segment(data: bytes) -> U64Segment:
     """Decode a segment.
 
-    Raises:
-        InvalidFormatError: no protobuf, no encoding (as of no bytes at all: the empty set is ``0a 00``), bounds the
-            wrong way round, holes or values out of order or out of bounds, a bitmap of another length.
+    Raises ``InvalidFormatError``: no protobuf, no encoding (as of no bytes at all: the empty set is ``0a 00``), bounds
+    the wrong way round, holes or values out of order or out of bounds, a bitmap of another length.
     """
     message = pb.U64Segment()
     try:
@@ -235,11 +232,9 @@ class MemWal:
     """One MemWAL (S1-010 to S1-024).
 
     Attributes:
-        id: its region and generation.
         mem_table_location: where its rows are for readers, likely ``memory://...``.
         wal_location: the root of its log; never changes.
         wal_entries: the ids of its log's entries, from 0 on; others at the root are not part of it.
-        state: see :class:`State`.
         owner_id: who may change it.
         last_updated_dataset_version: the table version that changed it last.
         source: the message that it was decoded from, with fields that this release does not define.
@@ -258,9 +253,8 @@ class MemWal:
 def decode_mem_wals(details: bytes) -> tuple[MemWal, ...]:
     """Decode legacy details, in their stored order.
 
-    Raises:
-        TableCorruptError: no protobuf, a MemWAL without an id or with a duplicate one, an unknown state,
-            entries that do not decode.
+    Raises ``TableCorruptError``: no protobuf, a MemWAL without an id or with a duplicate one, an unknown state, entries
+    that do not decode.
     """
     message = pb.LegacyMemWalIndexDetails()
     try:

@@ -1,13 +1,12 @@
 """Decode and change the ``__lance_mem_wal`` index entry of a table version: configuration, progress, snapshots.
 
-The details are a protobuf message inside the version manifest, so that merge progress and the merged
-data are published by the same put (S0-067).
+The details are a protobuf message inside the version manifest, so that merge progress and the merged data are published
+by the same put (S0-067).
 
-Encode and decode the rows of a region snapshot: one per region, in the columns of the table's layout.
-
-The specification's rows contain the whole region manifest (S0-106 to S0-108). pylance documents
-less: the ids and fields of the regions, whose state is only in their manifests. Each
-table gets the rows that its readers expect; beside rows without the state, the metadata of the rows has a part of it.
+A region snapshot has one row per region, in the columns of the table's layout. The specification's rows contain the
+whole region manifest (S0-106 to S0-108). pylance documents less: the ids and fields of the regions, whose state is only
+in their manifests. Each table gets the rows that its readers expect; beside rows without the state, the metadata of the
+rows has a part of it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class MemWalIndex:
     """The MemWAL index of one version (S0-058 to S0-068).
 
     Attributes:
-        uuid: of the index entry.
         dataset_version: the version that last wrote the entry.
         snapshot_ts_millis: when the region snapshots were taken, Unix milliseconds; None: never.
         num_regions: number of regions in the snapshot.
@@ -82,8 +80,7 @@ class MemWalIndex:
 def find_memwal_entry(indexes: table_pb2.IndexSection | None) -> table_pb2.IndexMetadata | None:
     """The MemWAL entry of an index section, which is None without any index; None: there is none.
 
-    Raises:
-        TableCorruptError: there are two (S0-011).
+    Raises ``TableCorruptError``: there are two (S0-011).
     """
     entries = [] if indexes is None else [entry for entry in indexes.indices if entry.name == MEMWAL_INDEX_NAME]
     if len(entries) > 1:
@@ -147,8 +144,7 @@ def decode_memwal_index(entry: table_pb2.IndexMetadata) -> MemWalIndex:
 def merge_progress(indexes: table_pb2.IndexSection | None) -> Mapping[UUID, int]:
     """The merge progress of a version by its index section; none without a MemWAL index, or with a legacy one.
 
-    Raises:
-        TableCorruptError: see :func:`decode_memwal_index`.
+    Raises ``TableCorruptError``: see :func:`decode_memwal_index`.
     """
     entry = find_memwal_entry(indexes)
     return {} if entry is None or is_legacy(entry) else decode_memwal_index(entry).merged_generations
@@ -159,8 +155,7 @@ def with_progress(
 ) -> memwal_pb2.MemWalIndexDetails:
     """A copy of the details with the merge progress of each region in ``progress`` raised to that generation (S0-065).
 
-    Raises:
-        InvariantViolatedError: a region's progress would not increase.
+    Raises ``InvariantViolatedError``: a region's progress would not increase.
     """
     changed = deepcopy(details)
     entries = {UUID(bytes=entry.region_id.uuid): entry for entry in changed.merged_generations}
@@ -184,8 +179,7 @@ def with_catchup(
 
     ``None`` removes the entry. Entries of other indexes are not changed.
 
-    Raises:
-        InvariantViolatedError: an entry would exceed the merge progress.
+    Raises ``InvariantViolatedError``: an entry would exceed the merge progress.
     """
     changed = deepcopy(details)
     merged = {UUID(bytes=entry.region_id.uuid): entry.generation for entry in details.merged_generations}
@@ -217,10 +211,8 @@ def with_snapshot(
 ) -> memwal_pb2.MemWalIndexDetails:
     """A copy of the details in which only the region snapshot is changed (S0-069 to S0-073, S0-175).
 
-    Args:
-        timestamp_millis: when it was taken, Unix milliseconds.
-        num_regions: its rows.
-        inline: a Lance file's bytes; None if the rows are in ``_indices/{uuid}/index.lance``.
+    ``timestamp_millis``: when it was taken, Unix milliseconds. ``inline``: a Lance file's bytes; None if the rows are
+    in ``_indices/{uuid}/index.lance``.
     """
     changed = deepcopy(details)
     changed.snapshot_ts_millis = timestamp_millis
@@ -257,8 +249,7 @@ def stamp_progress(
     conflict check of a concurrent merger uses. The details are copied from the parent, since pylance drops unknown
     fields when it rewrites them; only its changes of ``index_catchup`` are kept, for indexes that lost fragments.
 
-    Raises:
-        InvariantViolatedError: progress would not rise, or the version has no MemWAL index.
+    Raises ``InvariantViolatedError``: progress would not rise, or the version has no MemWAL index.
     """
     indexes = deepcopy(built.indexes or table_pb2.IndexSection())
     entry = find_memwal_entry(indexes)
@@ -349,7 +340,6 @@ class RegionRow:
     """One region in a snapshot.
 
     Attributes:
-        region_id: the region.
         region_spec_id: the spec by which rows are routed to it; 0: writers choose the region.
         fields: value per region field that it has.
         state: the rest of its manifest; None in the shard layout, in which only the manifest has it.
@@ -376,9 +366,7 @@ class RegionState:
 def region_rows(regions: Sequence[RegionManifest | Row], specs: Iterable[memwal_pb2.RegionSpec]) -> pa.Table:
     """Rows as the specification defines them, in the order of ``regions``; no region: no row, all columns.
 
-    Args:
-        regions: manifests, or rows of an earlier snapshot that are still valid.
-        specs: the table's region specs, which add a column for each field.
+    ``regions``: manifests, or rows of an earlier snapshot that are still valid. ``specs`` add a column for each field.
     """
     types = field_types(specs)
     rows = [region if isinstance(region, dict) else _region_row(region, types) for region in regions]
@@ -403,9 +391,8 @@ def check_fields(manifest: RegionManifest, specs: Iterable[memwal_pb2.RegionSpec
 def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     """The regions of a snapshot, of either layout.
 
-    Raises:
-        InvalidFormatError: the columns are those of neither layout or of other types, a number is missing,
-            or a region id is not a UUID.
+    Raises ``InvalidFormatError``: the columns are those of neither layout or of other types, a number is missing, or a
+    region id is not a UUID.
     """
     names = set(rows.column_names)
     try:
@@ -424,8 +411,7 @@ def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
 def without_fields(rows: pa.Table) -> pa.Table:
     """The columns that every table of the layout has: none of those of region fields.
 
-    Raises:
-        InvalidFormatError: the columns are of no known layout.
+    Raises ``InvalidFormatError``: the columns are of no known layout.
     """
     decode_rows(rows)
     columns = _REGION_COLUMNS if "region_id" in rows.column_names else _SHARD_COLUMNS

@@ -1,10 +1,9 @@
 """Build and parse file names: WAL entries, region folders, generation directories, version manifests.
 
-Encode and decode the layout that a migration recorded in a table version, and the one that it had before.
-
-Without a migration the files of the regions determine the layout. After one, files of both layouts lie side by side,
-and the record determines the layout of new regions. It is stored in the table configuration (manifest field 16),
-which every commit of pylance preserves.
+A migration records the layout of a table in its version, and the one that it had before. Without a migration the files
+of the regions determine the layout. After one, files of both layouts lie side by side, and the record determines the
+layout of new regions. It is stored in the table configuration (manifest field 16), which every commit of pylance
+preserves.
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ def parse_staged_manifest_name(name: str) -> VersionName | None:
 def naming_scheme(names: Iterable[str]) -> NamingScheme | None:
     """The naming scheme of all manifests; None if there is no manifest.
 
-    Raises:
-        TableCorruptError: both schemes in one table (S3-047): readers would disagree on the newest version.
+    Raises ``TableCorruptError``: both schemes in one table (S3-047): readers would disagree on the newest version.
     """
     schemes: dict[NamingScheme, str] = {}
     for name in names:
@@ -199,11 +197,9 @@ _BEFORE = "memwal-ops.layout-before"
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """The record of a migration between the current layouts.
+    """The record of a migration between the current layouts, by their names.
 
-    Attributes:
-        layout: name of the table's layout.
-        before: the one that a rollback restores; None: the last migration was rolled back.
+    ``before``: the one that a rollback restores; None: the last migration was rolled back.
     """
 
     layout: str

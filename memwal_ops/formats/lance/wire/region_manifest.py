@@ -40,10 +40,9 @@ class RegionStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlushedGeneration:
-    """One flushed generation as a manifest lists it (S0-049).
+    """One flushed generation as a manifest lists it (S0-049), by the path of its directory below the region's folder.
 
-    ``path`` is a directory below the region's folder. The sizes, in bytes and rows, are recorded by the
-    writer; None if its release did not record them.
+    The sizes, in bytes and rows, are recorded by the writer; None if its release did not record them.
     """
 
     generation: int
@@ -105,10 +104,9 @@ class RegionManifest:
 def decode_region_manifest(data: bytes, *, region_id: UUID, version: int) -> RegionManifest:
     """Decode a manifest file and check that its region and version are those of its path.
 
-    Raises:
-        RegionManifestCorruptError: empty, truncated, not a protobuf message; another region or version
-            than in its path; a generation listed twice, numbered 0 or above the current one; a path
-            that is not a directory name; an unknown status.
+    Raises ``RegionManifestCorruptError``: empty, truncated, not a protobuf message; another region or version than in
+    its path; a generation listed twice, numbered 0 or above the current one; a path that is not a directory name; an
+    unknown status.
     """
     message = pb.RegionManifest()
     try:
@@ -387,15 +385,11 @@ def encode_field(value: Any, kind: pa.DataType) -> bytes | None:
 
 
 def decode_field(value: bytes, kind: pa.DataType) -> Any:
-    """The Python value of a stored scalar.
+    """The Python value of a stored scalar. Raises ``InvalidFormatError``: the bytes are not a value of the type.
 
-    A number is stored as little-endian bytes, a string as UTF-8, a boolean as one byte. The type is the name of
-    an Arrow type (S0-102); values of an unknown type are not decoded.
-
-    All NaNs are one value, whatever their bits: :data:`NAN`, which is equal to itself in tuples, as other values are.
-
-    Raises:
-        InvalidFormatError: the bytes are not a value of the type.
+    A number is stored as little-endian bytes, a string as UTF-8, a boolean as one byte. The type is the name of an
+    Arrow type (S0-102); values of an unknown type are not decoded. All NaNs are one value, whatever their bits:
+    :data:`NAN`, which is equal to itself in tuples, as other values are.
     """
     if pa.types.is_binary(kind):
         return value

@@ -63,8 +63,6 @@ class Feature:
     that.
 
     Attributes:
-        flag: its bit.
-        name: what it is.
         since: the first release of Lance that opens such a table by default; empty: none up to 14.0.2.
         supported: whether this release reads and writes such tables.
         paired: whether a manifest has its flag in both sets or in none; else Lance does not open it.
@@ -141,8 +139,7 @@ def check_next(manifest: table_pb2.Manifest) -> None:
     Releases before 14 write the setting for managed blobs into the schema, and no flag; pylance 14 sets the flag in
     each of its commits.
 
-    Raises:
-        UnsupportedFeatureError: with the name of the feature.
+    Raises ``UnsupportedFeatureError``: with the name of the feature.
     """
     if manifest.schema_metadata.get(_MANAGED_SETTING, b"").strip().lower() == b"true":
         raise UnsupportedFeatureError(
@@ -173,8 +170,7 @@ _PAIR = struct.Struct("<II")
 def decode_fragment_bitmap(data: bytes) -> frozenset[int]:
     """The fragment ids; none if there are no bytes, since the segment's coverage is then unknown.
 
-    Raises:
-        InvalidFormatError: the bytes are not a roaring bitmap, or encode an impossible number of fragments.
+    Raises ``InvalidFormatError``: the bytes are not a roaring bitmap, or encode an impossible number of fragments.
     """
     if not data:
         return frozenset()
@@ -278,8 +274,7 @@ class VersionManifest:
         manifest: the manifest message. Its position fields are those of the file that was decoded.
         indexes: the index section; None if the version has no index.
         transaction: the transaction that made the version; None if it is in a file of its own.
-        major: format version of the envelope.
-        minor: format version of the envelope.
+        major, minor: format version of the envelope.
         dictionaries: what precedes the sections: the values of dictionary columns, to which positions in ``manifest``
             lead; empty for most tables.
     """
@@ -300,9 +295,8 @@ class VersionManifest:
 def decode_version_manifest(data: bytes) -> VersionManifest:
     """Decode a whole manifest file.
 
-    Raises:
-        InvalidFormatError: truncated, no trailer, a position outside the file, not a protobuf message, or a
-            timestamp that is out of range.
+    Raises ``InvalidFormatError``: truncated, no trailer, a position outside the file, not a protobuf message, or a
+    timestamp that is out of range.
     """
     if len(data) < _TRAILER.size + _LENGTH.size:
         raise InvalidFormatError(f"{len(data)} bytes are too few for a version manifest.")
@@ -328,16 +322,12 @@ def decode_version_manifest(data: bytes) -> VersionManifest:
 def index_section_by_ends(head: bytes, tail: bytes) -> tuple[bool, pb.IndexSection | None]:
     """Decode the index section from the two ends of a manifest file; for files too large to be read whole.
 
-    Lance writes the index section first, then the transaction, then the manifest. This is verified, not
-    assumed: the lengths of one or two sections must lead exactly to the manifest, and the first must
-    contain index entries and nothing else.
+    Lance writes the index section first, then the transaction, then the manifest. This is verified, not assumed: the
+    lengths of one or two sections must lead exactly to the manifest, and the first must contain index entries and
+    nothing else.
 
-    Args:
-        head: the file's first bytes; they must include the first section and the next length prefix.
-        tail: at least its last 16 bytes.
-
-    Returns:
-        Whether the ends were sufficient, and the section; None if the version has no index.
+    ``head`` must include the first section and the next length prefix, ``tail`` at least the last 16 bytes. Returns
+    whether they were sufficient, and the section; None if the version has no index.
     """
     if len(tail) < _TRAILER.size:
         return False, None
@@ -386,9 +376,7 @@ def _next_section(data: bytes, position: int) -> int | None:
 
 
 def encode_version_manifest(version: VersionManifest) -> bytes:
-    """Encode a manifest file; the positions inside are those of the new file.
-
-    The argument is not changed. The same value always gives the same bytes.
+    """Encode a manifest file; the positions inside are those of the new file. The same value gives the same bytes.
 
     Raises:
         TableCorruptError: a dictionary column has no values in the file that was decoded.
@@ -436,9 +424,7 @@ def lost_dictionary(version: VersionManifest) -> str | None:
 def dictionary_values(manifest: pb.Manifest, data: bytes) -> Mapping[int, tuple[bytes, ...]]:
     """The encoded values of the dictionary columns inside a manifest's file, by the ids of their fields.
 
-    Args:
-        manifest: decoded from the file.
-        data: the file, or its beginning up to the first section.
+    ``data`` is the file, or its beginning up to the first section.
 
     Raises:
         InvalidFormatError: they are not where the manifest says.

@@ -74,7 +74,6 @@ def allowed_fields(data: bytes, rules: Mapping[int, Rule]) -> bytes:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number, and the position after it."""
     number = shift = 0
     while position < len(data) and shift <= _MAX_SHIFT:
         byte = data[position]
@@ -217,7 +216,6 @@ class _Rules:
         }
 
     def index(self, data: bytes) -> bytes:
-        """An entry of the index section."""
         entry = table_pb2.IndexMetadata.FromString(data)
         url = entry.index_details.type_url
         details: Rule = _nothing  # an index may have values in them, such as the words that it leaves out

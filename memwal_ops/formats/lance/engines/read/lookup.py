@@ -81,7 +81,7 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
         if index is None:
             made.create_scalar_index(column, "INVERTED")
         else:
-            index.build(made)
+            index.arguments.create(made, index.name)
         best = made.scanner(
             columns=[_ROW, SCORE],
             full_text_query={"columns": [column], "query": text},
@@ -121,7 +121,7 @@ def text_index(table: Table, column: str) -> GenerationIndex | None:
     """How to build an index like the base's of a text column; None: it has none."""
     known = [base_index for base_index in base_indexes(table).values() if base_index.type.upper() == "INVERTED"]
     planned = (planned_index(table, base_index) for base_index in known)
-    return next((base_index for base_index in planned if base_index.column == column), None)
+    return next((index for index in planned if index.arguments.column == column), None)
 
 
 def _with_columns(scan: Scan, found: Winning, keys: pa.Table, scores: pa.ChunkedArray) -> pa.Table:

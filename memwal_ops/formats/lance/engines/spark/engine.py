@@ -33,15 +33,7 @@ import pyarrow as pa
 from memwal_ops.core.spark.session import our_tasks
 from memwal_ops.core.spark.stages import between_stages, in_parts, part_numbers, release_broadcast, reported, run_parts
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.engines.merge.collapse import (
-    BlockedRegionsError,
-    KeysOf,
-    MergePass,
-    PassResult,
-    keys_of_all,
-    newest_of,
-)
+from memwal_ops.formats.lance.engines.merge import collapse, passes
 from memwal_ops.formats.lance.engines.merge.locate import (
     count_deleted,
     index_is_cheaper,
@@ -53,15 +45,7 @@ from memwal_ops.formats.lance.engines.merge.locate import (
 )
 from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_generations
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
-from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.running import (
-    Changed,
-    Deletions,
-    Running,
-    log_files,
-    log_files_if_kept,
-    log_leftovers,
-)
+from memwal_ops.formats.lance.engines.spark import running, tasks
 from memwal_ops.formats.lance.engines.spark.shuffle import Shuffle
 from memwal_ops.formats.lance.engines.spark.tasks import MAX_GENERATIONS, TASK_BYTES, Pass, write_masked
 from memwal_ops.formats.lance.files.blobs import stream_bytes
@@ -79,7 +63,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.spark.stages import StageProgress
     from memwal_ops.errors import MemwalOpsError
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
 
@@ -91,10 +74,9 @@ _CHUNK_BYTES = TASK_BYTES // 16
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows that one task writes.
+    """The rows that one task writes, of the generations at these ordinals.
 
     Attributes:
-        ordinals: of its generations.
         masks: for each of them, which of its live rows are written; one bit for each.
         row_ids: with stable row ids, for each of them the id of the base row that each row replaces, or -1.
     """
@@ -144,8 +126,7 @@ def address_deleter(work: Pass) -> ItemTask:
 def key_scanner(work: Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArray[np.bool_]]]) -> ItemTask:
     """A task from ids of base fragments to deletion vectors that hide the rows that have one of the ``sought`` keys.
 
-    Args:
-        sought: the keys of winners, of :func:`to_bytes`, and which of them are tombstones.
+    These are the keys of winners, of :func:`to_bytes`, and which of them are tombstones.
     """
 
     def scan_and_delete(parts: Iterable[Sequence[int]]) -> Iterator[dict[str, Any]]:
@@ -183,18 +164,19 @@ def fits(rows: int, table: Table, most_bytes: int) -> bool:
     return rows * (_width(table) or _ROW_BYTES) <= most_bytes
 
 
-def find_newest(table: Table, work: tasks.Pass, generations: Sequence[Generation], most_bytes: int) -> Winners | None:
+def find_newest(
+    table: Table, work: tasks.Pass, generations: Sequence[Generation], most_bytes: int
+) -> collapse.Winners | None:
     """The newest row of each key of a pass; None if the keys take more than ``most_bytes``.
 
     Keys of a variable length are read until they are too many, with what as many generations hold as have
     ``most_bytes`` of data files, or one.
 
-    Raises:
-        BlockedRegionsError: generations that cannot be read, or regions that share keys.
+    Raises ``BlockedRegionsError``: generations that cannot be read, or regions that share keys.
     """
-    keys: list[KeysOf] = []
+    keys: list[collapse.KeysOf] = []
     for some in _slices(generations, most_bytes) if _width(table) is None else [generations]:
-        keys += keys_of_all(some, work.primary_key)
+        keys += collapse.keys_of_all(some, work.primary_key)
         if sum(generation_keys.keys.nbytes for generation_keys in keys) > most_bytes:
             return None
     causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
@@ -204,8 +186,8 @@ def find_newest(table: Table, work: tasks.Pass, generations: Sequence[Generation
             error = tasks.miscounted(sealed, generation_keys.keys.num_rows)
             causes.setdefault(sealed.ref.region_id, (sealed.ref.generation, error))
     if causes:
-        raise BlockedRegionsError(causes)
-    return newest_of(keys, work.primary_key)
+        raise collapse.BlockedRegionsError(causes)
+    return collapse.newest_of(keys, work.primary_key)
 
 
 def _width(table: Table) -> int | None:
@@ -235,16 +217,12 @@ def _slices(generations: Sequence[Generation], most_bytes: int) -> list[list[Gen
 class Broadcast:
     """The two stages on executors."""
 
-    run: Running
+    run: running.Running
     work: tasks.Pass
-    winners: Winners
+    winners: collapse.Winners
 
-    def change(self) -> Changed:
-        """Write deletion vectors and new fragments.
-
-        Raises:
-            SparkJobFailedError: a stage failed in Spark.
-        """
+    def change(self) -> running.Changed:
+        """Write deletion vectors and new fragments. Raises ``SparkJobFailedError``: a stage failed in Spark."""
         run, winners = self.run, self.winners
         context = run.spark.sparkContext
         with run.stages.stage("delete", "find superseded base rows, write deletion vectors"):
@@ -252,9 +230,9 @@ class Broadcast:
         with run.stages.stage("write", "write the newest rows as base fragments"):
             results = run_parts(context, group_writer(self.work), self._groups(row_ids))
             fragments = run.fragments(results, winners.num_upserts)
-        return Changed(fragments, deletions, use_index)
+        return running.Changed(fragments, deletions, use_index)
 
-    def _delete(self) -> tuple[Deletions, npt.NDArray[np.int64] | None, bool]:
+    def _delete(self) -> tuple[running.Deletions, npt.NDArray[np.int64] | None, bool]:
         run, winners, work = self.run, self.winners, self.work
         context = run.spark.sparkContext
         if index_is_cheaper(run.table, winners):
@@ -290,7 +268,6 @@ class Broadcast:
         return [addresses[start:end] for start, end in pairwise([*firsts, len(addresses)])]
 
     def _groups(self, row_ids: npt.NDArray[np.int64] | None) -> list[Group]:
-        """The input of each writing task."""
         upserts = self.winners.upserts
         bounds = np.cumsum([0, *(len(mask) for mask in upserts)])
         counts = [int(mask.sum()) for mask in upserts]
@@ -338,23 +315,19 @@ class SparkEngine:
         self._on_progress = on_progress
         self._checkpoint = checkpoint
 
-    def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
+    def run(
+        self, table: Table, merge_pass: collapse.MergePass, note: CommitNote, on_rows: Callable[[int], None]
+    ) -> collapse.PassResult:
         """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.run`.
 
-        Raises:
-            SparkUnavailableError: the executors' Python cannot run our tasks.
-            SparkJobFailedError: a stage failed in Spark.
+        Raises ``SparkUnavailableError``: the executors' Python cannot run our tasks; ``SparkJobFailedError``: a stage
+        failed.
         """
         with between_stages(), our_tasks(self._spark):
             return self._pass(table, merge_pass).run(note, on_rows)
 
-    def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`.
-
-        Raises:
-            SparkUnavailableError: the executors' Python cannot run our tasks.
-            SparkJobFailedError: a stage failed in Spark.
-        """
+    def refuse_shared_keys(self, table: Table, whole: collapse.MergePass) -> None:
+        """See :class:`memwal_ops.formats.lance.engines.merge.collapse.Engine`; raises as :meth:`run`."""
         rows = [generation.rows for generation in whole.generations]
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
             passes.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))
@@ -362,15 +335,13 @@ class SparkEngine:
         with our_tasks(self._spark):
             self._pass(table, whole).refuse_shared_keys()
 
-    def _pass(self, table: Table, merge_pass: MergePass) -> _Pass:
-        run = Running(self._spark, table, merge_pass, self._rows_per_task, self._on_progress, self._checkpoint)
+    def _pass(self, table: Table, merge_pass: collapse.MergePass) -> _Pass:
+        run = running.Running(self._spark, table, merge_pass, self._rows_per_task, self._on_progress, self._checkpoint)
         return _Pass(run, self._driver_key_bytes)
 
 
 class _Pass:
-    """One pass in progress."""
-
-    def __init__(self, run: Running, driver_key_bytes: int) -> None:
+    def __init__(self, run: running.Running, driver_key_bytes: int) -> None:
         self.table, self.merge_pass, self.stages = run.table, run.merge_pass, run.stages
         self._run = run
         self._driver_key_bytes = driver_key_bytes
@@ -381,7 +352,7 @@ class _Pass:
             work = self._work(open_generations(self.table, self.merge_pass))
         Shuffle(self._run, work).refuse_shared_keys()
 
-    def run(self, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
+    def run(self, note: CommitNote, on_rows: Callable[[int], None]) -> collapse.PassResult:
         started = time.monotonic()
         with self.stages.stage("open", "open generations"):
             generations = open_generations(self.table, self.merge_pass)
@@ -395,8 +366,8 @@ class _Pass:
         lost = int(self.stages.metrics["lost_attempts"])
         if lost or "incomplete" in self.stages.metrics:
             get_logger(__name__).warning("task_attempts_lost", table=self.table.location.uri, attempts=lost)
-            log_leftovers(self.table, self.began)
-        return PassResult(
+            running.log_leftovers(self.table, self.began)
+        return collapse.PassResult(
             version=version,
             rows_read=sum(generation.live_rows for generation in work.generations),
             rows_upserted=sum(fragment.physical_rows for fragment in change.new_fragments),
@@ -408,14 +379,14 @@ class _Pass:
             metrics=self.stages.metrics,
         )
 
-    def _newest(self, work: tasks.Pass, generations: Sequence[Generation]) -> Winners | None:
+    def _newest(self, work: tasks.Pass, generations: Sequence[Generation]) -> collapse.Winners | None:
         """The newest row of each key, if the driver can hold the keys."""
         if not fits(sum(generation.live_rows for generation in work.generations), self.table, self._driver_key_bytes):
             return None
         with self.stages.stage("keys", "read keys of generations, find the newest row of each key"):
             return find_newest(self.table, work, generations, self._driver_key_bytes)
 
-    def _change(self, plan: Broadcast | Shuffle) -> tuple[Rewrite, Changed]:
+    def _change(self, plan: Broadcast | Shuffle) -> tuple[Rewrite, running.Changed]:
         try:
             changed = plan.change()
             deletions = changed.deletions
@@ -425,7 +396,7 @@ class _Pass:
             self._remove(self._run.files)
             if "delete" in self.stages.seconds:  # before that, no stage writes files
                 self.stages.settle()
-                log_leftovers(self.table, self.began)
+                running.log_leftovers(self.table, self.began)
             raise
 
     def _work(self, generations: Sequence[Generation]) -> tasks.Pass:
@@ -448,11 +419,10 @@ class _Pass:
     def _commit(self, change: Rewrite, note: CommitNote) -> int:
         # Credentials may have expired while executors worked.
         table = replace(self.table, location=self.table.location.refreshed())
-        with log_files_if_kept(table, change.written_files()), self.stages.stage("commit", "commit"):
+        with running.log_files_if_kept(table, change.written_files()), self.stages.stage("commit", "commit"):
             return commit_pass(table, change, self.merge_pass, note)
 
     def _remove(self, paths: Sequence[str]) -> None:
-        """Delete the files that finished stages wrote for a pass that failed before its commit."""
         if paths:
             failed = remove_files(self.table, paths).failed
-            log_files(self.table, list(failed), "they could not be removed")
+            running.log_files(self.table, list(failed), "they could not be removed")

@@ -1,4 +1,6 @@
-"""Build an index on Spark: each task a segment of some fragments, one more task one segment of these.
+"""Build indexes, execute compactions and count repeated values on Spark.
+
+An index is built by tasks, each a segment of some fragments, and one more task that makes one segment of these:
 
 * **train**: one task trains the centroids, and the codebook of a product quantizer, by a sample of the whole table.
 * **segments**: each task indexes its fragments. All get the same centroids, codebook and rotation, as segments with
@@ -7,12 +9,10 @@
 
 Tasks return entries of the manifest; what they index passes neither the driver nor a shuffle.
 
-Execute the tasks of a compaction on Spark: executors rewrite, the driver commits.
+Of a compaction, executors rewrite, and the driver commits. Tasks and results are pickled by pylance, in the form of its
+release; ``check_executors`` refuses another one. No row passes through Spark.
 
-Tasks and results are pickled by pylance, in the form of its release; ``check_executors`` refuses another one. No row
-passes through Spark.
-
-Count values that several rows of a table have, by a shuffle: neither the driver nor a task holds all of them.
+Values that several rows of a table have are counted by a shuffle: neither the driver nor a task holds all of them.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ class SparkBuilder(TaskRunner):
     def build(self, table: Table, name: str, parts: IndexParts, figures: Figures) -> IndexBuild:
         """The segment, not published, and what it replaces; ``figures`` get those of each stage.
 
-        Raises:
-            SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
-            SparkJobFailedError: Spark failed; nothing was published.
+        Raises ``SparkUnavailableError``: PySpark, pandas or Java is missing, here or on the executors;
+        ``SparkJobFailedError``.
         """
         work = _Work(table.location.refreshed(), table.version, name, parts.arguments)
         groups = self._groups(parts)
@@ -100,7 +99,6 @@ class SparkBuilder(TaskRunner):
         return replace(made, added=(table_pb2.IndexMetadata.FromString(merged),))
 
     def _groups(self, parts: IndexParts) -> list[list[int]]:
-        """The fragments of each task."""
         fragments, sizes = [*parts.sizes], [*parts.sizes.values()]
         if not parts.divisible:
             return [fragments]
@@ -137,7 +135,6 @@ class _Work:
         return lambda entries, count: _merged(self, entries, count)
 
     def open(self) -> lance.LanceDataset:
-        """The version that is indexed."""
         with lance_errors("open", self.location.uri):
             return open_dataset(self.location, version=self.version)
 
@@ -205,12 +202,7 @@ class SparkExecutor(TaskRunner):
     def execute(
         self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
     ) -> Iterator[RewriteResult]:
-        """See :class:`memwal_ops.formats.lance.engines.merge.rewrite.TaskExecutor`.
-
-        Raises:
-            SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
-            SparkJobFailedError: Spark failed; nothing was published.
-        """
+        """See :class:`memwal_ops.formats.lance.engines.merge.rewrite.TaskExecutor`; raises as a build."""
         work = _rewriter(table.location.refreshed(), int(dataset.version))
         results, _ = self.run(table, _REWRITE, tasks, work)
         yield from results
@@ -275,9 +267,7 @@ def count_repeated(
 ) -> tuple[tuple[int, int, int], Mapping[str, float]]:
     """Values of several rows, rows that have these, and the sum of marks; and figures of the stage.
 
-    Raises:
-        SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
-        SparkJobFailedError: Spark failed.
+    Raises as :meth:`SparkBuilder.build`.
     """
     fragments = table.manifest.manifest.fragments
     sizes = [int(fragment.physical_rows) or 1 for fragment in fragments]

@@ -1,12 +1,9 @@
-"""Bulk-load the rows of a DataFrame into the base table: new keys only, as one version, or nothing.
+"""Bulk-load the rows of a DataFrame into the base table, as one version; and a table that a migration creates.
 
-Write and read, on Spark, a Lance table that a migration creates.
-
-Cast the values of a DataFrame to the table's types, and refuse casts that would change a value.
-
-Types are compared first, then values, batch by batch. Arrow casts more than a load may do: timestamps without a
-zone to UTC, microseconds to numbers, 1e300 to infinity in float32; it drops the fields of a struct that the table
-does not have, and accepts bytes as text. Each would silently change a value, so each is refused here.
+Values are cast to the table's types, and casts that would change a value are refused. Types are compared first, then
+values, batch by batch. Arrow casts more than a load may do: timestamps without a zone to UTC, microseconds to numbers,
+1e300 to infinity in float32; it drops the fields of a struct that the table does not have, and accepts bytes as text.
+Each would silently change a value, so each is refused here.
 """
 
 from __future__ import annotations
@@ -61,8 +58,6 @@ _ROWS_PER_BATCH = 8192
 
 
 class _Table(Protocol):
-    """The table that is loaded."""
-
     @property
     def version(self) -> int: ...
 
@@ -193,12 +188,9 @@ def to_table(
 ) -> pa.RecordBatch:
     """The batch in the table's types and column order; absent columns are null.
 
-    Args:
-        primary_key: names of the key columns.
-        vectors: paths of columns with a vector index, which must not have NaN or infinity.
+    ``vectors``: paths of columns with a vector index, which must not have NaN or infinity.
 
-    Raises:
-        InvalidUsageError: a value that the table's column or its index cannot hold unchanged.
+    Raises ``InvalidUsageError``: a value that the table's column or its index cannot hold unchanged.
     """
     columns = [
         _column(batch, field, required=not field.nullable or field.name in primary_key)
@@ -300,18 +292,15 @@ class _Keys:
 
 
 def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | None = None) -> int:
-    """Append the rows of ``df`` to the base table at ``uri`` as one new version.
+    """Append the rows of ``df`` to the base table at ``uri`` as one new version, and return its number.
 
-    Columns are matched by name and cast to the table's types if that changes no value: lists to its
-    vectors, doubles to its floats. Absent nullable columns are null. The rows are evaluated twice, so they are
-    persisted in between; a source that gives other keys the second time is refused.
-
-    Returns:
-        The new version; the current one if ``df`` has no rows.
+    Columns are matched by name and cast to the table's types if that changes no value: lists to its vectors, doubles to
+    its floats. Absent nullable columns are null. The rows are evaluated twice, so they are persisted in between; a
+    source that gives other keys the second time is refused.
 
     Raises:
-        InvalidUsageError: columns that the table does not have, or lacks; a type that has to be cast first; a
-            value that the table's column cannot hold, such as NULL in a key.
+        InvalidUsageError: columns that the table does not have, or lacks; a type that has to be cast first; a value
+            that the table's column cannot hold, such as NULL in a key.
         DuplicateKeysError: a key twice in ``df``, or already in the table or an unmerged generation.
         CommitLostError: another writer published the next version first; nothing was published, run it again.
         SparkUnavailableError: the session is stopped, or its executors cannot run our tasks.
@@ -347,7 +336,6 @@ def bulk_load(df: DataFrame, uri: str, *, storage_options: Mapping[str, str] | N
 
 
 def _columns(df: DataFrame, table: Table) -> list[str]:
-    """Names of the DataFrame's columns in its order; refused if they are not the table's."""
     schema: pa.Schema = table.schema
     unknown = sorted(set(df.columns) - set(schema.names))
     missing = sorted(
@@ -385,11 +373,7 @@ def _place(at: int) -> str:
 
 
 def _refuse_known_keys(rows: DataFrame, columns: list[str], table: Table) -> _Keys:
-    """The checksum of the rows' keys; refused unless every key is new and occurs once.
-
-    Raises:
-        DuplicateKeysError: keys that occur twice, or are in the table or an unmerged generation.
-    """
+    """The checksum of the rows' keys; raises ``DuplicateKeysError`` unless every key is new and occurs once."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
     pending = read_backlog(table)
@@ -520,7 +504,6 @@ def _write(rows: DataFrame, columns: list[str], table: Table) -> tuple[tuple[Fra
 
 
 def _indexed_vectors(table: Table) -> tuple[tuple[str, ...], ...]:
-    """Paths of the columns that have a vector index."""
     indexed = {
         number
         for base_index in base_indexes(table).values()

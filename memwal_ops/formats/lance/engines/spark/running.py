@@ -1,8 +1,6 @@
 """Shared by both plans of a pass on Spark: its stages, their number of tasks, and the files that they wrote.
 
-Run lists of tasks of a job on a Lance table, and log the files that lost attempts leave.
-
-Files that may belong to another commit are not deleted.
+Files that lost attempts leave, and that may belong to another commit, are logged and not deleted.
 """
 
 from __future__ import annotations
@@ -104,10 +102,9 @@ _BYTES_PER_WRITE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Deletions:
-    """The base fragments of which rows were superseded. They have new deletion vectors, or are removed as a whole.
+    """The base fragments of which rows were superseded, by so many rows with the key of a tombstone.
 
-    Attributes:
-        tombstones: how many of the superseded rows have the key of a tombstone.
+    They have new deletion vectors, or are removed as a whole.
     """
 
     updated: tuple[FragmentMetadata, ...] = ()
@@ -117,11 +114,7 @@ class Deletions:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The results of the stages of a pass.
-
-    Attributes:
-        use_index: whether superseded rows were found through the key index.
-    """
+    """The results of the stages of a pass. ``use_index``: superseded rows were found through the key index."""
 
     fragments: tuple[FragmentMetadata, ...]
     deletions: Deletions
@@ -129,11 +122,7 @@ class Changed:
 
 
 class Running:
-    """One pass in progress.
-
-    Attributes:
-        files: paths of the files that finished stages have written.
-    """
+    """One pass in progress, and the paths of the files that finished stages have written."""
 
     def __init__(
         self,
@@ -161,12 +150,7 @@ class Running:
         return max(1, min(self.cores * _TASKS_PER_CORE, -(-rows // self._rows_per_task)))
 
     def groups(self, generations: Sequence[SealedGeneration], upserts: Sequence[int]) -> list[int]:
-        """Per generation the number of the task that writes its rows; tasks are balanced by bytes.
-
-        Args:
-            generations: of the pass.
-            upserts: how many rows of each are written.
-        """
+        """Per generation the number of the task that writes its rows; tasks are balanced by bytes."""
         sizes = [
             generation.data_bytes * rows // max(1, generation.physical_rows)
             for generation, rows in zip(generations, upserts, strict=True)
@@ -177,8 +161,8 @@ class Running:
     def deletions(self, results: Iterable[dict[str, Any]]) -> Deletions:
         """The results of the tasks of the stage ``delete``.
 
-        Raises:
-            InvariantViolatedError: not exactly the rows that were found are hidden, or a fragment is listed twice.
+        Raises ``InvariantViolatedError``: not exactly the rows that were found are hidden, or a fragment is listed
+        twice.
         """
         results = list(results)
         updated = tuple(_fragment(fragment) for result in results for fragment in result["updated"])
@@ -196,10 +180,9 @@ class Running:
         return Deletions(updated, removed, sum(result["deleted"] for result in results))
 
     def fragments(self, results: Iterable[dict[str, Any]], wanted: int) -> tuple[FragmentMetadata, ...]:
-        """The fragments that the tasks of the stage ``write`` have written, with ``wanted`` rows.
+        """The fragments that the tasks of the stage ``write`` have written.
 
-        Raises:
-            InvariantViolatedError: another number of rows.
+        Raises ``InvariantViolatedError``: they have another number of rows than ``wanted``.
         """
         fragments = tuple(_fragment(fragment) for result in results for fragment in result["fragments"])
         self.files += Rewrite(fragments, (), (), ()).written_files()

@@ -45,11 +45,7 @@ class _WinnerCounts:
 
 
 class Shuffle:
-    """The three stages on executors. They have a Spark session of their own.
-
-    Args:
-        work: the input that its tasks share.
-    """
+    """The three stages on executors, whose tasks share ``work``. They have a Spark session of their own."""
 
     def __init__(self, run: Running, work: tasks.Pass) -> None:
         self.run, self.work = run, work
@@ -59,11 +55,7 @@ class Shuffle:
         self._configure()
 
     def refuse_shared_keys(self) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`.
-
-        Raises:
-            BlockedRegionsError: regions that share a key.
-        """
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`."""
         winners = self._winners()
         try:
             with self.run.stages.stage("keys", "compare the keys of all regions"):

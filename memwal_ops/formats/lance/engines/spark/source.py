@@ -1,17 +1,13 @@
 """``spark.read.format("memwal")``: base and unmerged generations as one DataFrame, last write wins.
 
-The planning process reads the keys of the backlog and finds the newest row of each key, with the local engine's
-own functions; tasks then read fragments and generations with Lance. A scan reads one base version and
-the generations that were flushed when it was planned, whatever is merged meanwhile.
+The planning process reads the keys of the backlog and finds the newest row of each key, with the local engine's own
+functions; tasks then read fragments and generations with Lance. A scan reads one base version and the generations that
+were flushed when it was planned, whatever is merged meanwhile.
 
 The filter of a read (``.option("filter", ...)``) is applied after last write wins: a row that it rejects still
-supersedes the older ones of its key. Base fragments are scanned with it, since which of their rows are superseded
-is known without it; of generations only the winning rows are filtered.
-
-Evaluate a filter in Lance's SQL on base fragments and on rows in memory, with the same result.
-
-Rows in memory are written to a Lance dataset in memory and filtered by the same scanner as a base fragment, so that
-nulls, casts and functions mean the same in the base and in generations.
+supersedes the older ones of its key. Base fragments are scanned with it, since which of their rows are superseded is
+known without it; of generations only the winning rows are filtered: they are written to a Lance dataset in memory and
+filtered by the same scanner as a base fragment, so that nulls, casts and functions mean the same.
 """
 
 from __future__ import annotations
@@ -59,12 +55,9 @@ _SYSTEM = re.compile(r"\b_row(?:id|addr|offset|_last_updated_at_version|_created
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A compiled filter; see :func:`condition`.
+    """A compiled filter, and the base columns that it reads, in the base's order; see :func:`condition`.
 
-    Attributes:
-        sql: the expression, for a Lance scanner.
-        columns: names of the base columns that it reads, in the base's order.
-        storage_version: of the base's files; the meaning of a null inside a struct may depend on it.
+    ``storage_version``: of the base's files; the meaning of a null inside a struct may depend on it.
     """
 
     sql: str
@@ -74,8 +67,7 @@ class Condition:
     def holds(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_]:
         """For each row whether the condition is true (null is not); ``rows`` has ``columns`` in the base's types.
 
-        Raises:
-            InvalidUsageError: the expression fails on a value.
+        Raises ``InvalidUsageError``: the expression fails on a value.
         """
         matches = np.zeros(rows.num_rows, dtype=np.bool_)
         if rows.num_rows:
@@ -89,8 +81,7 @@ class Condition:
 def condition(text: str, base: lance.LanceDataset) -> Condition:
     """Compile ``text`` for the columns of ``base``.
 
-    Raises:
-        InvalidUsageError: it is not a boolean expression over these columns.
+    Raises ``InvalidUsageError``: it is not a boolean expression over these columns.
     """
     schema: pa.Schema = base.schema
     version = str(base.data_storage_version)
@@ -144,11 +135,7 @@ def _matching_rows(sql: str, rows: pa.Table, version: str) -> npt.NDArray[np.int
 
 @contextmanager
 def failing(sql: str) -> Iterator[None]:
-    """Report an error of pylance as an error of the filter.
-
-    Raises:
-        InvalidUsageError: what pylance raises inside.
-    """
+    """Report an error of pylance as one of the filter, ``InvalidUsageError``."""
     try:
         with lance_errors("use the filter", sql[1:-2]):
             yield
@@ -200,8 +187,6 @@ class _GenerationPart:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """A planned scan, sent with each part."""
-
     location: Location
     version: int
     columns: pa.Schema
@@ -275,9 +260,8 @@ class MemwalReader(DataSourceReader):  # type: ignore[misc]  # pyspark is an ext
     def partitions(self) -> list[InputPartition]:
         """One for each base fragment, and for each generation that has newest rows.
 
-        Raises:
-            BlockedRegionsError: a generation cannot be read: without it the result would be wrong.
-            InvalidUsageError: the filter is not valid.
+        Raises ``BlockedRegionsError``: a generation cannot be read: without it the result would be wrong;
+        ``InvalidUsageError``: the filter is not valid.
         """
         with reported():
             table = open_lance_table(self._uri, self._options)

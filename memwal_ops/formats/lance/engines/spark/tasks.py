@@ -1,22 +1,17 @@
 """The tasks of executors: read keys, find superseded rows, write winners and deletion vectors.
 
-Each function here returns the function of one stage; the variables in its closure are sent to the executors in
-Spark's task closure and appear in no configuration, log or page of the UI. Only keys, locators and
-row addresses are Spark rows: a task streams the payload from Lance to Lance.
+Each function here returns the function of one stage; the variables in its closure are sent to the executors in Spark's
+task closure and appear in no configuration, log or page of the UI. Only keys, locators and row addresses are Spark
+rows: a task streams the payload from Lance to Lance. A task may run twice (a retry, speculation). It only adds files
+that no version names; the driver commits those that the one successful attempt of each partition returns.
 
-A task may run twice (a retry, speculation). It only adds files that no version names; the
-driver commits those that the one successful attempt of each partition returns.
+A locator is the position and the age of a row of a pass in one int64. The order of the numbers is the order of the
+writes within a region: ordinal of the generation in the pass, then row within the generation, then one bit for a
+tombstone. So ``max`` over a key finds its newest row, and no second column has to be shuffled.
 
-Pack the position and the age of a row of a pass into one int64, which is shuffled with the key.
-
-The order of the numbers is the order of the writes within a region: ordinal of the generation in the
-pass, then row within the generation, then one bit for a tombstone. So
-``max`` over a key finds its newest row, and no second column has to be shuffled.
-
-Map Arrow types that Spark does not have to the nearest one that it has.
-
-Vectors (fixed-size lists) become lists; unsigned integers the next wider signed one; half floats
-floats; dictionaries their values. The reverse is a cast to the table's own type.
+Arrow types that Spark does not have are mapped to the nearest one that it has: vectors (fixed-size lists) become lists;
+unsigned integers the next wider signed one; half floats floats; dictionaries their values. The reverse is a cast to the
+table's own type.
 """
 
 from __future__ import annotations
@@ -102,11 +97,7 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type in which values of ``kind`` are given to Spark.
-
-    Raises:
-        UnsupportedFeatureError: Spark has no type for it.
-    """
+    """The Arrow type in which Spark gets values of ``kind``. Raises ``UnsupportedFeatureError``: none."""
     if isinstance(kind, BlobType):
         return pa.binary()
     if isinstance(kind, pa.BaseExtensionType):
@@ -162,14 +153,13 @@ _RESULT = pa.schema([("result", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The input that all tasks of a pass share.
+    """The input that all tasks of a pass share, at the base version that it was planned on.
 
     Attributes:
         location: the table's, with its current credentials, which its ``repr`` does not show.
-        version: the base version that the pass was planned on.
         code: how keys are encoded.
         stable: whether rows have stable ids.
-        generations: the pass's generations in order; a position in it is an ordinal.
+        generations: in order; a position in it is an ordinal.
         counters: where tasks count, if progress is reported.
     """
 
@@ -203,11 +193,7 @@ class Pass:
         }
 
     def open(self, ordinal: int) -> Generation:
-        """One of its generations.
-
-        Raises:
-            BlockedRegionsError: it cannot be opened any more.
-        """
+        """One of its generations. Raises ``BlockedRegionsError``: it cannot be opened any more."""
         sealed = self.generations[ordinal]
         try:
             return sealed.open(self.location)
