@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions, MaintainOptions, SnapshotOptions
-from memwal_ops.formats.zeppelin.specs import GcOptions as ZeppelinGcOptions
-from memwal_ops.formats.zeppelin.specs import MaintainOptions as ZeppelinMaintainOptions
-from memwal_ops.formats.zeppelin.specs import MergeOptions as ZeppelinMergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinMaintainOptions, ZeppelinMergeOptions
 from memwal_ops.legacy import MemWalWriter
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
@@ -418,11 +416,13 @@ _SOON = timedelta(milliseconds=200)
 
 
 def _index_options() -> Mapping[str, Options]:
-    from memwal_ops.formats.lm_diskann.specs import CatchupOptions as IndexCatchupOptions
-    from memwal_ops.formats.lm_diskann.specs import CompactOptions as IndexCompactOptions
-    from memwal_ops.formats.lm_diskann.specs import GcOptions as IndexGcOptions
-    from memwal_ops.formats.lm_diskann.specs import MaintainOptions as IndexMaintainOptions
-    from memwal_ops.formats.lm_diskann.specs import MergeOptions as IndexMergeOptions
+    from memwal_ops.formats.lm_diskann.specs import (
+        IndexCatchupOptions,
+        IndexCompactOptions,
+        IndexGcOptions,
+        IndexMaintainOptions,
+        IndexMergeOptions,
+    )
 
     merge, catchup, gc = (one(wait=_SOON) for one in (IndexMergeOptions, IndexCatchupOptions, IndexGcOptions))
     compact = IndexCompactOptions(wait=_SOON)

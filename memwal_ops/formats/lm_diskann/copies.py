@@ -19,20 +19,13 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import xxhash
 
+from memwal_ops import errors
 from memwal_ops.core.anchors import Anchor, CommitGuard, GuardedTable, Unguarded, delete_proven
 from memwal_ops.core.registry import formats, job_specs
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableNotFoundError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.formats.lm_diskann.errors import COPY, COPY_AGAIN, IndexBusyError, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import (
     GRAPH,
@@ -81,7 +74,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CopyManifest:
     """The files of a copy. ``run`` is the name of the run that wrote its parts."""
 
     uuid: str
@@ -116,16 +109,11 @@ def is_own(path: str) -> bool:
     return _OWN.fullmatch(path) is not None
 
 
-def read_manifest(store: Store) -> Manifest | None:
-    """The manifest; None if there is no complete copy.
-
-    Raises:
-        TableCorruptError: it is damaged.
-        UnsupportedFeatureError: it is of a later release.
-    """
+def read_manifest(store: Store) -> CopyManifest | None:
+    """The manifest; None if there is no complete copy. Raises ``TableCorruptError``, ``UnsupportedFeatureError``."""
     try:
         line, _, end = store.get(COPY).partition(b"\n")
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     if end != digest(line).encode() + b"\n":
         raise IndexCorruptError(f"{COPY} in {store.root} is damaged: bad checksum.", remedy=COPY_AGAIN)
@@ -134,24 +122,24 @@ def read_manifest(store: Store) -> Manifest | None:
     except (ValueError, RecursionError) as error:
         raise IndexCorruptError(f"{COPY} in {store.root} is not JSON: {error}.", remedy=COPY_AGAIN) from error
     if document.pop("release") != _RELEASE:
-        raise UnsupportedFeatureError(f"{store.root} is a copy of a later release of the format.")
+        raise errors.UnsupportedFeatureError(f"{store.root} is a copy of a later release of the format.")
     files = tuple(File(entry["path"], entry["size"], tuple(entry["digests"])) for entry in document.pop("files"))
     for file in files:
         if _FILE.fullmatch(file.path) is None:
             raise IndexCorruptError(
                 f"{COPY} in {store.root} names {file.path!r}, which is not a file of an index.", remedy=COPY_AGAIN
             )
-    return Manifest(**document, files=files)
+    return CopyManifest(**document, files=files)
 
 
-def read_parts(store: Store, manifest: Manifest, file: File) -> Iterator[bytes]:
+def read_parts(store: Store, manifest: CopyManifest, file: File) -> Iterator[bytes]:
     """The parts of a file, checked. Raises ``TableCorruptError``: one is missing or damaged."""
     read = 0
     for number, wanted in enumerate(file.digests):
         path = part_path(manifest.run, file.path, number)
         try:
             data = store.get(path)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             raise IndexCorruptError(f"{path} in {store.root} is missing.", remedy=COPY_AGAIN) from None
         if digest(data) != wanted:
             raise IndexCorruptError(f"{path} in {store.root} is damaged: bad checksum.", remedy=COPY_AGAIN)
@@ -167,7 +155,7 @@ class Copy(GuardedTable):
 
     location: Location
     store: Store
-    manifest: Manifest
+    manifest: CopyManifest
     guard: CommitGuard = field(default_factory=Unguarded)
     blocked: tuple[Blocked, ...] = ()
 
@@ -181,10 +169,10 @@ class Copy(GuardedTable):
         """Only ``snapshot``."""
         return {"snapshot": job_specs("lm_diskann")["snapshot"]}
 
-    def why_not(self, job: str) -> MemwalOpsError | None:
+    def why_not(self, job: str) -> errors.MemwalOpsError | None:
         """A copy is not an index folder."""
         del job
-        return UnsupportedFeatureError(
+        return errors.UnsupportedFeatureError(
             f"{self.location.uri} is a copy of an index folder, which cannot be used in place.",
             remedy=f"Restore it: memwal-ops snapshot {self.location.uri} FOLDER.",
         )
@@ -217,7 +205,7 @@ def load_copy(location: Location, store: Store) -> Copy:
     """Open a copy. Raises as :func:`read_manifest`, and ``TableNotFoundError`` if there is none."""
     manifest = read_manifest(store)
     if manifest is None:
-        raise TableNotFoundError(f"No copy found at {location.uri}: it has no {COPY}.")
+        raise errors.TableNotFoundError(f"No copy found at {location.uri}: it has no {COPY}.")
     return Copy(location, store, manifest)
 
 
@@ -232,69 +220,41 @@ class Identity(NamedTuple):
     epoch: int
 
 
-class Destination(Protocol):
-    """The destination of a copy. As a context manager, it removes an incomplete copy."""
-
-    uri: str
-    staging: str
-    """A local folder, for all files but the graph; while the destination is entered."""
-
-    def existing(self) -> Identity | None:
-        """The existing copy. Raises ``InvalidUsageError`` if there are other files."""
-
-    def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file of the copy."""
-
-    def publish(self, identity: Identity, rows: int) -> int:
-        """Make the copy visible, with the files in ``staging`` and those that were written; returns its bytes."""
-
-    def clean(self) -> None:
-        """Remove the files that killed runs left beside a complete copy."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
-
-
 def destination_of(uri: str, options: Mapping[str, str], step: Step) -> Destination:
-    """The destination at a local path or a URI of a store.
-
-    Raises ``InvalidUsageError``: the URI or an option is invalid.
-    """
+    """The destination at a local path or a URI. Raises ``InvalidUsageError``: the URI or an option is invalid."""
     location = resolve(uri, options)
     if location.scheme == "file":
         return LocalFolder(location.uri, step)
-    return Objects(location.uri, open_store(location), step)
+    return ObjectPrefix(location.uri, open_store(location), step)
 
 
 class LocalFolder:
-    """A folder that can be used as an index."""
+    """A destination that can be used as an index. As a context manager, it removes an incomplete copy.
+
+    ``staging`` is the folder for all files but the graph, while it is entered.
+    """
 
     def __init__(self, path: str, step: Step) -> None:
         self.uri, self.staging, self._step, self._lock = path, f"{path}.snapshot.new", step, -1
 
     def existing(self) -> Identity | None:
-        """See the interface."""
+        """The existing copy. Raises ``InvalidUsageError`` if there are other files."""
         if not os.path.lexists(self.uri) or (os.path.isdir(self.uri) and not os.listdir(self.uri)):
             return None
         try:
             parameters = read_parameters(self.uri)
             view = View(self.uri, parameters)
-        except StorageError:
+        except errors.StorageError:
             raise
-        except (MemwalOpsError, NotADirectoryError):
-            raise InvalidUsageError(
+        except (errors.MemwalOpsError, NotADirectoryError):
+            raise errors.InvalidUsageError(
                 f"{self.uri} exists already, and is not a copy of the index.", remedy=_ELSEWHERE
             ) from None
         view.close()
         return Identity(str(parameters.uuid), view.epoch)
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """See the interface."""
+        """Write a file of the copy."""
         target = os.path.join(self.staging, path)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -306,7 +266,7 @@ class LocalFolder:
             raise io_error(error) from error
 
     def publish(self, identity: Identity, rows: int) -> int:
-        """See the interface."""
+        """Make the copy visible, with the files in ``staging`` and those that were written; returns its bytes."""
         del identity, rows  # derived from the folder
         try:
             os.makedirs(os.path.join(self.staging, READERS), exist_ok=True)
@@ -320,7 +280,7 @@ class LocalFolder:
             sync_folder(os.path.dirname(self.uri))
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise InvalidUsageError(f"{self.uri} was created meanwhile.", remedy=_ELSEWHERE) from error
+                raise errors.InvalidUsageError(f"{self.uri} was created meanwhile.", remedy=_ELSEWHERE) from error
             raise io_error(error) from error
         return size
 
@@ -342,25 +302,22 @@ class LocalFolder:
             if not os.path.samestat(os.fstat(self._lock), os.stat(self.staging)):
                 raise BlockingIOError
             if not {*os.listdir(self.staging)} <= _FILES:
-                raise InvalidUsageError(f"{self.staging} has files that are not of a copy.", remedy=_ELSEWHERE)
+                raise errors.InvalidUsageError(f"{self.staging} has files that are not of a copy.", remedy=_ELSEWHERE)
             for name in os.listdir(self.staging):
                 path = os.path.join(self.staging, name)
                 shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
-        except (BlockingIOError, FileNotFoundError):
+        except BaseException as error:
             self._unlock()
-            raise IndexBusyError(f"Another snapshot to {self.uri} is running.") from None
-        except OSError as error:
-            self._unlock()
-            raise io_error(error) from error
-        except BaseException:
-            self._unlock()
+            if isinstance(error, BlockingIOError | FileNotFoundError):
+                raise IndexBusyError(f"Another snapshot to {self.uri} is running.") from None
+            if isinstance(error, OSError):
+                raise io_error(error) from error
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what is not complete."""
         if kind is not None:
             shutil.rmtree(self.staging, ignore_errors=True)
         self._unlock()
@@ -371,25 +328,25 @@ class LocalFolder:
         self._lock = -1
 
 
-class Objects:
-    """Objects below a prefix of a store; :mod:`memwal_ops.formats.lm_diskann.copies` describes them."""
+class ObjectPrefix:
+    """As :class:`LocalFolder`, of objects below a prefix of a store, which the module describes."""
 
     def __init__(self, uri: str, store: Store, step: Step) -> None:
         self.uri, self._store, self._step, self._run = uri, store, step, uuid.uuid4().hex
         self.staging, self._files, self._written, self._decided = "", list[File](), list[str](), False
 
     def existing(self) -> Identity | None:
-        """See the interface."""
+        """See :class:`LocalFolder`."""
         manifest = read_manifest(self._store)
         if manifest is not None:
             return Identity(manifest.uuid, manifest.epoch)
         other = next((meta.path for meta in self._store.list("") if not is_own(meta.path)), None)
         if other is not None:
-            raise InvalidUsageError(f"{self.uri} has {other!r}, which is not part of a copy.", remedy=_ELSEWHERE)
+            raise errors.InvalidUsageError(f"{self.uri} has {other!r}, which is not part of a copy.", remedy=_ELSEWHERE)
         return None
 
     def write(self, path: str, chunks: Iterable[bytes]) -> None:
-        """See the interface."""
+        """See :class:`LocalFolder`."""
         digests, size = [], 0
         for number, data in enumerate(chunks):
             name = part_path(self._run, path, number)
@@ -401,16 +358,18 @@ class Objects:
         self._files.append(File(path, size, tuple(digests)))
 
     def publish(self, identity: Identity, rows: int) -> int:
-        """See the interface. Raises ``InvalidUsageError``: another run published first."""
+        """See :class:`LocalFolder`. Raises ``InvalidUsageError``: another run published first."""
         for path in _paths(self.staging):
             self.write(path, _chunks(os.path.join(self.staging, path)))
-        manifest = Manifest(identity.uuid, identity.epoch, rows, self._run, tuple(self._files))
+        manifest = CopyManifest(identity.uuid, identity.epoch, rows, self._run, tuple(self._files))
         data = manifest.encode()
         self._decided = True  # from here on, the parts may be those of a complete copy
         done = self._step("publish the copy", lambda: self._store.put_if_absent(COPY, data))
         if not done and self._store.get(COPY) != data:
             self._decided = False
-            raise InvalidUsageError(f"Another snapshot to {self.uri} was completed meanwhile.", remedy=_ELSEWHERE)
+            raise errors.InvalidUsageError(
+                f"Another snapshot to {self.uri} was completed meanwhile.", remedy=_ELSEWHERE
+            )
         self.clean()
         return manifest.size
 
@@ -436,15 +395,16 @@ class Objects:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what is not complete."""
         shutil.rmtree(self.staging, ignore_errors=True)
         if isinstance(error, Exception) and not self._decided:
-            with suppress(StorageError):
+            with suppress(errors.StorageError):
                 self._store.delete_many(self._written)
 
 
+Destination = LocalFolder | ObjectPrefix
+
+
 def _paths(folder: str) -> list[str]:
-    """All files of a staging folder that are part of a copy."""
     paths = [os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names]
     return sorted(path for path in paths if path != WRITER)
 

@@ -40,10 +40,7 @@ class IdsExhaustedError(UnsupportedFeatureError):
 
 
 def need_extra() -> None:
-    """Check that the packages of the extra are installed.
-
-    Raises ``ExtraMissingError``: with the names of those missing.
-    """
+    """Raise ``ExtraMissingError``, with their names, if packages of the extra are not installed."""
     from importlib.util import find_spec  # noqa: PLC0415 - only used here
 
     missing = [name for name in ("duckdb", "numba") if find_spec(name) is None]

@@ -84,14 +84,9 @@ def headers_in(graph: int, block_size: int, slots: NDArray[Any]) -> NDArray[Any]
 def check_identity(graph: int, folder: str, block_size: int, sample: NDArray[np.uint64]) -> None:
     """Check that an open graph is that of the index, and not one of the same shape from another index.
 
-    Args:
-        graph: its file descriptor.
-        folder: of the index.
-        block_size: of the index.
-        sample: [n, 4]: node, slot, epoch and ``origin_txn`` of some blocks that it must have.
+    ``sample`` is [n, 4]: node, slot, epoch and ``origin_txn`` of some blocks that it must have.
 
-    Raises:
-        TableCorruptError: it has none of them. One that is damaged is found when it is read.
+    Raises ``TableCorruptError``: it has none of them. One that is damaged is found when it is read.
     """
     heads = headers_in(graph, block_size, sample[:, 1])
     columns = zip(("node_id", "creation_epoch", "origin_txn"), sample.T[[0, 2, 3]], strict=True)
@@ -272,58 +267,41 @@ class Reader:
         os.close(self._file)
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
 
 def lowest_reader(folder: str) -> int | None:
     """The lowest epoch announced by a live reader; None if there is none. Dead readers do not count."""
-    lowest: int | None = None
-    for entry in _entries(folder):
-        if entry.name.endswith(_FRESH):
-            continue
-        try:
-            file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        try:
-            if not _is_locked(file):
-                continue
-            data = os.pread(file, 8, 0)
-        finally:
-            os.close(file)
-        if len(data) == 8:  # noqa: PLR2004 - an uint64
-            epoch = int.from_bytes(data, "little")
-            lowest = epoch if lowest is None else min(lowest, epoch)
-    return lowest
+    live = (data for _, data in _readers(folder) if data is not None)
+    return min((int.from_bytes(data, "little") for data in live if len(data) == 8), default=None)  # noqa: PLR2004 - an uint64
 
 
 def dead_readers(folder: str) -> list[str]:
     """The files of readers whose process has ended, relative to the folder."""
-    dead = []
-    for entry in _entries(folder):
+    return sorted(f"{READERS}/{name}" for name, data in _readers(folder) if data is None)
+
+
+def _readers(folder: str) -> Iterator[tuple[str, bytes | None]]:
+    """The files of readers and what they announce; None: the process has ended.
+
+    None without the folder: gc deletes it with the last file, and copies may lack it.
+    """
+    entries: list[os.DirEntry[str]] = []
+    with suppress(FileNotFoundError):
+        entries = [*os.scandir(os.path.join(folder, READERS))]
+    for entry in entries:
         if entry.name.endswith(_FRESH):
             continue  # not even for a moment locked: its reader is about to lock it
         with suppress(FileNotFoundError):
             file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                if not _is_locked(file):
-                    dead.append(f"{READERS}/{entry.name}")
+                data = os.pread(file, 8, 0) if _is_locked(file) else None
             finally:
                 os.close(file)
-    return sorted(dead)
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """The files of readers; none without the folder: gc deletes it with the last file, and copies may lack it."""
-    try:
-        return [*os.scandir(os.path.join(folder, READERS))]
-    except FileNotFoundError:
-        return []
+            yield entry.name, data
 
 
 def _created(path: str) -> int:
@@ -390,9 +368,7 @@ class _Header(NamedTuple):
 def check_store_file(path: str) -> None:
     """Check that a store exists, and that none of its blocks is missing. Reads a few KiB.
 
-    Raises:
-        StorageError: it cannot be read.
-        TableCorruptError: it is missing, cut short, or not a DuckDB database.
+    Raises ``StorageError``, and ``TableCorruptError``: it is missing, cut short, or not a DuckDB database.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -21,25 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.formats.lm_diskann import merging
+from memwal_ops.formats.lm_diskann.kernels import healing, inserting
 from memwal_ops.formats.lm_diskann.kernels.distances import encode_many, of_built
-from memwal_ops.formats.lm_diskann.kernels.healing import (
-    ROOT,
-    attach,
-    forget,
-    lonely,
-    neighbours,
-    reach,
-    reconnect,
-    rewire,
-)
-from memwal_ops.formats.lm_diskann.kernels.inserting import (
-    finish,
-    link_all,
-    spread,
-    transpose,
-    write_blocks,
-    write_nodes,
-)
 from memwal_ops.formats.lm_diskann.kernels.reading import gather, pool, scratch, seal
 from memwal_ops.formats.lm_diskann.vectors import entry_points, train
 from memwal_ops.formats.lm_diskann.wire import U8
@@ -50,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.files import Step
+    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.transaction import Transaction
     from memwal_ops.formats.lm_diskann.view import View
@@ -64,13 +48,7 @@ _FEW, _ROWS, _COARSE = 64, 1024, 32
 def insert(staged: Transaction, row_ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
     """Add rows; an existing one is replaced: its node becomes a tombstone, and the row gets a new one.
 
-    Args:
-        staged: the transaction.
-        row_ids: of the rows, shape ``(n,)``.
-        vectors: shape ``(n, dimension)``.
-
-    Raises:
-        IdsExhaustedError: no node ids are left.
+    Raises ``IdsExhaustedError``: no node ids are left.
     """
     staged.delete(row_ids)
     live = staged.live
@@ -85,7 +63,7 @@ def insert(staged: Transaction, row_ids: NDArray[np.int64], vectors: NDArray[np.
     elif not staged.codebook_id:
         staged.reserve(len(row_ids))
         layout = staged.parameters.layout
-        write_nodes(staged.view.source, layout, nodes, row_ids, vectors, staged.epoch, staged.origin, 0)
+        inserting.write_nodes(staged.view.source, layout, nodes, row_ids, vectors, staged.epoch, staged.origin, 0)
     else:
         staged.link(nodes, row_ids, vectors)
 
@@ -103,7 +81,6 @@ def _near_each_other(entries: NDArray[np.float32], vectors: NDArray[np.float32])
 
 
 def _nearest(points: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The index of the point nearest to each vector."""
     norms = (points**2).sum(1)
     parts = np.array_split(vectors, max(1, -(-len(vectors) // _ROWS)))
     return np.concatenate([np.argmin(norms - 2 * (part @ points.T), axis=1) for part in parts])
@@ -137,7 +114,7 @@ def build(
     links, degrees = _graph(staged, vectors, order, vectors[order[: len(entries)]])
     starts = np.zeros(len(nodes) + 1, np.int64)
     referrers = np.empty(int(degrees.sum()), np.int32)
-    transpose(links, degrees, starts, referrers)
+    inserting.transpose(links, degrees, starts, referrers)
     codes = np.empty((len(nodes), parameters.code_bytes), np.uint8)
     encode_many(staged.view.book, vectors, codes)
     staged.keep_only_tombstones()
@@ -146,7 +123,7 @@ def build(
     room = pool(min(_CHUNK, len(nodes)), layout.block_size)
     for first in range(0, len(nodes), _CHUNK):
         count = min(_CHUNK, len(nodes) - first)
-        write_blocks(
+        inserting.write_blocks(
             room, layout, first, count, nodes, rows, versions, vectors, codes, links, degrees, starts, referrers,
             staged.epoch, staged.origin, staged.codebook_id,
         )  # fmt: skip
@@ -154,16 +131,8 @@ def build(
         staged.write(slots[first : first + count], room.u8[:count])
     staged.move(nodes, slots)
     many = np.flatnonzero(np.diff(starts) > layout.backlinks)
-    pairs = [
-        np.stack(
-            [
-                np.full(starts[target + 1] - starts[target], nodes[target]),
-                nodes[referrers[starts[target] : starts[target + 1]]],
-            ],
-            1,
-        )
-        for target in many
-    ]
+    backs = ((target, nodes[referrers[starts[target] : starts[target + 1]]]) for target in many)
+    pairs = [np.stack([np.full_like(back, nodes[target]), back], 1) for target, back in backs]
     staged.reset_overflow(nodes[:old], np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64))
     staged.entries = nodes[entries]
     # No path of this graph leads to a deleted node, and no block has a backlink from one.
@@ -193,7 +162,7 @@ def _order(vectors: NDArray[np.float32], random: np.random.Generator) -> tuple[N
     at = int(np.flatnonzero(order == medoid)[0])
     order[0], order[at] = medoid, order[0]
     count = entry_points(len(order))
-    spread(vectors, order[: _ENTRY_SAMPLE * count], count // 2, count)
+    inserting.spread(vectors, order[: _ENTRY_SAMPLE * count], count // 2, count)
     return order, order[:count].copy()
 
 
@@ -207,8 +176,10 @@ def _graph(
     alpha = np.float32(parameters.alpha**2)
     for first in range(0, count, 10_000):  # signals are handled between chunks
         last = min(count, first + 10_000)
-        link_all(vectors, order, starts, first, last, most, parameters.search_list, alpha, links, degrees, stamps)
-    finish(vectors, int(order[0]), of_built(most), alpha, links, degrees)
+        inserting.link_all(
+            vectors, order, starts, first, last, most, parameters.search_list, alpha, links, degrees, stamps
+        )
+    inserting.finish(vectors, int(order[0]), of_built(most), alpha, links, degrees)
     return links, degrees
 
 
@@ -222,7 +193,7 @@ _TOMBSTONED = f"reason = 'tombstoned' AND {_HEAL}"
 
 
 @dataclass(frozen=True)
-class Batch:
+class HealedBatch:
     """The result of one commit: deleted nodes healed, nodes rewired, blocks rewritten, and the epoch."""
 
     healed: int
@@ -248,14 +219,8 @@ def pending(store: Store) -> tuple[int, int]:
     return int(swept[0]), int(listed[0])
 
 
-def heal(index: merging.Writable, batch: int, step: Step) -> Iterator[Batch]:
-    """Heal and rewire all pending nodes; each batch is committed and published when it is yielded.
-
-    Args:
-        index: writable, without an open transaction.
-        batch: deleted nodes of one commit.
-        step: performs durable steps.
-    """
+def heal(index: Index, batch: int, step: Step) -> Iterator[HealedBatch]:
+    """Heal and rewire all pending nodes; each batch is committed and published when it is yielded."""
     store = index.writable()
     after = -1
     while True:
@@ -267,7 +232,7 @@ def heal(index: merging.Writable, batch: int, step: Step) -> Iterator[Batch]:
             merging.raise_horizon(index, step)
             with index.staged() as staged:
                 pruned, rewired = sweep(staged, group)
-            yield Batch(len(group), rewired, pruned, index.epoch)
+            yield HealedBatch(len(group), rewired, pruned, index.epoch)
     after = -1
     while True:
         listed = _listed(store, "lmd_heal_list", _HEAL, after, batch)
@@ -278,17 +243,17 @@ def heal(index: merging.Writable, batch: int, step: Step) -> Iterator[Batch]:
         with index.staged() as staged:
             relink(staged, listed)
             staged.rewired = listed
-        yield Batch(0, len(listed), 0, index.epoch)
+        yield HealedBatch(0, len(listed), 0, index.epoch)
 
 
-def build_again(index: merging.Writable, step: Step) -> Batch:
+def build_again(index: Index, step: Step) -> HealedBatch:
     """Build the graph anew, with a codebook trained on the rows that it has now: one commit, which heals everything."""
     [waiting] = index.writable().columns("SELECT DISTINCT node_id FROM lmd_heal_list")
     merging.raise_horizon(index, step)
     with index.staged() as staged:
         rows = build_anew(staged)
         healed, staged.rewired = len(staged.healed), waiting.astype(np.int64)
-    return Batch(healed, rows, 0, index.epoch)
+    return HealedBatch(healed, rows, 0, index.epoch)
 
 
 def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDArray[np.int64]:
@@ -298,7 +263,7 @@ def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDAr
     return nodes.astype(np.int64)
 
 
-def _near(index: merging.Writable, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
+def _near(index: Index, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
     """Groups of at most ``batch`` nodes, each group near one of some random nodes."""
     if len(nodes) <= batch:
         yield nodes
@@ -322,7 +287,7 @@ def around(view: View, store: Store, nodes: NDArray[np.int64], epoch: int) -> Ar
     targets = np.full((count, layout.links), -1, np.int64)
     referrers = np.full((count, layout.backlinks), -1, np.int64)
     overflowed, vectors = np.zeros(count, np.uint8), np.zeros((count, layout.dimension), np.float32)
-    if neighbours(view.source, layout, nodes, epoch, targets, referrers, overflowed, vectors) < 0:
+    if healing.neighbours(view.source, layout, nodes, epoch, targets, referrers, overflowed, vectors) < 0:
         raise view.fail()
     [more] = store.columns(
         "SELECT DISTINCT referrer_node_id FROM lmd_backlink_overflow "
@@ -345,7 +310,7 @@ def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
     dead = np.union1d(view.dead, gone)
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-        result: int = reconnect(
+        result: int = healing.reconnect(
             view.source, layout, view.book, near.referrers, gone, dead, staged.epoch, staged.origin, at, events, counts,
         )  # fmt: skip
         return result
@@ -354,7 +319,7 @@ def sweep(staged: Transaction, gone: NDArray[np.int64]) -> tuple[int, int]:
     staged.healed = np.union1d(staged.healed, gone)
     left = np.setdiff1d(near.targets, dead)
     alone = np.zeros(len(left), np.uint8)
-    staged.check(lonely(view.source, layout, left, staged.epoch, alone))
+    staged.check(healing.lonely(view.source, layout, left, staged.epoch, alone))
     return pruned, relink(staged, left[alone != 0])
 
 
@@ -366,7 +331,7 @@ def relink(staged: Transaction, nodes: NDArray[np.int64]) -> int:
     room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, staged.next_node, collect=True)
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-        result: int = rewire(
+        result: int = healing.rewire(
             view.source, p.layout, room, view.book, nodes, staged.epoch, staged.origin, np.float32(p.alpha**2),
             p.search_list, staged.starts(), at, events, counts,
         )  # fmt: skip
@@ -380,16 +345,16 @@ def link_unreached(staged: Transaction) -> int:
     p, view = staged.parameters, staged.view
     count, entries = staged.next_node, staged.entries_now()
     parents, queue = np.empty(count, np.int64), np.empty(count, np.int64)
-    reached = int(reach(view.source, p.layout, entries, staged.epoch, parents, queue))
+    reached = int(healing.reach(view.source, p.layout, entries, staged.epoch, parents, queue))
     staged.check(reached)
     live, _ = staged.live_nodes()
-    lost = live[parents[live] < ROOT]
+    lost = live[parents[live] < healing.ROOT]
     room = scratch(p.search_list, p.links, p.code_bytes, p.dimension, count, collect=False)
 
     def step(at: int, events: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
         nonlocal reached
         counts[2] = reached
-        result: int = attach(
+        result: int = healing.attach(
             view.source, p.layout, room, view.book, lost, parents, queue, staged.epoch, staged.origin, p.search_list,
             staged.starts(), at, events, counts,
         )  # fmt: skip
@@ -397,7 +362,7 @@ def link_unreached(staged: Transaction) -> int:
         return result
 
     _in_parts(staged, len(lost), step)
-    return int((parents[lost] < ROOT).sum())
+    return int((parents[lost] < healing.ROOT).sum())
 
 
 def _in_parts(staged: Transaction, count: int, step: Callable[[int, Any, Any], int]) -> int:
@@ -420,9 +385,9 @@ def _forget(staged: Transaction, targets: NDArray[np.int64], gone: NDArray[np.in
     at = 0
     while at < len(targets):
         staged.reserve(1)
-        at = forget(
+        at = healing.forget(
             staged.view.source, staged.parameters.layout, targets, gone, staged.epoch, staged.origin, at
-        )  # fmt: skip
+        )
         staged.check(at)
     live = np.setdiff1d(targets, staged.view.dead)
     pairs = staged.store.columns(

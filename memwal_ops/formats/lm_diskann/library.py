@@ -11,16 +11,7 @@ import numpy as np
 
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError, VersionGoneError
-from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.files import (
-    Reader,
-    Step,
-    WriterLock,
-    local_path,
-    needed_from,
-    read_parameters,
-    unguarded,
-)
+from memwal_ops.formats.lm_diskann import files, merging, publishing
 from memwal_ops.formats.lm_diskann.graph import insert
 from memwal_ops.formats.lm_diskann.kernels.reading import STALE, scratch
 from memwal_ops.formats.lm_diskann.kernels.searching import scan, search, search_allowed
@@ -62,15 +53,13 @@ class Index:
     """An open index. Use it as a context manager; safe from several threads, one call at a time.
 
     Args:
-        folder: a local folder.
         read_only: never open the store; any number of processes may read during writes of another one.
         cache_bytes: budget of the block cache.
         wait: seconds to wait for another writer or job.
-        step: called with the name of each durable step and the function that makes it; that of a job checks its guard
-            first.
+        step: performs each durable step, given its name and function; that of a job checks its guard first.
         overlay_bytes: budget for the blocks that a transaction changes; 0: transactions are not possible.
-        delta_bytes: of changed blocks above which a commit writes them into the graph, once; below, into the store
-            and the view, from which merge writes them into the graph.
+        delta_bytes: of changed blocks above which a commit writes them into the graph, once; below, into the store and
+            the view, from which merge writes them into the graph.
 
     Raises:
         IndexBusyError: another writer or job has the writer lock.
@@ -85,7 +74,7 @@ class Index:
         read_only: bool = False,
         cache_bytes: int = CACHE,
         wait: float = WAIT,
-        step: Step = unguarded,
+        step: files.Step = files.unguarded,
         overlay_bytes: int = OVERLAY,
         delta_bytes: int = DELTA,
     ) -> None:
@@ -93,20 +82,20 @@ class Index:
         self._process, self._closed = os.getpid(), False
         self._lock = threading.RLock()
         self._transaction: Transaction | None = None
-        self._writer: WriterLock | None = None
+        self._writer: files.WriterLock | None = None
         self._store: Store | None = None
-        self._reader: Reader | None = None
-        self._held: list[Reader] = []
+        self._reader: files.Reader | None = None
+        self._held: list[files.Reader] = []
         self._overlay_bytes, self._delta_bytes = overlay_bytes, max(0, whole("delta_bytes", delta_bytes))
-        self.folder = local_path(folder)
+        self.folder = files.local_path(folder)
         wait, cache_bytes = real("wait", wait), max(0, whole("cache_bytes", cache_bytes))
-        self.parameters = read_parameters(self.folder)
+        self.parameters = files.read_parameters(self.folder)
         self._step = step
         self._filter = Filter(self.folder)
         self._room: tuple[tuple[int, int], Any] | None = None
         try:
             if not read_only:
-                self._writer = WriterLock(self.folder, wait)
+                self._writer = files.WriterLock(self.folder, wait)
                 self._store = Store(self.folder, self.parameters)
                 self.republished = publishing.recover(self.folder, self.parameters, self._store, step)
             self.view = self._open_view(cache_bytes, read_only=read_only)
@@ -115,12 +104,13 @@ class Index:
             raise
 
     def _open_view(self, cache_bytes: int, *, read_only: bool) -> View:
-        budget = 0 if read_only or not self._overlay_bytes else max(self._overlay_bytes, 2 * self._max_insert_bytes())
-        overlay = budget // self.parameters.layout.block_size
+        links, overlay = self.parameters.links, self._overlay_bytes // self.parameters.layout.block_size
+        most = links * (links + 4) + 2  # blocks that one insert can change
+        overlay = 0 if read_only or not self._overlay_bytes else max(overlay, 2 * most)
         view = View(self.folder, self.parameters, cache_bytes, overlay)
         if read_only:
             # Registered first, then read again: so epochs that are no longer retained are noticed.
-            self._reader = Reader(self.folder, view.epoch)
+            self._reader = files.Reader(self.folder, view.epoch)
             view.refresh()
             self._reader.move(view.epoch)
         try:
@@ -132,11 +122,6 @@ class Index:
             view.close()
             raise
         return view
-
-    def _max_insert_bytes(self) -> int:
-        """The most bytes of blocks that one insert can change."""
-        links = self.parameters.links
-        return (links * (links + 4) + 2) * self.parameters.layout.block_size
 
     def close(self) -> None:
         """Close it; an open transaction is rolled back."""
@@ -161,16 +146,14 @@ class Index:
         self._held = []
 
     def __del__(self) -> None:
-        """Close it: a handle that was never closed would keep its lock, and old epochs, until the process ends."""
+        # A handle that was never closed would keep its lock, and old epochs, until the process ends.
         if hasattr(self, "_lock"):
             self.close()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     # -- properties
@@ -186,7 +169,6 @@ class Index:
         return not self.view.state.codebook_id
 
     def __len__(self) -> int:
-        """Number of rows at :attr:`epoch`."""
         return self.view.state.live
 
     # -- changes
@@ -195,8 +177,7 @@ class Index:
     def transaction(self) -> Iterator[Self]:
         """A transaction: its changes become visible at once, or not at all if the block raises.
 
-        Raises:
-            InvalidUsageError: the index is read-only, or a transaction is already open.
+        Raises ``InvalidUsageError``: the index is read-only, or a transaction is already open.
         """
         self._refuse_if_following()
         with self.staged():
@@ -212,7 +193,7 @@ class Index:
             if not self._overlay_bytes:
                 raise InvalidUsageError("The index was opened with overlay_bytes 0, so it cannot be changed.")
             publishing.catch_up(self.view, store, self._step)
-            horizon = min(store.state.retained_from, needed_from(self.folder, store.state.epoch))
+            horizon = min(store.state.retained_from, files.needed_from(self.folder, store.state.epoch))
             staged = self._transaction = Transaction(self.view, store, horizon, self._step, self._delta_bytes)
             try:
                 yield staged
@@ -266,7 +247,6 @@ class Index:
                 return self._transaction.delete(rows)
 
     def _refuse_if_following(self) -> None:
-        """Raise ``InvalidUsageError`` if the index follows a table."""
         source = read_source(self.folder, self.writable().state.followed)
         if source is not None:
             raise InvalidUsageError(
@@ -294,11 +274,8 @@ class Index:
     def merge(self, max_bytes: int = merging.BATCH) -> int:
         """Merge the delta blocks into the graph, like the job: for a writer that never closes its index.
 
-        Args:
-            max_bytes: of delta blocks in one commit.
-
-        Returns:
-            Number of merged versions; damaged ones are kept, and reported by the job and by verify.
+        Returns the number of merged versions; damaged ones are kept, and reported by the job and by verify. One commit
+        has ``max_bytes`` of delta blocks.
 
         Raises:
             InvalidUsageError: the index is read-only, or a transaction is open.
@@ -373,7 +350,6 @@ class Index:
     def _search_where(
         self, where: str, queries: ArrayLike, k: int, limit: int | None, beam_width: int, *, alone: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Search the rows that match: at the epoch that has the version on which the filter is evaluated."""
         if not alone:
             raise InvalidUsageError("where is not given together with allow or as_of.")
         with self._lock, self.hold() as epoch:
@@ -386,7 +362,6 @@ class Index:
         self, queries: NDArray[np.float32], k: int, limit: int, allow: NDArray[np.int64] | None, as_of: int | None,
         width: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:  # fmt: skip
-        """One attempt; None if the view is stale."""
         epoch = self._epoch(as_of)
         ids = np.empty((len(queries), k), np.int64)
         distances = np.empty((len(queries), k), np.float32)
@@ -428,7 +403,6 @@ class Index:
         return any(kept.epoch <= epoch for kept in self._held)
 
     def _check_retained(self, epoch: int, *, held: bool = False) -> None:
-        """Check that an epoch can be read. Raises ``VersionGoneError``."""
         # What a reader holds is kept, even if a job has stopped retaining it for others.
         lowest = self.view.complete_from if held else self.view.state.retained_from
         if not lowest <= epoch <= self.view.epoch:
@@ -440,19 +414,14 @@ class Index:
     def _adopt(self) -> None:
         """In a forked process: register it as a reader of its own."""
         if self._reader is not None and self._process != os.getpid():
-            self._reader, self._held, self._process = Reader(self.folder, self.view.epoch), [], os.getpid()
+            self._reader, self._held, self._process = files.Reader(self.folder, self.view.epoch), [], os.getpid()
 
     @contextmanager
     def hold(self, epoch: int | None = None) -> Iterator[int]:
         """Keep an epoch readable by ``search(as_of=...)`` of this handle until the block, or the process, ends.
 
-        Meanwhile jobs keep every block that it needs, so that the graph grows by what is changed.
-
-        Args:
-            epoch: a retained one; None: the newest.
-
-        Yields:
-            The epoch.
+        Meanwhile jobs keep every block that it needs, so that the graph grows by what is changed. Yields the epoch, by
+        default the newest.
 
         Raises:
             VersionGoneError: it is not retained, or never existed.
@@ -464,7 +433,7 @@ class Index:
             if self._reader is not None:  # a writer's view is the newest
                 self.view.refresh()
             wanted = self.view.epoch if epoch is None else whole("epoch", epoch)
-            held = Reader(self.folder, min(max(1, wanted), self.view.epoch))
+            held = files.Reader(self.folder, min(max(1, wanted), self.view.epoch))
             try:
                 if self._reader is not None:
                     self.view.refresh()

@@ -11,10 +11,9 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lm_diskann import publishing
@@ -27,12 +26,11 @@ from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
+    from numpy.typing import NDArray
+
+    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
-    from memwal_ops.formats.lm_diskann.transaction import Transaction
-    from memwal_ops.formats.lm_diskann.view import View
-    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 BATCH = 64 << 20
@@ -49,7 +47,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MergedBatch:
     """The result of one commit: number of versions, their bytes, and the epoch."""
 
     versions: int
@@ -66,33 +64,7 @@ def missing_blocks(store: Store) -> list[Bad]:
     return [Bad(node, f"row {row} has no block") for row, node in zip(rows.tolist(), nodes.tolist(), strict=True)]
 
 
-class Writable(Protocol):
-    """An index folder that is open for writing."""
-
-    @property
-    def folder(self) -> str:
-        """Its path."""
-
-    @property
-    def parameters(self) -> Parameters:
-        """Its parameters."""
-
-    @property
-    def view(self) -> View:
-        """Its published view."""
-
-    @property
-    def epoch(self) -> int:
-        """Its newest epoch."""
-
-    def writable(self) -> Store:
-        """Its store."""
-
-    def staged(self) -> AbstractContextManager[Transaction]:
-        """A transaction that is committed and published at the end of the block."""
-
-
-def merge(index: Writable, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[Batch]:
+def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[MergedBatch]:
     """Merge the whole backlog, ascending by node; each batch is committed and published when it is yielded.
 
     Args:
@@ -124,17 +96,17 @@ def merge(index: Writable, max_bytes: int, step: Step, bad: dict[int, Bad]) -> I
             publishing.append(view, replace(final, moved_nodes=changes.moved_nodes, moved_epochs=changes.moved_epochs,
                                             moved_slots=changes.moved_slots), step)  # fmt: skip
             view.refresh()
-            yield Batch(len(versions), len(versions) * size, final.state.epoch)
+            yield MergedBatch(len(versions), len(versions) * size, final.state.epoch)
 
 
-def finish(index: Writable, step: Step) -> None:
+def finish(index: Index, step: Step) -> None:
     """Publish a base without a log, and delete the views before the previous one."""
     number = publishing.publish(index.folder, index.parameters, index.writable(), step)
     publishing.drop_older(index.folder, index.parameters, number - 1, step)
     index.view.refresh()
 
 
-def finish_large(index: Writable, moved: int, step: Step) -> None:
+def finish_large(index: Index, moved: int, step: Step) -> None:
     """:func:`finish` after a commit that moved a large share of the nodes.
 
     In a base, a node needs 16 bytes of every reader's memory, in the log 100. The commit is already published: if there
@@ -145,7 +117,7 @@ def finish_large(index: Writable, moved: int, step: Step) -> None:
             finish(index, step)
 
 
-def raise_horizon(index: Writable, step: Step) -> int:
+def raise_horizon(index: Index, step: Step) -> int:
     """Return the epoch up to which freed slots may be reused, and superseded versions dropped.
 
     It is raised first if there are freed slots or healed nodes, or if superseded versions would need much space in the
@@ -169,12 +141,12 @@ def raise_horizon(index: Writable, step: Step) -> int:
     return min(store.state.retained_from, needed_from(index.folder, store.state.epoch))
 
 
-def give_up(index: Writable, epoch: int, step: Step) -> None:
+def give_up(index: Index, epoch: int, step: Step) -> None:
     """Stop retaining the epochs below ``epoch``."""
     commit(index, Changes(index.writable().raise_retained(epoch)), step)
 
 
-def commit(index: Writable, changes: Changes, step: Step) -> None:
+def commit(index: Index, changes: Changes, step: Step) -> None:
     """Commit to the store, and publish the commit."""
     store = index.writable()
     step("commit to the store", lambda: store.commit(changes))
@@ -182,10 +154,9 @@ def commit(index: Writable, changes: Changes, step: Step) -> None:
     index.view.refresh()
 
 
-_Read = tuple[int, NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint8]]
-
-
-def _read(store: Store, size: int, max_bytes: int, after: int, horizon: int, bad: dict[int, Bad]) -> _Read | None:
+def _read(
+    store: Store, size: int, max_bytes: int, after: int, horizon: int, bad: dict[int, Bad]
+) -> tuple[Any, ...] | None:
     """The next batch: its last node; node and epoch of versions to write; [n, 2] of all merged; the next epoch of each.
 
     None at the end. A version that was superseded at the horizon or before is merged by dropping it, unread.
@@ -247,12 +218,9 @@ def _damage(
     right = intact(blocks.view(np.uint64)) & (heads["checksum"] == sums)
     own = (heads["node_id"] == nodes) & (heads["version"] == versions) & (heads["creation_epoch"] == epochs)
     for row in np.flatnonzero(~(fits & right & own)).tolist():
-        if not fits[row]:
-            yield row, f"its delta block does not have the {blocks.shape[1]} bytes of a block"
-        elif not right[row]:
-            yield row, "its delta block is damaged: bad checksum"
-        else:
-            yield row, "its delta block is that of another node or version"
+        why = "is damaged: bad checksum" if not right[row] else "is that of another node or version"
+        why = why if fits[row] else f"does not have the {blocks.shape[1]} bytes of a block"
+        yield row, f"its delta block {why}"
 
 
 def _changes(
@@ -296,8 +264,8 @@ def check_blocks(
     damaged = np.flatnonzero(~right | (head["node_id"] != nodes) | (head["creation_epoch"] != epochs))
     if len(damaged):
         at = int(damaged[0])
-        raise IndexCorruptError(f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where} is damaged.",
-                                remedy=remedy)  # fmt: skip
+        what = f"The block of node {nodes[at]} (epoch {epochs[at]}) in {where}"
+        raise IndexCorruptError(f"{what} is damaged.", remedy=remedy)
 
 
 def write_blocks(folder: str, size: int, slots: NDArray[np.int64], blocks: NDArray[np.uint8], step: Step) -> None:

@@ -10,23 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.errors import MemwalOpsError, StorageError
-from memwal_ops.formats.lm_diskann import wire
+from memwal_ops.formats.lm_diskann import files, wire
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import (
-    CURRENT,
-    VIEW,
-    Step,
-    WriterLock,
-    base_path,
-    io_errors,
-    log_path,
-    needed_from,
-    open_file,
-    replace_file,
-    sync,
-    sync_folder,
-    write_all,
-)
 from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.view import NEVER, View, read_current
 from memwal_ops.formats.lm_diskann.wire import I8, U4, U8
@@ -41,7 +26,7 @@ if TYPE_CHECKING:
 _NONE = 0xFFFFFFFF
 
 
-def recover(folder: str, parameters: Parameters, store: Store, step: Step) -> bool:
+def recover(folder: str, parameters: Parameters, store: Store, step: files.Step) -> bool:
     """Publish the view again unless it equals the content of the store; returns whether it was published.
 
     A writer that was killed between its commit and its frame leaves a view that is behind; one that was killed while
@@ -96,7 +81,7 @@ def locked_store(folder: str, parameters: Parameters, wait: float, *, read_only:
         IndexBusyError: another writer or job has the index.
         TableCorruptError: as :func:`check_commits`, the store cannot be opened, or the graph is not its own.
     """
-    lock = WriterLock(folder, wait, announce=not read_only)
+    lock = files.WriterLock(folder, wait, announce=not read_only)
     try:
         store = Store(folder, parameters, read_only=read_only)
         try:
@@ -138,7 +123,7 @@ def _check_node_ids(store: Store, published: State) -> None:
         )
 
 
-def catch_up(view: View, store: Store, step: Step) -> None:
+def catch_up(view: View, store: Store, step: files.Step) -> None:
     """Read new commits: from the log, or from another view if a frame could not be written.
 
     Raises ``StorageError``: that view cannot be written either; the commits are durable.
@@ -156,7 +141,7 @@ def catch_up(view: View, store: Store, step: Step) -> None:
     view.refresh()
 
 
-def append(view: View, changes: Changes, step: Step) -> None:
+def append(view: View, changes: Changes, step: files.Step) -> None:
     """Publish a commit: append one frame to the log."""
     moves = np.stack([changes.moved_nodes, changes.moved_epochs, changes.moved_slots], axis=1)
     sections: dict[str, NDArray[Any]] = {
@@ -174,14 +159,14 @@ def append(view: View, changes: Changes, step: Step) -> None:
     data = wire.encode_frame(wire.COMMIT, view.number, changes.state.epoch, view.parameters.uuid, sections)
 
     def write() -> None:
-        with open_file(os.path.join(view.folder, log_path(view.number))) as file:
-            write_all(file, data, view.end)
+        with files.open_file(os.path.join(view.folder, files.log_path(view.number))) as file:
+            files.write_all(file, data, view.end)
 
     step("append the commit to the view", write)
     _reach(view.folder, view.parameters, view.number, changes.state.epoch, step)
 
 
-def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: Step) -> None:
+def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: files.Step) -> None:
     """Record in ``CURRENT`` that the view's log has this epoch: then readers notice if its end is missing.
 
     In place, as nothing else has to change: one write within a sector. If it fails, readers only notice less.
@@ -189,40 +174,40 @@ def _reach(folder: str, parameters: Parameters, number: int, epoch: int, step: S
     data = wire.encode_frame(wire.CURRENT, number, epoch, parameters.uuid, {})
 
     def write() -> None:
-        with suppress(StorageError), open_file(os.path.join(folder, CURRENT)) as file:
-            write_all(file, data, 0)
+        with suppress(StorageError), files.open_file(os.path.join(folder, files.CURRENT)) as file:
+            files.write_all(file, data, 0)
 
     step("record the epoch of the view", write)
 
 
-def settle(view: View, step: Step) -> None:
+def settle(view: View, step: files.Step) -> None:
     """Make the view durable: a slot is reused only below the epoch of the view after a machine crash."""
 
     def act() -> None:
-        with open_file(os.path.join(view.folder, log_path(view.number))) as file:
-            sync(file)
+        with files.open_file(os.path.join(view.folder, files.log_path(view.number))) as file:
+            files.sync(file)
 
     step("sync the view", act)
 
 
-def publish(folder: str, parameters: Parameters, store: Store, step: Step) -> int:
+def publish(folder: str, parameters: Parameters, store: Store, step: files.Step) -> int:
     """Publish the whole content of the store as a new base with an empty log, and return its number.
 
     It has the versions of all epochs that are retained or that a reader holds. A reader that registered while it was
     written, and read the view before, is one of them: then it is published again.
     """
     while True:
-        since = min(store.state.retained_from, needed_from(folder, store.state.epoch))
+        since = min(store.state.retained_from, files.needed_from(folder, store.state.epoch))
         number = _publish(folder, parameters, store, since, step)
-        if needed_from(folder, since) >= since:
+        if files.needed_from(folder, since) >= since:
             return number
 
 
-def _publish(folder: str, parameters: Parameters, store: Store, since: int, step: Step) -> int:
+def _publish(folder: str, parameters: Parameters, store: Store, since: int, step: files.Step) -> int:
     store.check_own()
-    with io_errors():
-        os.makedirs(os.path.join(folder, VIEW), exist_ok=True)
-    stems = (name.partition(".")[0] for name in os.listdir(os.path.join(folder, VIEW)))
+    with files.io_errors():
+        os.makedirs(os.path.join(folder, files.VIEW), exist_ok=True)
+    stems = (name.partition(".")[0] for name in os.listdir(os.path.join(folder, files.VIEW)))
     numbers = [int(stem) for stem in stems if stem.isdigit()]
     with suppress(MemwalOpsError):
         numbers.append(read_current(folder, parameters).number)
@@ -233,13 +218,13 @@ def _publish(folder: str, parameters: Parameters, store: Store, since: int, step
 
     def write() -> None:
         # A log that a killed run left under this number would be read as this view's: so it is truncated.
-        with io_errors(), open(os.path.join(folder, log_path(number)), "wb") as file:
+        with files.io_errors(), open(os.path.join(folder, files.log_path(number)), "wb") as file:
             os.fsync(file.fileno())
-        replace_file(folder, base_path(number), [data])
+        files.replace_file(folder, files.base_path(number), [data])
 
     step("write the base of a view", write)
     current = wire.encode_frame(wire.CURRENT, number, store.state.epoch, parameters.uuid, {})
-    step("publish the view", lambda: replace_file(folder, CURRENT, [current]))
+    step("publish the view", lambda: files.replace_file(folder, files.CURRENT, [current]))
     return number
 
 
@@ -250,17 +235,17 @@ def stale_files(folder: str, parameters: Parameters) -> list[str]:
     find them reads ``CURRENT`` again.
     """
     number = read_current(folder, parameters).number
-    kept = {os.path.basename(path) for path in (CURRENT, base_path(number), log_path(number))}
+    kept = {os.path.basename(path) for path in (files.CURRENT, files.base_path(number), files.log_path(number))}
     stale = []
-    for name in sorted(os.listdir(os.path.join(folder, VIEW))):
+    for name in sorted(os.listdir(os.path.join(folder, files.VIEW))):
         stem, _, kind = name.partition(".")
         known = name == "CURRENT.new" or (stem.isdigit() and kind in {"base", "log", "base.new"})
         if known and name not in kept:
-            stale.append(f"{VIEW}/{name}")
+            stale.append(f"{files.VIEW}/{name}")
     return stale
 
 
-def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> None:
+def drop_older(folder: str, parameters: Parameters, keep: int, step: files.Step) -> None:
     """Delete the views before ``keep``; the previous one is kept until gc, for a reader that is just opening it."""
     for path in stale_files(folder, parameters):
         stem = os.path.basename(path).partition(".")[0]
@@ -275,13 +260,13 @@ def drop_older(folder: str, parameters: Parameters, keep: int, step: Step) -> No
 
 def first_view(folder: str, parameters: Parameters, state: State) -> None:
     """Publish the view of a new index."""
-    os.mkdir(os.path.join(folder, VIEW))
+    os.mkdir(os.path.join(folder, files.VIEW))
     data = wire.encode_frame(wire.BASE, 1, state.epoch, parameters.uuid, {"state": _state(state)})
-    with open(os.path.join(folder, log_path(1)), "wb") as file:
+    with open(os.path.join(folder, files.log_path(1)), "wb") as file:
         os.fsync(file.fileno())
-    replace_file(folder, base_path(1), [data])
-    replace_file(folder, CURRENT, [wire.encode_frame(wire.CURRENT, 1, state.epoch, parameters.uuid, {})])
-    sync_folder(folder)
+    files.replace_file(folder, files.base_path(1), [data])
+    files.replace_file(folder, files.CURRENT, [wire.encode_frame(wire.CURRENT, 1, state.epoch, parameters.uuid, {})])
+    files.sync_folder(folder)
 
 
 def _state(state: State) -> NDArray[np.uint64]:

@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops import errors
 from memwal_ops.core.erasure import record_follower
 from memwal_ops.core.registry import open_table
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    NotALanceTableError,
-    ObjectNotFoundError,
-    StorageError,
-    TableNotFoundError,
-    TableReplacedError,
-)
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, IndexCorruptError
 from memwal_ops.formats.lm_diskann.files import io_error, replace_file
 from memwal_ops.formats.transactions import read_transaction
@@ -45,7 +37,7 @@ _ROWS = 16_384
 _ROW_ID = "_rowid"
 
 
-class IndexUnusableError(TableReplacedError):
+class IndexUnusableError(errors.TableReplacedError):
     """The index cannot follow its table any more, and is not searched until it was rebuilt."""
 
     remedy = "Run memwal-ops catchup --rebuild on the index folder."
@@ -72,12 +64,9 @@ class Unusable(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Source:
-    """The table and columns that an index follows; fixed at its creation, in ``follow.json``.
+    """The Lance table that an index follows, and its vectors; fixed at its creation, in ``follow.json``.
 
-    Attributes:
-        uri: of the Lance table.
-        column: of the vectors.
-        key: the int64 column that is the row id; None: the table's stable row ids are.
+    ``key`` is the int64 column that is the row id; None: the table's stable row ids are.
     """
 
     uri: str
@@ -92,14 +81,14 @@ class Source:
         """The newest version of the table, of which nothing but its manifest is read. Raises as ``open_table``."""
         try:
             table = open_table(self.uri)
-        except (TableNotFoundError, NotALanceTableError) as error:
-            raise TableNotFoundError(
+        except (errors.TableNotFoundError, errors.NotALanceTableError) as error:
+            raise errors.TableNotFoundError(
                 f"The table that the index follows was not found: {self.uri}.",
                 remedy="Check its URI for a typo, and the store's credentials. "
                 "If the table was moved, build a new index.",
             ) from error
         if not hasattr(table, "dataset_at"):
-            raise NotALanceTableError(f"The index follows {self.uri}, which is not a Lance table any more.")
+            raise errors.NotALanceTableError(f"The index follows {self.uri}, which is not a Lance table any more.")
         return table
 
     def open(self, version: int | None = None) -> Any:
@@ -113,8 +102,8 @@ class Source:
         table = self.table()
         try:
             return table.dataset_at(table.revision if version is None else version)
-        except ObjectNotFoundError as error:
-            raise StorageError(
+        except errors.ObjectNotFoundError as error:
+            raise errors.StorageError(
                 f"Version {version} of the table that the index follows cannot be read: {error}",
                 remedy="If it was expired, run memwal-ops catchup: then the index has a newer one.",
             ) from error
@@ -126,7 +115,7 @@ class Source:
         """
         try:
             record_follower(open_store(resolve(self.uri)), str(uuid), folder, erased)
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             get_logger(__name__).warning("follower_not_recorded", table=self.uri, folder=folder, error=str(error))
 
     def dimension(self, table: Any) -> int:
@@ -137,17 +126,17 @@ class Source:
         fields = {field.name: field.type for field in table.schema}
         kind = fields.get(self.column)
         if kind is None or not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self.uri} has no column {self.column} of vectors: it is {kind or 'missing'}.",
                 remedy="Name a column of the type fixed_size_list of floats.",
             )
         if self.key is None and not table.has_stable_row_ids:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self.uri} has no stable row ids: a compaction would give its rows other ids.",
                 remedy="Name an int64 column that identifies rows, by --key.",
             )
         if self.key is not None and fields.get(self.key) != pa.int64():
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self.uri} has no int64 column {self.key}: it is {fields.get(self.key, 'missing')}.",
                 remedy="Name an int64 column that identifies rows, by --key.",
             )
@@ -168,11 +157,7 @@ def unusable_error(folder: str, unusable: int) -> IndexUnusableError:
 
 
 def read_source(folder: str, followed: int = 0) -> Source | None:
-    """The table that the index in a folder follows; None: it follows none.
-
-    Args:
-        folder: of the index.
-        followed: the version of the table that the index has; 0: none yet.
+    """The table that the index in a folder follows, which has its version ``followed``; None: it follows none.
 
     Raises:
         StorageError: it cannot be read.
@@ -205,7 +190,9 @@ def transaction_of(table: Any, version: int) -> Any:
     except (OSError, ValueError) as error:
         if "not found" in str(error).lower():
             return None
-        raise StorageError(f"A transaction of the table that the index follows cannot be read: {error}") from error
+        raise errors.StorageError(
+            f"A transaction of the table that the index follows cannot be read: {error}"
+        ) from error
 
 
 def check_history(table: Any, version: int, transaction: str) -> Unusable | None:
@@ -247,9 +234,7 @@ def _fields(table: Any, source: Source) -> list[int | None]:
 def _content(fragment: Any) -> str:
     """The identity of a fragment's values, without its deletions, which only remove rows."""
     content = fragment.metadata.to_json()
-    return json.dumps(
-        [content["id"], content["files"], content.get("overlays"), content["physical_rows"]], sort_keys=True
-    )
+    return json.dumps([content.get(name) for name in ("id", "files", "overlays", "physical_rows")], sort_keys=True)
 
 
 def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
@@ -258,7 +243,7 @@ def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
     ids = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
     twice = ids[1:][ids[1:] == ids[:-1]]
     if len(twice):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"Two rows of {source.uri} have {source.key} {twice[0]}: it does not identify rows.",
             remedy="Remove the duplicates, or follow the table by another column.",
         )
@@ -277,7 +262,7 @@ def matching(table: Any, source: Source, where: str) -> NDArray[np.int64]:
         parts = [_ids(batch, source) for batch in scanner.to_batches()]
     except (OSError, ValueError) as error:
         _check_filter(table, source, where)
-        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+        raise errors.StorageError(f"The table that the index follows cannot be read: {error}") from error
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
@@ -291,7 +276,7 @@ def _check_filter(table: Any, source: Source, where: str) -> None:
     try:
         empty.scanner(columns=[], with_row_id=True, filter=where).to_table()
     except (OSError, ValueError) as error:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"The filter {where!r} is not valid for {source.uri}: {str(error).splitlines()[0]}",
             remedy="Give an SQL expression of the table's columns, such as: price < 10 AND in_stock.",
         ) from error
@@ -318,19 +303,19 @@ def _batches(table: Any, source: Source, fragments: list[Any] | None, *, vectors
             columns=columns, with_row_id=source.key is None, fragments=fragments, batch_size=_ROWS, scan_in_order=False
         ).to_batches()
     except OSError as error:
-        raise StorageError(f"The table that the index follows cannot be read: {error}") from error
+        raise errors.StorageError(f"The table that the index follows cannot be read: {error}") from error
 
 
 def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
     column = batch.column(source.key or _ROW_ID)
     if column.null_count:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"A row of {source.uri} has no {source.key}: it does not identify rows.",
             remedy="Remove these rows, or follow the table by another column.",
         )
     ids: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
     if len(ids) and int(ids.min()) < 0:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"A row of {source.uri} has {source.key} {ids.min()}: row ids must not be negative, -1 means none.",
             remedy="Remove these rows, or follow the table by another column.",
         )
@@ -338,11 +323,7 @@ def _ids(batch: pa.RecordBatch, source: Source) -> NDArray[np.int64]:
 
 
 class Filter:
-    """The rows that match filters. Keeps the result for the last one.
-
-    Args:
-        folder: of an index that follows a table.
-    """
+    """The rows that match filters, of an index that follows a table. Keeps the result for the last one."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -351,10 +332,7 @@ class Filter:
     def rows(self, where: str, followed: int, transaction: str) -> NDArray[np.int64]:
         """The row ids that match, ascending, in the version of the table that the index has.
 
-        Args:
-            where: SQL over the table's columns.
-            followed: the version.
-            transaction: the uuid of the transaction that made it; empty: not known, by a view of an earlier release.
+        ``transaction`` is the uuid of the one that made it; empty: not known, by a view of an earlier release.
 
         Raises:
             IndexUnusableError: another transaction made that version: the table was replaced.
@@ -365,12 +343,12 @@ class Filter:
             return self._last[1]
         source = read_source(self._folder, followed)
         if source is None:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self._folder} follows no table on which a filter could be evaluated.",
                 remedy="Give the row ids that are allowed, as allow.",
             )
         if not followed:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self._folder} has no complete version of the table {source.uri} yet.",
                 remedy="Run memwal-ops catchup on it.",
             )

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
+from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.maintain import MaintainOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
 from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
@@ -25,14 +25,14 @@ class WaitOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeOptions(WaitOptions):
+class IndexMergeOptions(WaitOptions):
     """Options of merge."""
 
     max_bytes: int = size(64 << 20, minimum=1 << 16, help="Bytes of delta blocks per commit; about the memory used.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatchupOptions(WaitOptions):
+class IndexCatchupOptions(WaitOptions):
     """Options of catchup."""
 
     batch: int = count(500, minimum=1, metavar="N", help="Deleted nodes per commit.")
@@ -45,7 +45,7 @@ class CatchupOptions(WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactOptions(WaitOptions):
+class IndexCompactOptions(WaitOptions):
     """Options of compact."""
 
     max_bytes: int | None = size(
@@ -55,19 +55,19 @@ class CompactOptions(WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GcOptions(CollectOptions, WaitOptions):
+class IndexGcOptions(CollectOptions, WaitOptions):
     """Options of gc."""
 
 
 @dataclass(frozen=True)
-class EraseOptions(BaseEraseOptions):
+class IndexEraseOptions(EraseOptions):
     """Options of erase: a folder keeps no times, so no age is too low."""
 
     minimums = {}  # noqa: RUF012 - as the base class has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotOptions(WaitOptions):
+class IndexSnapshotOptions(WaitOptions):
     """Options of snapshot."""
 
     destination: str | None = text(
@@ -79,24 +79,24 @@ class SnapshotOptions(WaitOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhyOptions(GcOptions):
+class IndexWhyOptions(IndexGcOptions):
     """Options of why."""
 
     target: str = text("", positional=True, metavar="PATH", help="The candidate to explain: nodes/17, or a file.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaintainOptions(BaseMaintainOptions):
+class IndexMaintainOptions(MaintainOptions):
     """Options of maintain."""
 
-    merge: MergeOptions = group(MergeOptions, help="Options of merge.")
-    catchup: CatchupOptions = group(CatchupOptions, help="Options of catchup.")
-    compact: CompactOptions = group(CompactOptions, help="Options of compact.")
-    gc: GcOptions = group(GcOptions, help="Options of gc.")
+    merge: IndexMergeOptions = group(IndexMergeOptions, help="Options of merge.")
+    catchup: IndexCatchupOptions = group(IndexCatchupOptions, help="Options of catchup.")
+    compact: IndexCompactOptions = group(IndexCompactOptions, help="Options of compact.")
+    gc: IndexGcOptions = group(IndexGcOptions, help="Options of gc.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitOptions(Options):
+class IndexInitOptions(Options):
     """Options of init, which cannot be changed later."""
 
     dimension: int = count(128, minimum=1, help="Floats per vector.")
@@ -128,12 +128,12 @@ class InitOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions(Options):
+class IndexInspectOptions(Options):
     """Options of inspect."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(AnswersOptions, WaitOptions):
+class IndexVerifyOptions(AnswersOptions, WaitOptions):
     """Options of verify."""
 
     min_recall: float = number(
@@ -153,7 +153,7 @@ again; readers are not affected. Waits for another writer or job.
 
 Exit codes: 0 merged, nothing_to_merge or dry_run; 10 a delta block is missing or damaged (the others are merged); 57
 busy; others: runbooks/README.md.""",
-    options=MergeOptions,
+    options=IndexMergeOptions,
     load="memwal_ops.formats.lm_diskann.jobs.merge",
     pool="merge",
     enabled=True,
@@ -191,7 +191,7 @@ Examples:
 
 Exit codes: 0 caught_up, unchanged or dry_run; 28 unusable, until it is rebuilt; 57 busy; others:
 runbooks/README.md.""",
-    options=CatchupOptions,
+    options=IndexCatchupOptions,
     load=f"{_JOBS}.catchup",
     after=frozenset({"merge"}),
     enabled=True,
@@ -225,7 +225,7 @@ Examples:
   memwal-ops compact vectors.lmd --max-bytes 1GiB
 
 Exit codes: 0 compacted, unchanged or dry_run; 9 a block is damaged; 57 busy; others: runbooks/README.md.""",
-    options=CompactOptions,
+    options=IndexCompactOptions,
     load=f"{_JOBS}.compact",
     after=frozenset({"merge", "catchup"}),
     enabled=True,
@@ -254,7 +254,7 @@ Examples:
 
 Exit codes: 0 planned, nothing_to_delete or deleted; 27 some deletions failed; 28 the folder was replaced; 57 busy;
 others: runbooks/README.md.""",
-    options=GcOptions,
+    options=IndexGcOptions,
     load=f"{_JOBS}.gc",
     pool="collect",
     deletes=True,
@@ -279,7 +279,7 @@ older epoch is named, and must go first. Safe to kill and to run again. Waits fo
 
 Exit codes: 0 planned, waiting, erased or valid; 57 busy; 63 held; 64 the certificate is not valid; others:
 runbooks/README.md.""",
-    options=EraseOptions,
+    options=IndexEraseOptions,
     load=f"{_JOBS}.erase",
     uri_from="check",
     pool="collect",
@@ -326,22 +326,22 @@ Examples:
   memwal-ops snapshot s3://bucket/vectors-monday vectors.lmd
 
 Exit codes: 0 copied, unchanged or dry_run; 9 the index or the copy is damaged; 57 busy; others: runbooks/README.md.""",
-    options=SnapshotOptions,
+    options=IndexSnapshotOptions,
     load=f"{_JOBS}.snapshot",
     by_hand=True,
 )
-MAINTAIN = maintain_job(summary="Run merge, catchup, compact and gc, in that order.", options=MaintainOptions)
+MAINTAIN = maintain_job(summary="Run merge, catchup, compact and gc, in that order.", options=IndexMaintainOptions)
 WHY = read_only_job(
     name="why",
     summary="Print why a deleted node or a file is kept, or is deletable.",
-    options=WhyOptions,
+    options=IndexWhyOptions,
     load=f"{_JOBS}.gc:Why",
 )
 INSPECT = read_only_job(
     name="inspect",
     summary="Show an index folder and its backlog.",
     help="Show the index folder at URI: parameters, epochs, rows and the backlog. Changes nothing.",
-    options=InspectOptions,
+    options=IndexInspectOptions,
     load=f"{_JOBS}.inspect",
 )
 VERIFY = verify_job(
@@ -356,13 +356,13 @@ Examples:
   memwal-ops verify vectors.lmd --json
 
 Exit codes: 0 healthy, or warnings only; 9 an error was found; 57 busy; others: runbooks/README.md.""",
-    options=VerifyOptions,
+    options=IndexVerifyOptions,
     load=f"{_JOBS}.verify",
     after=frozenset({"merge", "catchup", "compact", "gc", "maintain"}),
 )
 INIT = InitSpec(
     summary="creates an empty index folder for vectors of --dimension floats, on a local disk.",
-    options=InitOptions,
+    options=IndexInitOptions,
     load=f"{_JOBS}.init:init",
 )
 DEMO = DemoSpec("A graph index with unmerged delta blocks.", "memwal_ops.formats.lm_diskann.jobs.init:demo")

@@ -245,9 +245,8 @@ class Store:
     ) -> tuple[list[NDArray[Any]], NDArray[np.uint8], NDArray[np.bool_]]:
         """Like :meth:`columns`, for a query whose last column has node blocks.
 
-        Returns:
-            The other columns; the blocks as uint8 [n, size], one of another length cut or filled with zeros; and
-            whether each has the length ``size``, as bool [n].
+        Returns the other columns; the blocks as uint8 [n, size], one of another length cut or filled with zeros; and
+        whether each has the length ``size``, as bool [n].
         """
         *plain, data = self._query(sql, tables).columns
         parts = [_matrix(chunk, size) for chunk in data.chunks] or [(np.zeros((0, size), np.uint8), np.zeros(0, bool))]

@@ -13,21 +13,7 @@ from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.protocols import Blocked
 from memwal_ops.core.registry import formats, job_specs
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableCorruptError, TableNotFoundError
-from memwal_ops.formats.lm_diskann import publishing, wire
-from memwal_ops.formats.lm_diskann.files import (
-    GRAPH,
-    METADATA,
-    READERS,
-    WRITER,
-    WriterLock,
-    check_graph,
-    check_store_file,
-    io_error,
-    local_path,
-    read_parameters,
-    replace_file,
-    sync_folder,
-)
+from memwal_ops.formats.lm_diskann import files, publishing, wire
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
 from memwal_ops.formats.lm_diskann.source import read_source, unusable_error
 from memwal_ops.formats.lm_diskann.store import LOG, NAME
@@ -41,7 +27,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import TableFormat, TableSummary
-    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.source import Source
     from memwal_ops.formats.lm_diskann.wire import Parameters
     from memwal_ops.storage.api import Store
@@ -53,7 +38,6 @@ class Table(GuardedTable):
     """One epoch of an index folder.
 
     Attributes:
-        state: the counters of the epoch.
         delta_blocks: versions that are not merged; ``delta_nodes``: nodes with any.
         tombstones: deleted nodes whose slots are not free yet.
         view_error: why readers cannot open the published view; the state is then that of the store.
@@ -73,7 +57,7 @@ class Table(GuardedTable):
     view_error: MemwalOpsError | None = None
     file_errors: tuple[MemwalOpsError, ...] = ()
     guard: CommitGuard = field(default_factory=Unguarded)
-    steps: Step | None = field(default=None, repr=False)
+    steps: files.Step | None = field(default=None, repr=False)
 
     @property
     def format(self) -> TableFormat:
@@ -105,12 +89,9 @@ class Table(GuardedTable):
     @property
     def blocked(self) -> tuple[Blocked, ...]:
         """The faults, as all formats report them."""
-        return tuple(
-            Blocked(
-                "", fault.reason, str(fault), {"reason": fault.reason, "detail": str(fault), "remedy": fault.remedy}
-            )
-            for fault in self.faults
-        )
+        entries = ((fault.reason, str(fault), fault.remedy) for fault in self.faults)
+        names = ("reason", "detail", "remedy")
+        return tuple(Blocked("", *entry[:2], dict(zip(names, entry, strict=True))) for entry in entries)
 
     def check_files(self) -> None:
         """Check what a plan cannot do without. Raises ``TableCorruptError`` or ``StorageError``."""
@@ -137,7 +118,7 @@ class Table(GuardedTable):
         return act()
 
     @property
-    def durable(self) -> Step:
+    def durable(self) -> files.Step:
         """The function that performs the durable steps of a job."""
         return self.steps or self.step
 
@@ -145,13 +126,8 @@ class Table(GuardedTable):
         """Open the index for a job; with ``changes``, with space for transactions. Raises as :class:`Index`."""
         # When the store is closed, its log is checkpointed into the file, so nothing is lost.
         self.guard.register([LOG])
-        return Index(
-            self.location.uri,
-            wait=wait,
-            cache_bytes=CACHE if changes else 0,
-            overlay_bytes=OVERLAY if changes else 0,
-            step=self.durable,
-        )
+        cache, overlay = (CACHE, OVERLAY) if changes else (0, 0)
+        return Index(self.location.uri, wait=wait, cache_bytes=cache, overlay_bytes=overlay, step=self.durable)
 
 
 def load(location: Location, store: Store) -> Table:
@@ -162,11 +138,11 @@ def load(location: Location, store: Store) -> Table:
             read now.
         UnsupportedFeatureError: it is of a later release of the format.
     """
-    parameters = read_parameters(location.uri)
+    parameters = files.read_parameters(location.uri)
     try:
         view = View(location.uri, parameters)
     except (TableCorruptError, TableNotFoundError) as error:
-        if not os.path.isfile(os.path.join(location.uri, GRAPH)):
+        if not os.path.isfile(os.path.join(location.uri, files.GRAPH)):
             raise
         return _from_store(location, store, parameters, error)
     try:
@@ -190,7 +166,7 @@ def _file_errors(folder: str, view: View) -> Iterator[MemwalOpsError]:
                 yield error
                 break
     try:
-        check_store_file(os.path.join(folder, NAME))
+        files.check_store_file(os.path.join(folder, NAME))
     except MemwalOpsError as error:
         yield error
 
@@ -199,7 +175,7 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
     """The newest epoch by the store. Raises ``error`` if that cannot be read, or if a writer has it."""
     with ExitStack() as opened:
         try:
-            lock = WriterLock(location.uri, 0)
+            lock = files.WriterLock(location.uri, 0)
             opened.callback(lock.release)
             database = Database(location.uri, parameters, read_only=True)
             opened.callback(database.close)
@@ -209,8 +185,8 @@ def _from_store(location: Location, store: Store, parameters: Parameters, error:
             raise error from None
         state, faults = database.state, list[MemwalOpsError]()
         try:
-            length = os.path.getsize(os.path.join(location.uri, GRAPH))
-            check_graph(location.uri, length, state.slot_count, parameters.layout.block_size)
+            length = os.path.getsize(os.path.join(location.uri, files.GRAPH))
+            files.check_graph(location.uri, length, state.slot_count, parameters.layout.block_size)
         except TableCorruptError as short:
             faults.append(short)
         return Table(
@@ -236,7 +212,7 @@ def create(
         StorageError: the disk is full, or failed.
         UnsupportedFeatureError: the folder is remote.
     """
-    path = local_path(folder)
+    path = files.local_path(folder)
     parameters = wire.Parameters(
         whole("dimension", dimension), metric, whole("R", R), real("alpha", alpha), whole("L", L), quantizer,
         uuid.uuid4(),
@@ -244,16 +220,16 @@ def create(
     # Created under a temporary name: a killed run never leaves a partial index under the final name.
     fresh = f"{path}.{parameters.uuid.hex}.new"
     try:
-        os.makedirs(os.path.join(fresh, READERS))
-        for name in (GRAPH, WRITER):
+        os.makedirs(os.path.join(fresh, files.READERS))
+        for name in (files.GRAPH, files.WRITER):
             with open(os.path.join(fresh, name), "xb") as file:
                 os.fsync(file.fileno())
         Database.create(os.path.join(fresh, NAME), parameters.uuid)
         publishing.first_view(fresh, parameters, State(1))
         if follows is not None:
             follows.write(fresh)
-        replace_file(fresh, METADATA, [wire.encode_metadata(parameters)])
-        sync_folder(fresh)
+        files.replace_file(fresh, files.METADATA, [wire.encode_metadata(parameters)])
+        files.sync_folder(fresh)
         os.rename(fresh, path)
     except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -263,5 +239,5 @@ def create(
             raise InvalidUsageError(
                 f"{path} exists already, and is not an empty folder.", remedy="Choose another name for the folder."
             ) from error
-        raise io_error(error) from error
-    sync_folder(os.path.dirname(path) or "/")
+        raise files.io_error(error) from error
+    files.sync_folder(os.path.dirname(path) or "/")

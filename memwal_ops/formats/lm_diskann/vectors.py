@@ -126,9 +126,9 @@ _VALUES = 256
 _ZERO_BELOW = 0.61  # in standard deviations: the best ternary quantizer of a normal distribution
 
 
-def train(parameters: Parameters, vectors: NDArray[np.float32], seed: int = 0) -> Codebook:
+def train(parameters: Parameters, vectors: NDArray[np.float32]) -> Codebook:
     """Train a codebook on at most :data:`SAMPLE` of these vectors [n, d]."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     if len(vectors) > SAMPLE:
         vectors = vectors[random.choice(len(vectors), SAMPLE, replace=False)]
     return _pq(parameters, vectors, random) if parameters.quantizer == "pq" else _ternary(parameters, vectors)

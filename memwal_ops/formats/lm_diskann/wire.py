@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
@@ -69,15 +69,12 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters that are fixed at creation.
+    """The parameters that are fixed at creation; vectors of a cosine index are stored with length 1.
 
     Attributes:
-        dimension: floats per vector.
-        metric: ``l2`` or ``cosine``; vectors of a cosine index are stored with length 1.
         links: R_f, the maximum of forward links of a node; R_b, that of inline backlinks, is twice as high.
         alpha: pruning parameter; 1 or more.
         search_list: L, the length of the candidate list of inserts, and the default for searches.
-        quantizer: ``pq`` or ``ternary``.
         uuid: of the index; also in the store and the view.
     """
 
@@ -90,7 +87,6 @@ class Parameters:
     uuid: UUID
 
     def __post_init__(self) -> None:
-        """Refuse impossible values. Raises ``InvalidUsageError``."""
         checks = (
             (1 <= self.dimension <= MAX_DIMENSIONS, f"dimension must be from 1 to {MAX_DIMENSIONS}"),
             (self.metric in METRICS, f"metric must be one of {', '.join(METRICS)}"),
@@ -125,30 +121,16 @@ class Parameters:
 
 def encode_metadata(parameters: Parameters) -> bytes:
     """Encode the 128 bytes of ``metadata.lmd``."""
+    kinds = 1 + METRICS.index(parameters.metric), 1 + QUANTIZERS.index(parameters.quantizer)
     body = _FORM.pack(
-        _MAGIC,
-        RELEASE,
-        parameters.dimension,
-        1 + METRICS.index(parameters.metric),
-        1 + QUANTIZERS.index(parameters.quantizer),
-        parameters.links,
-        parameters.backlinks,
-        parameters.alpha,
-        parameters.search_list,
-        parameters.code_bytes,
-        parameters.layout.block_size,
-        parameters.uuid.bytes,
-    )
+        _MAGIC, RELEASE, parameters.dimension, *kinds, parameters.links, parameters.backlinks, parameters.alpha,
+        parameters.search_list, parameters.code_bytes, parameters.layout.block_size, parameters.uuid.bytes,
+    )  # fmt: skip
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
 def decode_metadata(data: bytes) -> Parameters:
-    """Decode ``metadata.lmd``.
-
-    Raises:
-        TableCorruptError: it is damaged, or inconsistent.
-        UnsupportedFeatureError: it was written by a later release of the format.
-    """
+    """Decode ``metadata.lmd``. Raises ``TableCorruptError``, and ``UnsupportedFeatureError``: of a later release."""
     if len(data) != _BYTES or data[:8] != _MAGIC:
         raise IndexCorruptError(
             f"metadata.lmd is not valid: {len(data)} bytes that begin with {data[:8]!r}.", remedy=COPY_METADATA
@@ -201,10 +183,8 @@ class Frame:
         kind: ``CURRENT``, ``BASE`` or ``COMMIT``.
         number: of the view that it belongs to.
         epoch: of the index, once the frame is applied.
-        uuid: of the index.
         length: bytes.
-        sections: by name, as bytes; :meth:`array` converts them.
-        offsets: the position of each section in the frame.
+        sections: by name, as bytes; :meth:`array` converts them. ``offsets``: their positions in the frame.
     """
 
     kind: int
@@ -283,12 +263,8 @@ _LIMITS = {"next_node_id": MAX_NODES, "slot_count": 0xFFFFFFFF}
 _MAX_COUNTER = 1 << 62
 
 
-def _no_numbers() -> NDArray[Any]:
-    return np.zeros(0, U8)
-
-
-def _no_pairs() -> NDArray[Any]:
-    return np.zeros((0, 2), U8)
+_no_numbers: Any = partial(np.zeros, 0, U8)
+_no_pairs: Any = partial(np.zeros, (0, 2), U8)
 
 
 @dataclass(frozen=True)

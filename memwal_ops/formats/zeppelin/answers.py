@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.compaction import Inputs
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.specs import VerifyOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinVerifyOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
 
     Matrix = NDArray[np.float32]
@@ -50,7 +50,7 @@ _REWRITE = "memwal-ops merge URI --retrain writes it again."
 
 
 def check_answers(
-    table: Namespace, options: VerifyOptions, context: RunContext, seed: int
+    table: Namespace, options: ZeppelinVerifyOptions, context: RunContext, seed: int
 ) -> tuple[list[IndexAnswers], list[Finding]]:
     """Ask the clusters of vectors, and each field's bitmaps and inverted lists.
 
@@ -71,7 +71,7 @@ def check_answers(
     return results, [*chain.from_iterable(findings)] if not options.deep else []
 
 
-def plan_answers(table: Namespace, options: VerifyOptions) -> list[IndexAnswers]:
+def plan_answers(table: Namespace, options: ZeppelinVerifyOptions) -> list[IndexAnswers]:
     """What asking costs at most, by index. Without requests.
 
     Raises ``InvalidUsageError``: there is no index of a name that was given.
@@ -96,7 +96,7 @@ def _size(table: Namespace) -> int:
     return 4 * table.manifest.segment_rows * (table.meta.dimensions or 0)
 
 
-def _chosen(table: Namespace, options: VerifyOptions) -> list[str]:
+def _chosen(table: Namespace, options: ZeppelinVerifyOptions) -> list[str]:
     fields = {
         f"{kind} {field}"
         for segment in table.manifest.segments
@@ -111,7 +111,9 @@ def _chosen(table: Namespace, options: VerifyOptions) -> list[str]:
     return [name for name in names if not options.index or name in options.index]
 
 
-def _vectors(table: Namespace, options: VerifyOptions, context: RunContext, seed: int, size: int) -> IndexAnswers:
+def _vectors(
+    table: Namespace, options: ZeppelinVerifyOptions, context: RunContext, seed: int, size: int
+) -> IndexAnswers:
     """Recall of searches with the defaults of a query, for rows drawn from all that are live."""
     segments = len(table.manifest.segments)
     base: dict[str, Any] = {"index": VECTORS, "type": "IVF", "segments": segments}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.lease import LeaseRecord
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import SegmentObject
-    from memwal_ops.formats.zeppelin.specs import InspectOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinInspectOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Fragment
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest, SegmentRef
     from memwal_ops.storage.api import ObjectMeta, Store
@@ -425,7 +425,6 @@ class Inspection:
         return "\n".join(lines)
 
     def _objects(self) -> Iterator[str]:
-        """What is wrong with objects, and how far they were checked."""
         for part in self.damaged:
             yield f"{'missing' if part.missing else 'damaged'}: {part.path}"
             yield paragraph(f"{part.error} {part.error.remedy}", indent="  ", hanging="  ")
@@ -445,7 +444,7 @@ class Inspection:
         return {"holder": self.lease.holder, "token": self.lease.token, "expires": expires, "state": state}
 
 
-def plan(table: Namespace, options: InspectOptions, context: RunContext | None = None) -> Inspection:
+def plan(table: Namespace, options: ZeppelinInspectOptions, context: RunContext | None = None) -> Inspection:
     """Inspect the namespace: its manifest, listings of its log and segment, and its lease."""
     del context
     try:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.spark.runner import TaskRunner
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.spark import SparkClusters
-    from memwal_ops.formats.zeppelin.specs import MergeOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
     from memwal_ops.formats.zeppelin.wire.fragment import Attributes
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 
@@ -216,7 +216,12 @@ class Compaction:
     """
 
     def __init__(
-        self, inputs: Inputs, options: MergeOptions, metric: str, context: RunContext, spark: TaskRunner | None = None
+        self,
+        inputs: Inputs,
+        options: ZeppelinMergeOptions,
+        metric: str,
+        context: RunContext,
+        spark: TaskRunner | None = None,
     ) -> None:
         self.built = Built(None)
         self._spark = spark

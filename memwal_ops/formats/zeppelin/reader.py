@@ -324,7 +324,6 @@ def distances(vectors: Matrix, wanted: NDArray[np.float32], metric: str) -> NDAr
 
 
 def _newest_first(table: Namespace) -> Iterator[tuple[SegmentReader, set[str]]]:
-    """Each segment, and the ids of those that override it."""
     later: set[str] = set()
     segments = table.manifest.segments
     for place, segment in enumerate(reversed(segments)):
@@ -337,7 +336,6 @@ def _newest_first(table: Namespace) -> Iterator[tuple[SegmentReader, set[str]]]:
 def _segment_rows(
     table: Namespace, log: Inputs, reads: Callable[[SegmentReader, int], bool] = lambda *_: True
 ) -> Iterator[Rows]:
-    """Current rows of segments: a later segment overrides."""
     for reader, later in _newest_first(table):
         for number in (number for number in range(reader.segment.clusters) if reads(reader, number)):
             yield reader.cluster(number).without(log.superseded).without(later)

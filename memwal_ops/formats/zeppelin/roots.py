@@ -224,7 +224,6 @@ def prefix_of(path: str) -> str:
 
 
 def _pins(store: Store) -> dict[int, str]:
-    """The revisions that named snapshots of a native namespace pin."""
     pins = {}
     for meta in store.list(SNAPSHOTS):
         try:

@@ -134,7 +134,6 @@ class SparkClusters:
         ]
 
     def _assign(self, parts: Iterable[Sequence[_Batch]]) -> Iterator[Record]:
-        """The rows of some batches, by new cluster."""
         with reported():
             reader = self._reader()
             for batch in chain.from_iterable(parts):
@@ -156,7 +155,6 @@ class SparkClusters:
         return writer.written()
 
     def _write(self, part: Sequence[_Batch], count: Count) -> Written:
-        """Write clusters that follow each other, from those of the old segment."""
         writer, reader = self._writer(part[0].place), self._reader()
         for batch in part:
             rows = joined([self._live(reader, batch.place), batch.rows], self.centroids.shape[1])

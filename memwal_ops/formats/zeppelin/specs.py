@@ -9,10 +9,9 @@ from typing import ClassVar
 from memwal_ops.core import options
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
-from memwal_ops.core.erasure import SAFE_AGE
-from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
+from memwal_ops.core.erasure import SAFE_AGE, EraseOptions
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.maintain import MaintainOptions
 from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
 
@@ -27,7 +26,7 @@ def _refuse_master(master: str | None, engine: str) -> None:
 
 
 @dataclass(frozen=True)
-class MergeOptions(options.Options):
+class ZeppelinMergeOptions(options.Options):
     """Options of merge."""
 
     max_bytes: int = options.size(
@@ -64,7 +63,7 @@ class MergeOptions(options.Options):
 
 
 @dataclass(frozen=True)
-class GcOptions(CollectOptions, options.SafeMinimums):
+class ZeppelinGcOptions(CollectOptions, options.SafeMinimums):
     """Options of gc."""
 
     minimums = {  # noqa: RUF012 - as the base class has it
@@ -97,21 +96,21 @@ class GcOptions(CollectOptions, options.SafeMinimums):
 
 
 @dataclass(frozen=True)
-class EraseOptions(BaseEraseOptions):
+class ZeppelinEraseOptions(EraseOptions):
     """Options of erase."""
 
-    minimums = {"older_than": (SAFE_AGE, GcOptions.minimums["reader_grace"][1])}  # noqa: RUF012 - see above
+    minimums = {"older_than": (SAFE_AGE, ZeppelinGcOptions.minimums["reader_grace"][1])}  # noqa: RUF012 - see above
 
 
 @dataclass(frozen=True)
-class WhyOptions(GcOptions):
+class ZeppelinWhyOptions(ZeppelinGcOptions):
     """Options of why: the target, and the retention periods that gc would use."""
 
     target: str = options.text("", positional=True, metavar="PATH", help="The object to explain.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(AnswersOptions):
+class ZeppelinVerifyOptions(AnswersOptions):
     """Options of verify."""
 
     metric: str | None = options.choice(
@@ -123,22 +122,22 @@ class VerifyOptions(AnswersOptions):
 
 
 @dataclass(frozen=True)
-class InspectOptions(options.Options):
+class ZeppelinInspectOptions(options.Options):
     """Options of inspect."""
 
     limit: int = options.count(100, minimum=0, metavar="N", help="List at most this many fragments in --json.")
 
 
 @dataclass(frozen=True)
-class MaintainOptions(BaseMaintainOptions):
+class ZeppelinMaintainOptions(MaintainOptions):
     """Options of maintain."""
 
-    merge: MergeOptions = options.group(MergeOptions, help="Options of the merge step.")
-    gc: GcOptions = options.group(GcOptions, help="Options of the gc step.")
+    merge: ZeppelinMergeOptions = options.group(ZeppelinMergeOptions, help="Options of the merge step.")
+    gc: ZeppelinGcOptions = options.group(ZeppelinGcOptions, help="Options of the gc step.")
 
 
 @dataclass(frozen=True)
-class MigrateOptions(options.Options):
+class ZeppelinMigrateOptions(options.Options):
     """Options of migrate."""
 
     target: str | None = options.text(
@@ -177,7 +176,7 @@ Examples:
 
 Exit codes: 0 merged, nothing_to_merge, superseded or dry_run; 10 a fragment is blocked (those before it are merged); 57
 another compactor holds the lease; others: runbooks/README.md.""",
-    options=MergeOptions,
+    options=ZeppelinMergeOptions,
     load=f"{_JOBS}.merge",
     pool="merge",
     enabled=True,
@@ -212,7 +211,7 @@ another compactor holds the lease; others: runbooks/README.md.""",
 GC = JobSpec(
     name="gc",
     summary="Plan the deletion of objects that no reader and no commit needs; with --apply, delete them.",
-    options=GcOptions,
+    options=ZeppelinGcOptions,
     load=f"{_JOBS}.gc",
     pool="collect",
     deletes=True,
@@ -241,7 +240,7 @@ Examples:
 
 Exit codes: 0 planned, waiting, erased or valid; 57 another compactor holds the lease; 63 held; 64 the certificate is
 not valid; others: runbooks/README.md.""",
-    options=EraseOptions,
+    options=ZeppelinEraseOptions,
     load=f"{_JOBS}.erase",
     uri_from="check",
     pool="collect",
@@ -281,12 +280,15 @@ Examples:
 
 Exit codes: 0 healthy, or warnings only; 9 an error was found: rows are missing, or a job cannot run; others:
 runbooks/README.md.""",
-    options=VerifyOptions,
+    options=ZeppelinVerifyOptions,
     load=f"{_JOBS}.verify",
     after=frozenset({"merge", "gc", "maintain"}),
 )
 WHY = read_only_job(
-    name="why", summary="Print why an object is kept, or is deletable.", options=WhyOptions, load=f"{_JOBS}.gc:Why"
+    name="why",
+    summary="Print why an object is kept, or is deletable.",
+    options=ZeppelinWhyOptions,
+    load=f"{_JOBS}.gc:Why",
 )
 MIGRATE = JobSpec(
     name="migrate",
@@ -302,7 +304,7 @@ Examples:
   memwal-ops migrate my_namespace my_table.lance --apply
 
 Exit codes: 0 planned, migrated or nothing_to_migrate; others: runbooks/README.md.""",
-    options=MigrateOptions,
+    options=ZeppelinMigrateOptions,
     load=f"{_JOBS}.migrate",
     deletes=True,
     by_hand=True,
@@ -310,7 +312,7 @@ Exit codes: 0 planned, migrated or nothing_to_migrate; others: runbooks/README.m
 INSPECT = read_only_job(
     name="inspect",
     summary="Show a namespace and its backlog.",
-    options=InspectOptions,
+    options=ZeppelinInspectOptions,
     load="memwal_ops.formats.zeppelin.backlog",
 )
 REPAIR = repair_job(
@@ -331,7 +333,7 @@ runbooks/README.md.""",
 )
 MAINTAIN = maintain_job(
     summary="Run merge and gc, in that order.",
-    options=MaintainOptions,
+    options=ZeppelinMaintainOptions,
     hung_after=timedelta(hours=2),
     metrics={"conflicts": _CONFLICTS},
 )

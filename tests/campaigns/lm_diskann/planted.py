@@ -23,7 +23,7 @@ def no_fsync(patch: pytest.MonkeyPatch) -> None:
 
 def slot_reused_too_early(patch: pytest.MonkeyPatch) -> None:
     """Slots are written again under a registered reader."""
-    for module in ("merging", "library"):
+    for module in ("merging", "files"):
         patch.setattr(f"memwal_ops.formats.lm_diskann.{module}.needed_from", lambda _, epoch: epoch)
 
 

@@ -24,7 +24,7 @@ from memwal_ops.formats.zeppelin import writer
 from memwal_ops.formats.zeppelin.jobs import gc, merge
 from memwal_ops.formats.zeppelin.lease import LeaseRecord, encode_lease, read_lease
 from memwal_ops.formats.zeppelin.roots import ledger_path
-from memwal_ops.formats.zeppelin.specs import GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinMergeOptions
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.campaigns.zeppelin.witness import Watched, Witness
@@ -37,7 +37,7 @@ from tests.support.zeppelin.namespace import NamespaceUnderTest
 from tests.support.zeppelin.server import append_later_version, compact_carrying, fence, hide, ulid
 
 # No beat comes in time to matter: whether a lease still stands is a step of the history.
-MERGE = MergeOptions(lease_ttl=timedelta(minutes=5))
+MERGE = ZeppelinMergeOptions(lease_ttl=timedelta(minutes=5))
 # Where others matter most: a lease that is taken, and inputs that are read and not yet replaced.
 PLACES = [
     ("put_if_absent", "lease.json"), ("put", "lease.json"), ("compare_and_swap", "lease.json"),
@@ -193,7 +193,9 @@ class History:
     def collect(self) -> None:
         """With readers' time over, but for those that hold their manifest."""
         grace = timedelta(0) if not self.witness.readers else timedelta(minutes=15)
-        options = GcOptions(reader_grace=grace, orphan_min_age=timedelta(days=7), keep_revisions=1, allow_unsafe=True)
+        options = ZeppelinGcOptions(
+            reader_grace=grace, orphan_min_age=timedelta(days=7), keep_revisions=1, allow_unsafe=True
+        )
         self.expire()
         report = gc.apply(self.opened(), options, RunContext())
         assert report.exit_code == 0, report.describe()
@@ -247,7 +249,9 @@ class History:
             [
                 lambda table: merge.apply(table, MERGE),
                 lambda table: writer.Writer(table).append(deletes=["v0"]),
-                lambda table: gc.apply(table, GcOptions(reader_grace=timedelta(0), allow_unsafe=True), RunContext()),
+                lambda table: gc.apply(
+                    table, ZeppelinGcOptions(reader_grace=timedelta(0), allow_unsafe=True), RunContext()
+                ),
             ]
         )
         at = self.dice.randint(1, 8)

@@ -14,7 +14,7 @@ import pytest
 from memwal_ops import open_table
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from tests.campaigns.zeppelin.histories import run_history
 from tests.campaigns.zeppelin.planted import PLANTED, claims_late
 from tests.support.seeds import CAMPAIGN_SEED, env_number
@@ -40,7 +40,7 @@ def two_compactors(folder: Path) -> set[str]:
     for name in "1234":
         made.put(name)
     asleep, wake = threading.Event(), threading.Event()
-    options = MergeOptions(lease_ttl=timedelta(minutes=5))
+    options = ZeppelinMergeOptions(lease_ttl=timedelta(minutes=5))
 
     def sleep() -> None:
         asleep.set()

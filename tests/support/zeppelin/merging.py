@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table
 from memwal_ops.formats.zeppelin.lease import LeaseRecord, encode_lease, read_lease
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
-FAST = MergeOptions(lease_ttl=timedelta(minutes=5), wait=timedelta(seconds=20))
+FAST = ZeppelinMergeOptions(lease_ttl=timedelta(minutes=5), wait=timedelta(seconds=20))
 
 
 def opened(made: NamespaceUnderTest) -> Namespace:

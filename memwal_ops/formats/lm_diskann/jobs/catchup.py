@@ -14,6 +14,7 @@ these by heart: as others take their place, the codes get worse, though nothing 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.source import Source
-    from memwal_ops.formats.lm_diskann.specs import CatchupOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexCatchupOptions
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
 
@@ -82,8 +83,8 @@ def follow(index: Index, follows: Source, batch: int, step: Step, *, rebuild: bo
 
     Raises:
         InvalidUsageError: a column was dropped, renamed, or is of another type now; or keys do not identify rows.
-        IndexUnusableError: the table was restored, overwritten or replaced, or has expired versions that the index
-            has not seen; this is recorded in the index.
+        IndexUnusableError: the table was restored, overwritten or replaced, or has expired versions that the index has
+            not seen; this is recorded in the index.
     """
     state, table = index.writable().state, follows.open()
     whole = rebuild or not state.followed
@@ -146,9 +147,7 @@ def _commit(
 
 
 def _live(index: Index) -> NDArray[np.int64]:
-    [rows] = index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")
-    live: NDArray[np.int64] = rows.astype(np.int64)
-    return live
+    return index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")[0].astype(np.int64)
 
 
 def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> NDArray[Any]:
@@ -301,7 +300,7 @@ def _lost(index: Index, queries: NDArray[np.float32]) -> float:
 _STALE = "Its codebook no longer fits its rows, and searches lose some: run it again with a larger --build-memory."
 
 
-class Decision(enum.StrEnum):
+class CatchupDecision(enum.StrEnum):
     """The decisions of a catch-up."""
 
     CAUGHT_UP = "caught_up"
@@ -311,7 +310,7 @@ class Decision(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Report:
+class IndexCatchupReport:
     """The result of a catch-up, or its plan.
 
     Attributes:
@@ -319,15 +318,14 @@ class Report:
         healed: deleted nodes that were removed from the graph; of a plan: those to be healed.
         rewired: nodes whose neighbours were searched again.
         pruned: nodes whose links were only replaced, without a new search.
-        inserted, deleted: rows of the followed table; skipped: its rows without a usable vector.
+        skipped: rows of the followed table without a usable vector.
         versions: of the followed table, that the index was behind.
+        followed: the version of the table that the index has now; None: it follows none.
         rebuilt: rows whose graph was built anew, with its codebook.
         stale: the codebook no longer fits the rows, and building anew takes more than the memory allowed.
-        followed: the version of the table that the index has now; None: it follows none.
-        unusable: why it cannot follow any more.
     """
 
-    decision: Decision
+    decision: CatchupDecision
     epoch: int
     healed: int = 0
     rewired: int = 0
@@ -362,7 +360,7 @@ class Report:
     def describe(self) -> str:
         """The text for people."""
         nodes = counted(self.healed, "deleted node")
-        if self.decision is Decision.DRY_RUN:
+        if self.decision is CatchupDecision.DRY_RUN:
             behind = "" if self.followed is None else f"{counted(self.versions, 'version')} would be followed, "
             return f"{self.decision}: {behind}{nodes} would be healed; the index is at epoch {self.epoch}."
         if self.unusable is not None:
@@ -404,20 +402,21 @@ def unhealed(table: Table) -> Mapping[str, float]:
     return {"unhealed_nodes": waits, "unhealed_percent": 100 * waits / nodes}
 
 
-def plan(table: Table, options: CatchupOptions, context: RunContext) -> Report:
+def plan(table: Table, options: IndexCatchupOptions, context: RunContext) -> IndexCatchupReport:
     """The backlog, from the published view. An index that cannot follow its table is not healed, unless rebuilt."""
     del context
     table.check_files()
     follows = read_source(table.location.uri, table.state.followed)
     followed = None if follows is None else table.state.followed
     if table.state.unusable and not options.rebuild:
-        return Report(Decision.UNUSABLE, table.revision, followed=followed, unusable=Unusable(table.state.unusable))
+        unusable = Unusable(table.state.unusable)
+        return IndexCatchupReport(CatchupDecision.UNUSABLE, table.revision, followed=followed, unusable=unusable)
     behind = versions_behind(follows, table.state.followed)
     waits = table.tombstones - table.state.healed
-    return Report(Decision.DRY_RUN, table.revision, waits, versions=behind, followed=followed)
+    return IndexCatchupReport(CatchupDecision.DRY_RUN, table.revision, waits, versions=behind, followed=followed)
 
 
-def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
+def apply(table: Table, options: IndexCatchupOptions, context: RunContext) -> IndexCatchupReport:
     """Follow the table, then heal the whole backlog, in batches.
 
     Raises:
@@ -426,7 +425,7 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
         LeaseLostError: the guard denies; earlier commits are kept.
         StorageError: the disk is full, or failed, or the table cannot be read; earlier commits are kept.
     """
-    healed = rewired = pruned = inserted = deleted = skipped = rebuilt = 0
+    done: Any = Counter[str]()
     follows = read_source(table.location.uri, table.state.followed)
     if follows is not None:
         follows.announce(table.parameters.uuid, table.location.uri)
@@ -436,44 +435,41 @@ def apply(table: Table, options: CatchupOptions, context: RunContext) -> Report:
             for part in () if follows is None else follow(
                 index, follows, options.max_rows, table.durable, rebuild=options.rebuild
             ):  # fmt: skip
-                inserted, deleted, skipped = (
-                    inserted + part.inserted, deleted + part.deleted, skipped + part.skipped
-                )  # fmt: skip
+                done.update(inserted=part.inserted, deleted=part.deleted, skipped=part.skipped)
                 context.revisions.append(part.epoch)
                 context.figures["rows_followed"] += part.inserted + part.deleted
                 context.advance("following", "rows", part.inserted + part.deleted)
                 context.checkpoint()
         except IndexUnusableError:
             state = index.writable().state
-            return Report(
-                Decision.UNUSABLE, state.epoch, followed=state.followed, unusable=Unusable(state.unusable)
-            )  # fmt: skip
+            unusable = Unusable(state.unusable)
+            return IndexCatchupReport(CatchupDecision.UNUSABLE, state.epoch, followed=state.followed, unusable=unusable)
         stale = _builds(index, options, own=follows is None)
         if stale and (options.rebuild or memory_of(index.parameters, len(index)) <= options.build_memory):
             context.advance("building", "rows", 0, total=len(index))
-            done, stale = graph.build_again(index, table.durable), False
-            healed, rebuilt = done.healed, done.rewired
-            context.revisions.append(done.epoch)
-            context.figures["nodes_healed"] += done.healed
-            context.advance("building", "rows", rebuilt, total=rebuilt)
+            built, stale = graph.build_again(index, table.durable), False
+            done.update(healed=built.healed, rebuilt=built.rewired)
+            context.revisions.append(built.epoch)
+            context.figures["nodes_healed"] += built.healed
+            context.advance("building", "rows", built.rewired, total=built.rewired)
             context.checkpoint()
         total, _ = graph.pending(index.writable())
         for batch in graph.heal(index, options.batch, table.durable):
-            healed, rewired, pruned = healed + batch.healed, rewired + batch.rewired, pruned + batch.pruned
+            done.update(healed=batch.healed, rewired=batch.rewired, pruned=batch.pruned)
             context.revisions.append(batch.epoch)
             context.figures["nodes_healed"] += batch.healed
             context.advance("healing", "nodes", batch.healed, total=total)
             context.checkpoint()
         now = index.writable().state
-        changed = healed or rewired or rebuilt or now.followed != before or (options.rebuild and follows is not None)
-        decision = Decision.CAUGHT_UP if changed else Decision.UNCHANGED
-        return Report(
-            decision, now.epoch, healed, rewired, pruned, inserted, deleted,
-            skipped, now.followed - before, None if follows is None else now.followed, None, rebuilt, stale,
+        changed = any(done[name] for name in ("healed", "rewired", "rebuilt")) or now.followed != before
+        changed = changed or (options.rebuild and follows is not None)
+        return IndexCatchupReport(
+            CatchupDecision.CAUGHT_UP if changed else CatchupDecision.UNCHANGED, now.epoch,
+            versions=now.followed - before, followed=None if follows is None else now.followed, stale=stale, **done,
         )  # fmt: skip
 
 
-def _builds(index: Index, options: CatchupOptions, *, own: bool) -> bool:
+def _builds(index: Index, options: IndexCatchupOptions, *, own: bool) -> bool:
     """Whether the graph is built anew, or should be: its codebook is stale, or that was asked for."""
     store = index.writable()
     if options.rebuild and own:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
-    from memwal_ops.formats.lm_diskann.specs import CompactOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexCompactOptions
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
 
@@ -46,16 +46,7 @@ _REMEDY = "Run memwal-ops verify, and repair the folder or restore it; this bloc
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The result of one commit: number of blocks, their bytes, and the epoch."""
-
-    blocks: int
-    bytes: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Blocks:
+class MovableBlocks:
     """The blocks that can be moved, by ascending slot, and the free slots.
 
     Attributes:
@@ -91,12 +82,12 @@ class Blocks:
         return np.concatenate([stay[:down], front[:most]]), np.concatenate([self.free[:down], later_slots[:most]])
 
 
-def movable(store: Store, horizon: int) -> Blocks:
+def movable(store: Store, horizon: int) -> MovableBlocks:
     """The blocks that can be moved, if slots that were freed at ``horizon`` or before may be used."""
     nodes, slots, epochs = store.in_graph(store.state.epoch)
     store.check_below(store.state.slot_count, "lmd_slots", slots)
     [healed] = store.columns("SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed'")
-    return Blocks(nodes, slots.astype(np.int64), epochs, np.isin(nodes, healed), store.free_slots(horizon))
+    return MovableBlocks(nodes, slots.astype(np.int64), epochs, np.isin(nodes, healed), store.free_slots(horizon))
 
 
 def spare(store: Store) -> int:
@@ -118,16 +109,12 @@ def reclaimable(store: Store, folder: str, size: int) -> int:
 _KEPT = "SELECT slot FROM lmd_slots WHERE node_id NOT IN (SELECT node_id FROM lmd_sweep_list WHERE reason = 'healed')"
 
 
-def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
-    """Move blocks until there is nothing to move; each batch is committed and published when it is yielded.
+def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[int]:
+    """Move blocks until there is nothing to move; each batch is committed and published when its size is yielded.
 
-    Args:
-        index: writable, without an open transaction.
-        max_bytes: no commit begins after that many bytes were moved; None: all.
-        step: performs durable steps.
+    No commit begins after ``max_bytes`` were moved.
 
-    Raises:
-        TableCorruptError: a block that would be moved is damaged; earlier commits are kept.
+    Raises ``TableCorruptError``: a block that would be moved is damaged; earlier commits are kept.
     """
     store, size = index.writable(), index.parameters.layout.block_size
     if spare(store) < MIN_FREE_SHARE * store.state.slot_count:
@@ -151,13 +138,12 @@ def compact(index: Index, max_bytes: int | None, step: Step) -> Iterator[Batch]:
         )  # fmt: skip
         merging.commit(index, changes, step)
         left -= len(which) * size
-        yield Batch(len(which), len(which) * size, epoch)
+        yield len(which)
 
 
 def _read(
     folder: str, size: int, slots: NDArray[np.int64], nodes: NDArray[np.uint64], epochs: NDArray[np.uint64]
 ) -> NDArray[np.uint8]:
-    """The blocks in these slots, [n, size], all intact."""
     data = np.zeros((len(slots), size), np.uint8)
     with open(os.path.join(folder, GRAPH), "rb") as graph:
         for at in np.argsort(slots).tolist():
@@ -166,10 +152,7 @@ def _read(
     return data
 
 
-_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
-
-
-class Decision(enum.StrEnum):
+class IndexCompactDecision(enum.StrEnum):
     """The decisions of a compaction."""
 
     COMPACTED = "compacted"
@@ -178,7 +161,7 @@ class Decision(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Report:
+class IndexCompactReport:
     """The result of a compaction, or its plan.
 
     Attributes:
@@ -188,7 +171,7 @@ class Report:
         why: why nothing was moved, or no more; else None.
     """
 
-    decision: Decision
+    decision: IndexCompactDecision
     blocks: int
     bytes: int
     bytes_reclaimable: int | None
@@ -209,7 +192,7 @@ class Report:
     def describe(self) -> str:
         """The text for people."""
         what = f"{counted(self.blocks, 'block')} ({size_text(self.bytes)})"
-        if self.decision is Decision.DRY_RUN:
+        if self.decision is IndexCompactDecision.DRY_RUN:
             done = f"would move about {what}" if self.blocks else "would move nothing"
         else:
             done = f"{what} moved; the index is at epoch {self.epoch}"
@@ -228,7 +211,7 @@ def backlog(table: Table) -> Mapping[str, float]:
     return {"free_percent": 100 * max(0, spared) / max(1, state.slot_count)}
 
 
-def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
+def plan(table: Table, options: IndexCompactOptions, context: RunContext) -> IndexCompactReport:
     """Report what a run would move. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     del context
     table.check_files()
@@ -241,10 +224,10 @@ def plan(table: Table, options: CompactOptions, context: RunContext) -> Report:
         size = parameters.layout.block_size
         if options.max_bytes is not None:
             count = min(count, max(1, options.max_bytes // size))
-        return Report(Decision.DRY_RUN, count, count * size, None, store.state.epoch, why)
+        return IndexCompactReport(IndexCompactDecision.DRY_RUN, count, count * size, None, store.state.epoch, why)
 
 
-def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
+def apply(table: Table, options: IndexCompactOptions, context: RunContext) -> IndexCompactReport:
     """Move blocks, a bounded number per commit.
 
     Raises:
@@ -253,27 +236,26 @@ def apply(table: Table, options: CompactOptions, context: RunContext) -> Report:
         StorageError: the disk is full, or failed; earlier commits are kept.
         TableCorruptError: a block that would be moved is damaged; earlier commits are kept.
     """
-    blocks = moved = 0
+    blocks, size = 0, table.parameters.layout.block_size
     with table.open(options.wait.total_seconds()) as index:
         store = index.writable()
-        for batch in compact(index, options.max_bytes, table.durable):
-            blocks, moved = blocks + batch.blocks, moved + batch.bytes
-            context.revisions.append(batch.epoch)
-            context.figures["bytes_compacted"] += batch.bytes
-            context.advance("moving", "blocks", batch.blocks)
+        for count in compact(index, options.max_bytes, table.durable):
+            blocks += count
+            context.revisions.append(store.state.epoch)
+            context.figures["bytes_compacted"] += count * size
+            context.advance("moving", "blocks", count)
             context.checkpoint()
         why = None if blocks else _why(store, movable(store, store.state.retained_from))
         if blocks:
             merging.finish(index, table.durable)
-            if options.max_bytes is not None and moved >= options.max_bytes:
-                why = _BUDGET_USED
-        freed = reclaimable(store, index.folder, index.parameters.layout.block_size)
-        decision = Decision.COMPACTED if blocks else Decision.UNCHANGED
-        return Report(decision, blocks, moved, freed, store.state.epoch, why)
+            if options.max_bytes is not None and blocks * size >= options.max_bytes:
+                why = "The run has used its --max-bytes; the next run continues."
+        freed = reclaimable(store, index.folder, size)
+        decision = IndexCompactDecision.COMPACTED if blocks else IndexCompactDecision.UNCHANGED
+        return IndexCompactReport(decision, blocks, blocks * size, freed, store.state.epoch, why)
 
 
-def _why(store: Store, blocks: Blocks) -> str | None:
-    """The reason why nothing is moved; None: something is."""
+def _why(store: Store, blocks: MovableBlocks) -> str | None:
     spared, count = spare(store), store.state.slot_count
     if spared < MIN_FREE_SHARE * count:
         return (

@@ -21,25 +21,18 @@ from memwal_ops.core.erasure import EraseReport, Holder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import ObjectNotFoundError, StorageError
-from memwal_ops.formats.lm_diskann import merging, publishing
+from memwal_ops.formats.lm_diskann import files, merging, publishing
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import (
-    CURRENT,
-    GRAPH,
-    METADATA,
-    READERS,
-    WRITER,
-    io_errors,
-    log_path,
-    lowest_reader,
-    needed_from,
-    sync_folder,
-)
 from memwal_ops.formats.lm_diskann.jobs import catchup, gc, merge
 from memwal_ops.formats.lm_diskann.jobs.catchup import versions_behind
 from memwal_ops.formats.lm_diskann.kernels.reading import seal
 from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
-from memwal_ops.formats.lm_diskann.specs import CatchupOptions, EraseOptions, GcOptions, MergeOptions
+from memwal_ops.formats.lm_diskann.specs import (
+    IndexCatchupOptions,
+    IndexEraseOptions,
+    IndexGcOptions,
+    IndexMergeOptions,
+)
 from memwal_ops.formats.lm_diskann.store import LOG, NAME, Slots, Store
 from memwal_ops.formats.lm_diskann.view import read_current
 from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
@@ -54,7 +47,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.wire import Layout
@@ -67,7 +59,7 @@ _REMEDY = "Run memwal-ops verify, and repair the folder or restore it."
 
 
 @dataclass(frozen=True)
-class Unclean:
+class UncleanBlocks:
     """Nodes whose blocks have bytes in unused parts, their slots and epochs; and free slots that are not zero."""
 
     nodes: NDArray[np.uint64]
@@ -76,36 +68,27 @@ class Unclean:
     free: NDArray[np.int64]
 
 
-def unclean(folder: str, store: Store, layout: Layout, horizon: int) -> Unclean:
+def unclean(folder: str, store: Store, layout: Layout, horizon: int) -> UncleanBlocks:
     """Read all blocks, and all slots that were freed at ``horizon`` or before."""
     nodes, slots, epochs = store.in_graph(store.state.epoch)
-    slots = slots.astype(np.int64)
-    marks = [has_more(data, layout) for data in _read(folder, layout.block_size, slots)]
-    chosen = np.concatenate([np.zeros(0, bool), *marks])
-    free = store.free_slots(horizon)
-    dirty = [data.any(axis=1) for data in _read(folder, layout.block_size, free)]
-    return Unclean(
-        nodes[chosen], slots[chosen], epochs[chosen], free[np.concatenate([np.zeros(0, bool), *dirty])]
-    )  # fmt: skip
+    slots, free, none = slots.astype(np.int64), store.free_slots(horizon), np.zeros(0, bool)
+    parts = _read(folder, layout.block_size, slots)
+    chosen = np.concatenate([none, *((data != cleaned(data, layout)).any(axis=1) for data in parts)])
+    dirty = np.concatenate([none, *(data.any(axis=1) for data in _read(folder, layout.block_size, free))])
+    return UncleanBlocks(nodes[chosen], slots[chosen], epochs[chosen], free[dirty])
 
 
 def _read(folder: str, size: int, slots: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
     """The bytes of slots, some at a time: [n, size]; zeros beyond the end of the file."""
     step = max(1, _BATCH // size)
-    with open(os.path.join(folder, GRAPH), "rb") as graph:
+    with open(os.path.join(folder, files.GRAPH), "rb") as graph:
         for first in range(0, len(slots), step):
             part = slots[first : first + step]
             data = np.zeros((len(part), size), np.uint8)
             for at, slot in enumerate(part.tolist()):
-                with io_errors():
+                with files.io_errors():
                     os.preadv(graph.fileno(), [data[at]], slot * size)
             yield data
-
-
-def has_more(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.bool_]:
-    """Whether a block has bytes in its unused parts: bool [n]."""
-    more: NDArray[np.bool_] = (blocks != cleaned(blocks, layout)).any(axis=1)
-    return more
 
 
 def cleaned(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
@@ -123,7 +106,7 @@ def cleaned(blocks: NDArray[np.uint8], layout: Layout) -> NDArray[np.uint8]:
     return clean
 
 
-def scrub(index: Index, step: Step) -> tuple[int, int]:
+def scrub(index: Index, step: files.Step) -> tuple[int, int]:
     """Rewrite blocks with bytes in unused parts, then zero the free slots; return how many of each.
 
     A rewritten block is the same version of its node in another slot, as in a compaction.
@@ -134,32 +117,29 @@ def scrub(index: Index, step: Step) -> tuple[int, int]:
     size = layout.block_size
     most = max(1, _BATCH // size)
     for first in range(0, len(leftovers.nodes), most):
-        _move(index, _part(leftovers, first, first + most), step)
+        part = slice(first, first + most)
+        _move(index, leftovers.nodes[part], leftovers.slots[part], leftovers.epochs[part], step)
     if len(leftovers.nodes):
         merging.raise_horizon(index, step)
         leftovers = replace(unclean(index.folder, store, layout, _horizon(index)), nodes=leftovers.nodes)
     publishing.settle(index.view, step)
     for first in range(0, len(leftovers.free), most):
-        part = leftovers.free[first : first + most]
-        merging.write_blocks(index.folder, size, part, np.zeros((len(part), size), np.uint8), step)
+        free = leftovers.free[first : first + most]
+        merging.write_blocks(index.folder, size, free, np.zeros((len(free), size), np.uint8), step)
     return len(leftovers.nodes), len(leftovers.free)
-
-
-def _part(leftovers: Unclean, first: int, last: int) -> Unclean:
-    """Some of the blocks."""
-    part = slice(first, last)
-    return Unclean(leftovers.nodes[part], leftovers.slots[part], leftovers.epochs[part], leftovers.free[:0])
 
 
 def _horizon(index: Index) -> int:
     state = index.writable().state
-    return min(state.retained_from, needed_from(index.folder, state.epoch))
+    return min(state.retained_from, files.needed_from(index.folder, state.epoch))
 
 
-def _move(index: Index, leftovers: Unclean, step: Step) -> None:
+def _move(
+    index: Index, nodes: NDArray[np.uint64], old: NDArray[np.int64], epochs: NDArray[np.uint64], step: files.Step
+) -> None:
     store, layout = index.writable(), index.parameters.layout
-    (data,) = _read(index.folder, layout.block_size, leftovers.slots)
-    merging.check_blocks(data, leftovers.nodes, leftovers.epochs, f"{GRAPH} in {index.folder}", _REMEDY)
+    (data,) = _read(index.folder, layout.block_size, old)
+    merging.check_blocks(data, nodes, epochs, f"{files.GRAPH} in {index.folder}", _REMEDY)
     data = cleaned(data, layout)
     seal(data.view(np.uint64), 0, len(data))
     slots = Slots(store, _horizon(index))
@@ -169,14 +149,13 @@ def _move(index: Index, leftovers: Unclean, step: Step) -> None:
     epoch = store.state.epoch + 1
     over = np.full(len(data), epoch, U8)
     changes = Changes(
-        replace(store.state, epoch=epoch, slot_count=slots.count), moved_nodes=leftovers.nodes,
-        moved_epochs=leftovers.epochs, moved_slots=to.astype(U8), taken=slots.taken,
-        retired=np.stack([leftovers.slots.astype(U8), leftovers.nodes, over, over], axis=1),
+        replace(store.state, epoch=epoch, slot_count=slots.count), moved_nodes=nodes, moved_epochs=epochs,
+        moved_slots=to.astype(U8), taken=slots.taken, retired=np.stack([old.astype(U8), nodes, over, over], axis=1),
     )  # fmt: skip
     merging.commit(index, changes, step)
 
 
-def write_store_anew(folder: str, store: Store, step: Step) -> None:
+def write_store_anew(folder: str, store: Store, step: files.Step) -> None:
     """Replace the file of the store by one that has its living rows alone. Closes ``store``; the caller has the lock.
 
     Raises ``StorageError``: its log could not be folded into it, as the disk is full; nothing was changed.
@@ -192,9 +171,9 @@ def write_store_anew(folder: str, store: Store, step: Step) -> None:
         Store.copied(path, staged)
 
     def publish() -> None:
-        with io_errors():
+        with files.io_errors():
             os.replace(staged, path)
-        sync_folder(folder)
+        files.sync_folder(folder)
 
     step("write the store anew", write)
     step("publish the new store", publish)
@@ -202,32 +181,32 @@ def write_store_anew(folder: str, store: Store, step: Step) -> None:
 
 def _remove(staged: str) -> None:
     for name in (staged, f"{staged}.wal"):
-        with io_errors(), suppress(FileNotFoundError):
+        with files.io_errors(), suppress(FileNotFoundError):
             os.unlink(name)
 
 
 _OWN = "_mem_wal_ops/"
 _RECORD = f"{_OWN}erase/newest.json"
-_WAIT = MergeOptions().wait.total_seconds()
+_WAIT = IndexMergeOptions().wait.total_seconds()
 _NO_ROWS = "it has no rows"
 _WHY = {
-    GRAPH: "every slot was read: no deleted node, and zeros where no block is",
+    files.GRAPH: "every slot was read: no deleted node, and zeros where no block is",
     NAME: "it was written anew since the last deletion",
-    METADATA: _NO_ROWS,
+    files.METADATA: _NO_ROWS,
     FOLLOW: _NO_ROWS,
-    WRITER: _NO_ROWS,
-    CURRENT: _NO_ROWS,
+    files.WRITER: _NO_ROWS,
+    files.CURRENT: _NO_ROWS,
 }
 
-__all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
+__all__ = ["EraseReport", "IndexEraseOptions", "apply", "plan"]
 
 
-def plan(table: Table, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+def plan(table: Table, options: IndexEraseOptions, context: RunContext) -> EraseReport | CheckReport:
     """Report what holds deleted rows. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     return run_erasure(table, options, partial(_begin, table, options, context), applied=False)
 
 
-def apply(table: Table, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+def apply(table: Table, options: IndexEraseOptions, context: RunContext) -> EraseReport | CheckReport:
     """Erase. Safe to kill and to repeat, and concurrently with readers.
 
     Raises:
@@ -237,7 +216,7 @@ def apply(table: Table, options: EraseOptions, context: RunContext) -> EraseRepo
     return run_erasure(table, options, partial(_begin, table, options, context), applied=True)
 
 
-def _begin(table: Table, options: EraseOptions, context: RunContext) -> FolderErasure:
+def _begin(table: Table, options: IndexEraseOptions, context: RunContext) -> FolderErasure:
     if options.ttl.column is not None:
         raise OptionError("{ttl} does not apply: an index folder has no column of times.", "ttl")
     table.check_files()
@@ -254,7 +233,7 @@ class FolderErasure(Erasure):
         "copies of the folder elsewhere (memwal-ops snapshot)",
         "averages in the codebook, until memwal-ops catchup --rebuild trains another one",
     )
-    written_in_place: ClassVar[tuple[str, ...]] = (GRAPH, NAME, LOG, "view/", READERS, WRITER, FOLLOW)
+    written_in_place: ClassVar[tuple[str, ...]] = (files.GRAPH, NAME, LOG, "view/", files.READERS, files.WRITER, FOLLOW)
 
     @property
     def before(self) -> datetime | None:
@@ -272,7 +251,7 @@ class FolderErasure(Erasure):
             survey.holders += self._in_graph(store)
             if not self._is_recorded(store):
                 survey.holders.append(Holder("store", NAME, "it may have deleted rows in free parts of its file"))
-                survey.holders.append(Holder("view", CURRENT, "it may list deleted rows"))
+                survey.holders.append(Holder("view", files.CURRENT, "it may list deleted rows"))
             survey.holders += self._kept(store) if survey.holders else ()
         survey.holders += self._source(survey.living)
         for meta in self.table.store.list():
@@ -286,7 +265,7 @@ class FolderErasure(Erasure):
             store.columns(f"SELECT count(*) FROM {name}") for name in ("lmd_tombstoned_nodes", "lmd_delta_blocks")
         )
         if dead[0]:
-            yield Holder("node", GRAPH, f"{counted(int(dead[0]), 'deleted node')} with its vector in the graph")
+            yield Holder("node", files.GRAPH, f"{counted(int(dead[0]), 'deleted node')} with its vector in the graph")
         if deltas[0]:
             yield Holder("delta block", NAME, f"{counted(int(deltas[0]), 'delta block')} to be merged first")
 
@@ -294,21 +273,21 @@ class FolderErasure(Erasure):
         folder, layout = self.table.location.uri, self.table.parameters.layout
         leftovers = unclean(folder, store, layout, store.state.epoch)
         if len(leftovers.free):
-            yield Holder("slot", GRAPH, f"{counted(len(leftovers.free), 'free slot')} with a block of before")
+            yield Holder("slot", files.GRAPH, f"{counted(len(leftovers.free), 'free slot')} with a block of before")
         if len(leftovers.nodes):
             yield Holder(
-                "block", GRAPH, f"{counted(len(leftovers.nodes), 'block')} with links of before in unused parts"
+                "block", files.GRAPH, f"{counted(len(leftovers.nodes), 'block')} with links of before in unused parts"
             )
-        beyond = os.path.getsize(os.path.join(folder, GRAPH)) - store.state.slot_count * layout.block_size
+        beyond = os.path.getsize(os.path.join(folder, files.GRAPH)) - store.state.slot_count * layout.block_size
         if beyond > 0:
-            yield Holder("end of the graph", GRAPH, f"{beyond:,} bytes beyond its slots")
+            yield Holder("end of the graph", files.GRAPH, f"{beyond:,} bytes beyond its slots")
 
     def _kept(self, store: Store) -> Iterator[Holder]:
         """Who reads an older epoch: its blocks stay."""
         folder, epoch = self.table.location.uri, store.state.epoch
-        if needed_from(folder, epoch) >= epoch:
+        if files.needed_from(folder, epoch) >= epoch:
             return
-        reader = lowest_reader(folder)
+        reader = files.lowest_reader(folder)
         if reader is not None and reader < epoch:
             yield Holder("reader", f"at epoch {reader}", "its process must read again, or end", blocks=True)
         for hold in holds_in_force(self.table.store, store_time(self.table.store)):
@@ -331,7 +310,7 @@ class FolderErasure(Erasure):
         path = meta.path
         if path in _WHY:
             return _WHY[path], None
-        if path.startswith((_OWN, f"{READERS}/")):
+        if path.startswith((_OWN, f"{files.READERS}/")):
             return _NO_ROWS, None
         if path in publishing.stale_files(self.table.location.uri, self.table.parameters):
             return None, Holder("view", path, "a view that was replaced, or not finished")
@@ -354,10 +333,10 @@ class FolderErasure(Erasure):
     def _work(self) -> Survey:
         self._delete()
         self.context.step("catchup")
-        healed = catchup.apply(self.table, CatchupOptions(), self.context)
+        healed = catchup.apply(self.table, IndexCatchupOptions(), self.context)
         self.count("nodes_healed", healed.healed)
         self.context.step("merge")
-        merged = merge.apply(self.table.newest(), MergeOptions(), self.context)
+        merged = merge.apply(self.table.newest(), IndexMergeOptions(), self.context)
         self.count("blocks_merged", merged.blocks)
         self.faults += [Holder("delta block", str(part.node), part.why, blocks=True) for part in merged.blocked]
         self._collect()
@@ -377,7 +356,7 @@ class FolderErasure(Erasure):
 
     def _collect(self) -> None:
         self.context.step("gc")
-        report = gc.apply(self.table.newest(), GcOptions(), self.context)
+        report = gc.apply(self.table.newest(), IndexGcOptions(), self.context)
         self.count("objects_deleted", report.deleted_objects)
 
     def _scrub(self) -> None:
@@ -400,7 +379,7 @@ class FolderErasure(Erasure):
         """The epoch and the view of a folder of which nothing was changed since its view was made; else None."""
         folder = self.table.location.uri
         current = read_current(folder, self.table.parameters)
-        if current.epoch != store.state.epoch or os.path.getsize(os.path.join(folder, log_path(current.number))):
+        if current.epoch != store.state.epoch or os.path.getsize(os.path.join(folder, files.log_path(current.number))):
             return None
         return {"epoch": store.state.epoch, "view": current.number}
 

@@ -25,19 +25,7 @@ from memwal_ops.core.anchors import Anchor, anchor_at
 from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcDecision, GcReport, KindText, Verdict, unrecognized
 from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.errors import TableReplacedError
-from memwal_ops.formats.lm_diskann import merging, publishing
-from memwal_ops.formats.lm_diskann.files import (
-    CURRENT,
-    GRAPH,
-    METADATA,
-    READERS,
-    WRITER,
-    dead_readers,
-    needed_from,
-    open_file,
-    read_parameters,
-    sync,
-)
+from memwal_ops.formats.lm_diskann import files, merging, publishing
 from memwal_ops.formats.lm_diskann.graph import around
 from memwal_ops.formats.lm_diskann.kernels.healing import linked
 from memwal_ops.formats.lm_diskann.publishing import locked_store, stale_files
@@ -55,9 +43,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.anchors import CommitGuard
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.files import Step
     from memwal_ops.formats.lm_diskann.library import Index
-    from memwal_ops.formats.lm_diskann.specs import GcOptions, WhyOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexGcOptions, IndexWhyOptions
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.table import Table
 
@@ -67,7 +54,6 @@ class Tombstone:
     """A deleted node, with the properties that determine whether it is deletable.
 
     Attributes:
-        node: its id.
         healed: the epoch from which on no path leads to it; None: it is not healed yet.
         unmerged: whether the delta table has a version of it.
         linked: whether a node that searches can reach links to it.
@@ -120,7 +106,7 @@ def read_tombstones(view: View, store: Store, nodes: NDArray[np.int64]) -> list[
     ]
 
 
-def reclaim(index: Index, nodes: NDArray[np.int64], step: Step) -> None:
+def reclaim(index: Index, nodes: NDArray[np.int64], step: files.Step) -> None:
     """Remove deleted nodes that were proven to be needed by nothing: one commit, and its frame."""
     store = index.writable()
     ids = nodes.astype(U8)
@@ -139,10 +125,10 @@ def tail(store: Store, folder: str, size: int, horizon: int) -> tuple[int, int]:
     count = store.state.slot_count
     is_tail = descending == count - 1 - np.arange(len(descending))
     kept = count - (len(descending) if is_tail.all() else int(np.argmin(is_tail)))
-    return kept, max(0, os.path.getsize(os.path.join(folder, GRAPH)) - kept * size)
+    return kept, max(0, os.path.getsize(os.path.join(folder, files.GRAPH)) - kept * size)
 
 
-def trim(index: Index, horizon: int, step: Step) -> int:
+def trim(index: Index, horizon: int, step: files.Step) -> int:
     """Truncate free slots, and blocks of killed runs, at the end of the graph. Returns the bytes.
 
     The slots are removed from the store first: if the run is killed in between, the file is longer than the store
@@ -156,22 +142,21 @@ def trim(index: Index, horizon: int, step: Step) -> int:
     if beyond:
         # Otherwise, after a crash of the machine, an older view could refer to truncated blocks.
         publishing.settle(index.view, step)
-        with open_file(os.path.join(index.folder, GRAPH)) as graph:
+        with files.open_file(os.path.join(index.folder, files.GRAPH)) as graph:
 
             def cut() -> None:
                 os.ftruncate(graph, kept * size)
-                sync(graph)
+                files.sync(graph)
 
             step("trim the graph", cut)
     return beyond
 
 
-_KNOWN = {FOLLOW, METADATA, GRAPH, NAME, LOG, WRITER, CURRENT}
-_FOREIGN = re.compile(r"(_mem_wal_ops|diskann_store\.duckdb\.tmp)/.*")
-_VIEW = re.compile(r"view/[0-9]{16}\.(base|log)")
+_KNOWN = {FOLLOW, files.METADATA, files.GRAPH, NAME, LOG, files.WRITER, files.CURRENT}
+_OTHERS = re.compile(rf"(_mem_wal_ops|diskann_store\.duckdb\.tmp|{files.READERS})/.*|view/[0-9]{{16}}\.(base|log)")
 
 
-class Kind(enum.StrEnum):
+class IndexKind(enum.StrEnum):
     """The kinds of candidates."""
 
     NODE = "node"
@@ -184,10 +169,10 @@ class IndexGcReport(GcReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = {  # noqa: RUF012 - as in the base class
-        Kind.NODE: KindText("deleted nodes", ("node", "nodes")),
-        Kind.TAIL: KindText("end of the graph"),
-        Kind.VIEW: KindText("files of replaced views", ("file", "files")),
-        Kind.READER: KindText("files of ended readers", ("file", "files")),
+        IndexKind.NODE: KindText("deleted nodes", ("node", "nodes")),
+        IndexKind.TAIL: KindText("end of the graph"),
+        IndexKind.VIEW: KindText("files of replaced views", ("file", "files")),
+        IndexKind.READER: KindText("files of ended readers", ("file", "files")),
         UNKNOWN: KindText("unknown"),
     }
 
@@ -195,13 +180,11 @@ class IndexGcReport(GcReport[Candidate]):
     def decision(self) -> GcDecision:
         """The decision; deleted nodes and a truncation count as well, although they are no objects."""
         decision = super().decision
-        more = any(self.counts[kind][Verdict.DELETE] for kind in (Kind.NODE, Kind.TAIL))
+        more = any(self.counts[kind][Verdict.DELETE] for kind in (IndexKind.NODE, IndexKind.TAIL))
         return GcDecision.DELETED if self.applied and more and decision is GcDecision.NOTHING_TO_DELETE else decision
 
 
 class _Part(collector.Collector[Candidate]):
-    """One kind of candidates. Args: ``table`` is any epoch; for ``anchors``, which a plan has none of, see the base."""
-
     anchors: Sequence[Anchor] = ()
 
     def __init__(self, table: Table, anchors: Sequence[Anchor] = ()) -> None:
@@ -218,7 +201,6 @@ class _InStore(_Part):
         self._database, self._index = store, index
 
     def _writable(self, guard: CommitGuard) -> Index:
-        """The index, if the run may still change it."""
         guard.check()
         for anchor in self.anchors:
             anchor.check(self.store)
@@ -256,9 +238,9 @@ class Nodes(_InStore):
             yield from self._candidates(nodes)
 
     def _candidates(self, nodes: NDArray[np.int64]) -> Iterator[Candidate]:
-        needed = needed_from(self.table.location.uri, self._database.state.epoch)
+        needed = files.needed_from(self.table.location.uri, self._database.state.epoch)
         for tombstone in read_tombstones(self._view, self._database, nodes):
-            yield Candidate(Kind.NODE, f"nodes/{tombstone.node}", 0, 1, tuple(_gates(tombstone, needed)))
+            yield Candidate(IndexKind.NODE, f"nodes/{tombstone.node}", 0, 1, tuple(_gates(tombstone, needed)))
 
 
 def _node(path: str) -> int:
@@ -295,12 +277,11 @@ class Tail(_InStore):
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Measure it again."""
         del batch
-        kept, beyond = tail(
-            self._database, self.table.location.uri, self.table.parameters.layout.block_size, self._horizon()
-        )
+        size = self.table.parameters.layout.block_size
+        kept, beyond = tail(self._database, self.table.location.uri, size, self._horizon())
         if beyond:
             gate = Gate(met=True, text=f"{beyond:,} bytes: no slot from {kept} on is needed by any reader")
-            yield Candidate(Kind.TAIL, f"{GRAPH}/from-slot-{kept}", 0, 1, (gate,))
+            yield Candidate(IndexKind.TAIL, f"{files.GRAPH}/from-slot-{kept}", 0, 1, (gate,))
 
     def delete(self, paths: Sequence[str], guard: CommitGuard) -> DeleteReport:
         """Commit, then truncate the file."""
@@ -310,7 +291,7 @@ class Tail(_InStore):
 
     def _horizon(self) -> int:
         state = self._database.state
-        needed = needed_from(self.table.location.uri, state.epoch)
+        needed = files.needed_from(self.table.location.uri, state.epoch)
         # A run first raises the lowest retained epoch; a plan does not.
         return needed if self._index is None else min(state.retained_from, needed)
 
@@ -320,33 +301,27 @@ class Files(_Part):
 
     def stages(self) -> Iterator[collector.Stage[Candidate]]:
         """In the order of their names."""
-        yield collector.Stage(self._found())
+        yield collector.Stage(self._unused())
 
     def revalidate(self, batch: Sequence[Candidate]) -> Iterable[Candidate]:
         """Check the gates of the batch again, by the current ``CURRENT`` and locks."""
         wanted = {candidate.path for candidate in batch}
-        return [candidate for candidate in self._found() if candidate.path in wanted]
+        return [candidate for candidate in self._unused() if candidate.path in wanted]
 
-    def _found(self) -> list[Candidate]:
-        folder, parameters = self.table.location.uri, read_parameters(self.table.location.uri)
-        if parameters.uuid != self.table.parameters.uuid:
-            raise TableReplacedError(f"{folder} does not contain the same index as before.")
+    def _unused(self) -> list[Candidate]:
+        folder, parameters = self.table.location.uri, self.table.parameters
+        _check_same(self.table)
         number = read_current(folder, parameters).number
-        stale, dead = {*stale_files(folder, parameters)}, {*dead_readers(folder)}
+        stale, dead = {*stale_files(folder, parameters)}, {*files.dead_readers(folder)}
         candidates = []
         for meta in self.store.list(""):
             if meta.path in stale:
-                gate = Gate(met=True, text=f"{CURRENT} names view {number}")
-                candidates.append(Candidate(Kind.VIEW, meta.path, meta.size, 1, (gate,)))
+                gate = Gate(met=True, text=f"{files.CURRENT} names view {number}")
+                candidates.append(Candidate(IndexKind.VIEW, meta.path, meta.size, 1, (gate,)))
             elif meta.path in dead:
                 gate = Gate(met=True, text="its reader's lock is released: the process has ended")
-                candidates.append(Candidate(Kind.READER, meta.path, meta.size, 1, (gate,)))
-            elif not (
-                meta.path in _KNOWN
-                or _FOREIGN.fullmatch(meta.path)
-                or _VIEW.fullmatch(meta.path)
-                or meta.path.startswith(f"{READERS}/")
-            ):
+                candidates.append(Candidate(IndexKind.READER, meta.path, meta.size, 1, (gate,)))
+            elif meta.path not in _KNOWN and not _OTHERS.fullmatch(meta.path):
                 candidates.append(unrecognized(meta.path, meta.size, "its name is not one of the format's"))
         return sorted(candidates, key=lambda candidate: candidate.path)
 
@@ -356,14 +331,14 @@ def backlog(table: Table) -> Mapping[str, float]:
     return {"healed_nodes": table.state.healed}
 
 
-def plan(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
+def plan(table: Table, options: IndexGcOptions, context: RunContext) -> IndexGcReport:
     """The candidates. Reads only. Raises ``IndexBusyError``: another writer or job has the index."""
     with opened(table, options) as collectors:
         return collector.plan(collectors, IndexGcReport(applied=False), options, context)
 
 
 @contextmanager
-def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collector[Candidate]]]:
+def opened(table: Table, options: IndexGcOptions) -> Iterator[list[collector.Collector[Candidate]]]:
     """The collectors of a plan. Raises as :func:`plan`."""
     table.check_files()
     folder, parameters = table.location.uri, table.parameters
@@ -378,16 +353,15 @@ def opened(table: Table, options: GcOptions) -> Iterator[list[collector.Collecto
             view.close()
 
 
-def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcReport:
+def apply(table: Table, options: IndexGcOptions, context: RunContext) -> IndexGcReport:
     """Delete the candidates. Safe to kill, to run twice, and concurrently with readers.
 
     Raises ``IndexBusyError``: another writer or job has the index.
     """
-    if read_parameters(table.location.uri).uuid != table.parameters.uuid:
-        raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
+    _check_same(table)
     with table.open(options.wait.total_seconds()) as index:
         merging.raise_horizon(index, table.durable)
-        anchors = (anchor_at(table.store, METADATA, "The index"),)
+        anchors = (anchor_at(table.store, files.METADATA, "The index"),)
         store = index.writable()
         collectors: list[collector.Collector[Candidate]] = [
             Nodes(table, store, index.view, index, anchors), Tail(table, store, index, anchors), Files(table, anchors)
@@ -395,16 +369,19 @@ def apply(table: Table, options: GcOptions, context: RunContext) -> IndexGcRepor
         return collector.collect(collectors, IndexGcReport(applied=True), options, context)
 
 
+def _check_same(table: Table) -> None:
+    if files.read_parameters(table.location.uri).uuid != table.parameters.uuid:
+        raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
+
+
 class Why:
     """The job why: every gate of a candidate. Reads only."""
 
     @staticmethod
-    def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
+    def plan(table: Table, options: IndexWhyOptions, context: RunContext | None = None) -> Explanation:
         """Explain ``options.target``: ``nodes/ID``, the end of the graph, or a file of a view or reader.
 
-        Raises:
-            IndexBusyError: another writer or job has the index.
-            ObjectNotFoundError: there is no such candidate.
+        Raises ``IndexBusyError``: another writer or job has the index; ``ObjectNotFoundError``: no such candidate.
         """
         del context
         with opened(table, options) as collectors:

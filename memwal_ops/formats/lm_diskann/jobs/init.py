@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.demo import DemoRun
-    from memwal_ops.formats.lm_diskann.specs import InitOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexInitOptions
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.locations import Location
 
@@ -50,7 +50,7 @@ class InitReport:
         return f"The index folder {self.uri} {_RESULTS[self.decision]}: {text}."
 
 
-def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> InitReport:
+def init(location: Location, store: Store, options: IndexInitOptions, *, dry_run: bool) -> InitReport:
     """Create the folder if it does not exist.
 
     Raises:

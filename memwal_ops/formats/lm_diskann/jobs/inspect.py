@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,23 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lm_diskann.specs import InspectOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexInspectOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
 
-class Decision(enum.StrEnum):
-    """The only decision."""
-
-    INSPECTED = "inspected"
-
-
 @dataclass(frozen=True)
-class Report:
+class IndexInspection:
     """The inspection; ``document`` is the JSON document."""
 
     document: Mapping[str, Any]
 
-    decision = Decision.INSPECTED
+    decision = "inspected"
     exit_code = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -49,23 +42,18 @@ class Report:
         fixed, state, waits = document["parameters"], document["state"], document["backlog"]
         graph = "no graph yet: every search compares all rows" if document["exact"] else "graph"
         kept = f"Epochs {state['retained_from']} to {document['revision']} are retained"
-        return "\n".join(
-            [
-                f"LM-DiskANN index, epoch {document['revision']}: {state['live']:,} rows ({graph}).",
-                f"  {fixed['dimension']} dimensions, {fixed['metric']}, R {fixed['links']}, L {fixed['search_list']}, "
-                f"alpha {fixed['alpha']:g}, {fixed['quantizer']}.",
-                f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {document['graph_bytes']:,} bytes "
-                f"({waits['free_percent']:.1f} % of it can be given back).",
-                f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
-                f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
-                f"  {kept}; lowest reader: {document['lowest_reader'] or 'none'}.",
-                *self._followed(),
-                *(
-                    paragraph(f"BLOCKED: {part['detail']} {part['remedy']}", hanging="  ")
-                    for part in document["blocked"]
-                ),
-            ]
-        )
+        lines = [
+            f"LM-DiskANN index, epoch {document['revision']}: {state['live']:,} rows ({graph}).",
+            f"  {fixed['dimension']} dimensions, {fixed['metric']}, R {fixed['links']}, L {fixed['search_list']}, "
+            f"alpha {fixed['alpha']:g}, {fixed['quantizer']}.",
+            f"  Blocks of {fixed['block_size']:,} bytes; graph.lmd has {document['graph_bytes']:,} bytes "
+            f"({waits['free_percent']:.1f} % of it can be given back).",
+            f"  {waits['delta_blocks']:,.0f} unmerged delta blocks ({waits['dirty_percent']:.1f} % of the nodes).",
+            f"  {waits['unhealed_nodes']:,.0f} deleted nodes are not healed ({waits['unhealed_percent']:.1f} %).",
+            f"  {kept}; lowest reader: {document['lowest_reader'] or 'none'}.",
+        ]
+        blocked = (f"BLOCKED: {part['detail']} {part['remedy']}" for part in document["blocked"])
+        return "\n".join([*lines, *self._followed(), *(paragraph(text, hanging="  ") for text in blocked)])
 
     def _followed(self) -> list[str]:
         follows = self.document["follows"]
@@ -77,37 +65,24 @@ class Report:
         return [f"  Follows {place}: version {follows['version']}; {behind}"]
 
 
-def plan(table: Table, options: InspectOptions, context: RunContext) -> Report:
+def plan(table: Table, options: IndexInspectOptions, context: RunContext) -> IndexInspection:
     """Inspect the view; for a followed table, how many versions it is ahead, or why it cannot be read."""
     del options, context
-    fixed = table.parameters
+    fixed = asdict(table.parameters) | {"block_size": table.parameters.layout.block_size}
+    uuid = fixed.pop("uuid")
     follows, behind = _follows(table)
-    return Report(
+    backlogs = merge_backlog(table), unhealed(table), drift(table), behind, compact_backlog(table), gc_backlog(table)
+    return IndexInspection(
         {
-            "decision": Decision.INSPECTED.value,
+            "decision": "inspected",
             "format": table.format.name,
             "uri": table.location.uri,
             "revision": table.revision,
-            "uuid": str(fixed.uuid),
-            "parameters": {
-                "dimension": fixed.dimension,
-                "metric": fixed.metric,
-                "links": fixed.links,
-                "alpha": fixed.alpha,
-                "search_list": fixed.search_list,
-                "quantizer": fixed.quantizer,
-                "block_size": fixed.layout.block_size,
-            },
+            "uuid": str(uuid),
+            "parameters": fixed,
             "state": asdict(table.state),
             "exact": not table.state.codebook_id,
-            "backlog": {
-                **merge_backlog(table),
-                **unhealed(table),
-                **drift(table),
-                **behind,
-                **compact_backlog(table),
-                **gc_backlog(table),
-            },
+            "backlog": {name: value for part in backlogs for name, value in part.items()},
             "follows": follows,
             "view": table.view_number,
             "view_error": None if table.view_error is None else str(table.view_error),

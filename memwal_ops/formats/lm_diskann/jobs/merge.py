@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.merging import Bad
-    from memwal_ops.formats.lm_diskann.specs import MergeOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexMergeOptions
     from memwal_ops.formats.lm_diskann.table import Table
 
 _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Report(MergeOutcome):
+class IndexMergeReport(MergeOutcome):
     """The result of a merge, or its plan.
 
     Attributes:
@@ -66,15 +66,15 @@ def backlog(table: Table) -> Mapping[str, float]:
     }
 
 
-def plan(table: Table, options: MergeOptions, context: RunContext) -> Report:
+def plan(table: Table, options: IndexMergeOptions, context: RunContext) -> IndexMergeReport:
     """The backlog, from the published view; damaged blocks are found by a run only."""
     del options, context
     table.check_files()
     size = table.parameters.layout.block_size
-    return Report(MergeDecision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
+    return IndexMergeReport(MergeDecision.DRY_RUN, table.delta_blocks, table.delta_blocks * size, table.revision)
 
 
-def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
+def apply(table: Table, options: IndexMergeOptions, context: RunContext) -> IndexMergeReport:
     """Merge the whole backlog.
 
     Raises:
@@ -98,4 +98,4 @@ def apply(table: Table, options: MergeOptions, context: RunContext) -> Report:
         blocked = (*bad.values(), *missing)
         done = MergeDecision.MERGED if blocks else MergeDecision.NOTHING_TO_MERGE
         decision = MergeDecision.BLOCKED if blocked else done
-        return Report(decision, blocks, size, index.writable().state.epoch, blocked, index.republished)
+        return IndexMergeReport(decision, blocks, size, index.writable().state.epoch, blocked, index.republished)

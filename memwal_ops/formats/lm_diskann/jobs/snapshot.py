@@ -20,23 +20,9 @@ import numpy as np
 from memwal_ops.core.context import Progress
 from memwal_ops.core.documents import document
 from memwal_ops.errors import InvalidUsageError, TableReplacedError
-from memwal_ops.formats.lm_diskann import publishing
+from memwal_ops.formats.lm_diskann import files, publishing
 from memwal_ops.formats.lm_diskann.copies import PART_BYTES, Copy, Identity, LocalFolder, destination_of, read_parts
 from memwal_ops.formats.lm_diskann.errors import NOT_COPIED, IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import (
-    CURRENT,
-    GRAPH,
-    METADATA,
-    VIEW,
-    Reader,
-    WriterLock,
-    base_path,
-    io_error,
-    local_path,
-    log_path,
-    read_parameters,
-    unguarded,
-)
 from memwal_ops.formats.lm_diskann.library import WAIT
 from memwal_ops.formats.lm_diskann.merging import check_blocks
 from memwal_ops.formats.lm_diskann.source import FOLLOW
@@ -51,7 +37,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lm_diskann.copies import Destination
-    from memwal_ops.formats.lm_diskann.specs import SnapshotOptions
+    from memwal_ops.formats.lm_diskann.specs import IndexSnapshotOptions
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.wire import Parameters
 
@@ -65,23 +51,10 @@ def snapshot(
     wait: float = WAIT,
     storage_options: Mapping[str, str] | None = None,
 ) -> int:
-    """Copy an index folder, and return the epoch that the copy has.
-
-    Args:
-        folder: of the index.
-        destination: an empty local path or URI of a store; the copy appears when it is complete.
-        wait: seconds to wait for another writer or job.
-        storage_options: of the store.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-        InvalidUsageError: something is at the destination.
-        TableCorruptError: a block is damaged; nothing was copied.
-        StorageError: the disk is full, or the store failed; the destination stays empty.
-    """
-    path = local_path(folder)
-    to = destination_of(os.fspath(destination), storage_options or {}, unguarded)
-    parameters = read_parameters(path)
+    """See :func:`memwal_ops.formats.lm_diskann.snapshot`."""
+    path = files.local_path(folder)
+    to = destination_of(os.fspath(destination), storage_options or {}, files.unguarded)
+    parameters = files.read_parameters(path)
     if to.existing() is not None:
         raise InvalidUsageError(f"{to.uri} exists already.", remedy="Choose another name for the copy.")
     return copy(path, parameters, to, wait, lambda _: None)[0].epoch
@@ -117,10 +90,12 @@ def copy(
             store.raise_retained(store.state.epoch), merged_nodes=superseded[0], merged_versions=superseded[1]
         ))  # fmt: skip
         _check_deltas(store, parameters, path)
-        publishing.publish(to.staging, parameters, store, unguarded)
+        publishing.publish(to.staging, parameters, store, files.unguarded)
         store.close()
-        to.write(GRAPH, _graph(path, parameters, slots, (nodes, places.astype(np.int64), epochs), advance))
-        _copy_file(os.path.join(path, METADATA), os.path.join(to.staging, METADATA))  # with it, a folder is an index
+        to.write(files.GRAPH, _graph(path, parameters, slots, (nodes, places.astype(np.int64), epochs), advance))
+        _copy_file(
+            os.path.join(path, files.METADATA), os.path.join(to.staging, files.METADATA)
+        )  # with it, a folder is an index
         identity = Identity(str(parameters.uuid), store.state.epoch)
         return identity, store.state.live, to.publish(identity, store.state.live)
 
@@ -138,14 +113,14 @@ def restore(table: Copy, to: LocalFolder, advance: Advance) -> int:
             advance(len(data))
 
     with to:
-        for file in sorted(manifest.files, key=lambda file: file.path == METADATA):
+        for file in sorted(manifest.files, key=lambda file: file.path == files.METADATA):
             to.write(file.path, reported(read_parts(table.store, manifest, file)))
         return to.publish(Identity(manifest.uuid, manifest.epoch), manifest.rows)
 
 
 def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, opened: ExitStack) -> Store:
     """Copy the store, and register a reader of their epoch, which stays as long as ``opened``."""
-    lock = WriterLock(path, wait)
+    lock = files.WriterLock(path, wait)
     try:
         for name in (FOLLOW, NAME, LOG):
             if os.path.exists(os.path.join(path, name)):
@@ -155,13 +130,13 @@ def _copy_store(path: str, staging: str, parameters: Parameters, wait: float, op
         opened.callback(store.close)
         publishing.check_commits(path, parameters, store)
         store.check_identity(path)
-        graph, wanted = os.path.join(path, GRAPH), store.state.slot_count * parameters.layout.block_size
+        graph, wanted = os.path.join(path, files.GRAPH), store.state.slot_count * parameters.layout.block_size
         if os.path.getsize(graph) < wanted:
             raise IndexCorruptError(f"{graph} has fewer bytes than the {wanted:,} of its slots.", remedy=NOT_COPIED)
-        opened.enter_context(Reader(path, store.state.epoch))
+        opened.enter_context(files.Reader(path, store.state.epoch))
     finally:
         lock.release()
-    os.makedirs(os.path.join(staging, VIEW))
+    os.makedirs(os.path.join(staging, files.VIEW))
     return store
 
 
@@ -176,14 +151,14 @@ def _graph(
     size = parameters.layout.block_size
     nodes, places, epochs = mapped
     each = max(1, PART_BYTES // size)
-    with open(os.path.join(path, GRAPH), "rb") as file:
+    with open(os.path.join(path, files.GRAPH), "rb") as file:
         for first in range(0, slots, each):
             count = min(each, slots - first)
             # gc may truncate free slots at the end meanwhile.
             data = file.read(count * size).ljust(count * size, b"\0")
             part = slice(*np.searchsorted(places, [first, first + each]))
             blocks = np.frombuffer(data, np.uint8).reshape(-1, size)[places[part] - first]
-            check_blocks(blocks, nodes[part], epochs[part], f"{GRAPH} in {path}")
+            check_blocks(blocks, nodes[part], epochs[part], f"{files.GRAPH} in {path}")
             kept = np.zeros((count, size), np.uint8)
             kept[places[part] - first] = blocks
             yield kept.tobytes()
@@ -200,7 +175,6 @@ def _check_deltas(store: Store, parameters: Parameters, path: str) -> None:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Copy a file, and sync it."""
     try:
         with open(source, "rb") as old, open(target, "wb") as new:
             while data := old.read(PART_BYTES):
@@ -208,10 +182,10 @@ def _copy_file(source: str, target: str) -> None:
             new.flush()
             os.fsync(new.fileno())
     except OSError as error:
-        raise io_error(error) from error
+        raise files.io_error(error) from error
 
 
-class Decision(enum.StrEnum):
+class CopyDecision(enum.StrEnum):
     """How a run ended."""
 
     COPIED = "copied"
@@ -220,20 +194,10 @@ class Decision(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Report:
-    """The report of a copy.
+class CopyReport:
+    """The report of a copy; ``bytes`` of all its files, of a dry run about as many. Unchanged: it has this epoch."""
 
-    Attributes:
-        decision: how it ended; unchanged: the destination has this epoch already.
-        uri: the source.
-        destination: the copy.
-        epoch: of the copy.
-        rows: in the copy.
-        bytes: of all files of the copy; of a dry run, about as many.
-        seconds: how long it took.
-    """
-
-    decision: Decision
+    decision: CopyDecision
     uri: str
     destination: str
     epoch: int
@@ -250,22 +214,20 @@ class Report:
     def describe(self) -> str:
         """The report as text for people."""
         what = f"{counted(self.rows, 'row')} ({size_text(self.bytes)}) to {self.destination}"
-        match self.decision:
-            case Decision.COPIED:
-                return f"copied: {what}, as epoch {self.epoch}, {self.seconds:.2f} s."
-            case Decision.UNCHANGED:
-                return f"unchanged: {self.destination} has epoch {self.epoch} already."
-            case _:
-                return f"dry_run: would copy {what}; nothing was changed."
+        return {
+            CopyDecision.COPIED: f"copied: {what}, as epoch {self.epoch}, {self.seconds:.2f} s.",
+            CopyDecision.UNCHANGED: f"unchanged: {self.destination} has epoch {self.epoch} already.",
+            CopyDecision.DRY_RUN: f"dry_run: would copy {what}; nothing was changed.",
+        }[self.decision]
 
 
-def plan(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> Report:
+def plan(table: Table | Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
     """Report what would be copied. Reads only; raises as :func:`apply`."""
     del context
-    return _report(table, _destination(table, options), Decision.DRY_RUN)
+    return _report(table, _destination(table, options))
 
 
-def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) -> Report:
+def apply(table: Table | Copy, options: IndexSnapshotOptions, context: RunContext) -> CopyReport:
     """Copy. Safe to kill and to run again, and concurrently with writers, readers and jobs.
 
     Raises:
@@ -276,7 +238,7 @@ def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) ->
     """
     started = time.monotonic()
     to = _destination(table, options)
-    expected = _report(table, to, Decision.DRY_RUN)
+    expected = _report(table, to)
     done = 0
 
     def advance(count: int) -> None:
@@ -285,7 +247,7 @@ def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) ->
         context.report(Progress("copying", "bytes", done, expected.bytes))
         context.checkpoint()
 
-    if expected.decision is Decision.UNCHANGED:
+    if expected.decision is CopyDecision.UNCHANGED:
         to.clean()
         return expected
     if isinstance(table, Copy):
@@ -293,15 +255,15 @@ def apply(table: Table | Copy, options: SnapshotOptions, context: RunContext) ->
         size = restore(table, to, advance)
         epoch, rows = expected.epoch, expected.rows
     else:
-        if read_parameters(table.location.uri).uuid != table.parameters.uuid:
+        if files.read_parameters(table.location.uri).uuid != table.parameters.uuid:
             raise TableReplacedError(f"{table.location.uri} does not contain the same index as before.")
         wait = options.wait.total_seconds()
         identity, rows, size = copy(table.location.uri, table.parameters, to, wait, advance)
         epoch = identity.epoch
-    return Report(Decision.COPIED, table.location.uri, to.uri, epoch, rows, size, time.monotonic() - started)
+    return CopyReport(CopyDecision.COPIED, table.location.uri, to.uri, epoch, rows, size, time.monotonic() - started)
 
 
-def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
+def _destination(table: Table | Copy, options: IndexSnapshotOptions) -> Destination:
     """The destination. Raises ``InvalidUsageError`` if there is none, or it cannot be one."""
     if not options.destination:
         raise InvalidUsageError(
@@ -319,11 +281,8 @@ def _destination(table: Table | Copy, options: SnapshotOptions) -> Destination:
     return to
 
 
-def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
-    """The report of what a run would do; ``unchanged`` if the destination has this epoch.
-
-    Raises ``InvalidUsageError``: something else is at the destination.
-    """
+def _report(table: Table | Copy, to: Destination) -> CopyReport:
+    """What a run would do. Raises ``InvalidUsageError``: something else is at the destination."""
     if isinstance(table, Copy):
         manifest = table.manifest
         wanted, rows, size = Identity(manifest.uuid, manifest.epoch), manifest.rows, manifest.size
@@ -331,21 +290,23 @@ def _report(table: Table | Copy, to: Destination, decision: Decision) -> Report:
         table.check_files()
         # The copy does not retain older epochs, by a commit of its own.
         wanted, rows = Identity(str(table.parameters.uuid), table.revision + 1), table.state.live
-        size = _size(table)
+        names = (
+            files.METADATA,
+            FOLLOW,
+            NAME,
+            LOG,
+            files.CURRENT,
+            files.base_path(table.view_number),
+            files.log_path(table.view_number),
+        )
+        paths = (os.path.join(table.location.uri, name) for name in names)
+        size = table.state.slot_count * table.parameters.layout.block_size
+        size += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
     existing = to.existing()
     if existing is not None and existing != wanted:
         raise InvalidUsageError(
             f"{to.uri} exists already: epoch {existing.epoch} of index {existing.uuid}.",
             remedy="Choose another destination; nothing was changed there.",
         )
-    if existing is not None:
-        decision = Decision.UNCHANGED
-    return Report(decision, table.location.uri, to.uri, wanted.epoch, rows, size, 0.0)
-
-
-def _size(table: Table) -> int:
-    folder, number = table.location.uri, table.view_number
-    names = (METADATA, FOLLOW, NAME, LOG, CURRENT, base_path(number), log_path(number))
-    paths = (os.path.join(folder, name) for name in names)
-    slots = table.state.slot_count * table.parameters.layout.block_size
-    return slots + sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+    decision = CopyDecision.DRY_RUN if existing is None else CopyDecision.UNCHANGED
+    return CopyReport(decision, table.location.uri, to.uri, wanted.epoch, rows, size, 0.0)

@@ -36,7 +36,7 @@ from memwal_ops.formats.lm_diskann.jobs.catchup import ROUNDING, ZERO, K, is_sta
 from memwal_ops.formats.lm_diskann.kernels.healing import ROOT, reach
 from memwal_ops.formats.lm_diskann.kernels.searching import scan
 from memwal_ops.formats.lm_diskann.library import Index
-from memwal_ops.formats.lm_diskann.specs import VerifyOptions
+from memwal_ops.formats.lm_diskann.specs import IndexVerifyOptions
 from memwal_ops.formats.lm_diskann.store import Store
 from memwal_ops.formats.lm_diskann.verification import (
     FOLLOW_DAMAGED,
@@ -53,12 +53,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import VerifyOptions as BaseVerifyOptions
+    from memwal_ops.core.verification import VerifyOptions
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.view import View
-
-
-SAMPLE = 100
 
 
 def unreachable(view: View, store: Store) -> NDArray[np.int64]:
@@ -111,7 +108,7 @@ class Recall:
     rows: int
 
 
-def recall(index: Index, store: Store, samples: int = SAMPLE, seed: int = 0) -> Recall | None:
+def recall(index: Index, store: Store, samples: int = 100, seed: int = 0) -> Recall | None:
     """The share of the nearest rows that searches find, for a sample of rows; None: the index is empty.
 
     A row that is found counts if it is not farther than the k-th nearest: of equally far ones, each is right.
@@ -152,18 +149,20 @@ _BY_LONGER = f"Search with a larger L. {_BY_BUILD}"
 _PAGE = "runbooks/wrong-answers.md"
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport | AnswersPlan:
+def plan(table: Table, options: IndexVerifyOptions, context: RunContext) -> VerifyReport | AnswersPlan:
     """Verify an index folder, or tell what asking its index costs."""
-    if options.dry_run:
-        _check_name(options)
-        return _planned(table, options)
-    return verified(table, options, context)
+    if not options.dry_run:
+        return verified(table, options, context)
+    _check_name(options)
+    size = _size(table)
+    answers = IndexAnswers(**_BASE, queries=options.samples, bytes_at_most=size)
+    return AnswersPlan(table.revision, [answers if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
 apply = plan
 
 
-def verified(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
+def verified(table: Table, options: IndexVerifyOptions, context: RunContext) -> VerifyReport:
     """Check everything; every block is read, with --deep or without, but not with --answers-only.
 
     With --deep also reachability and recall, unless there are findings already.
@@ -199,13 +198,12 @@ def verified(table: Table, options: VerifyOptions, context: RunContext) -> Verif
     return VerifyReport(table.revision, checks.findings, checked, answers=answers, seed=seed if options.asks else None)
 
 
-def _check_name(options: VerifyOptions) -> None:
+def _check_name(options: IndexVerifyOptions) -> None:
     if options.index and set(options.index) != {GRAPH}:
         raise InvalidUsageError(f"The folder has no index {options.index[0]!r}; it has: {GRAPH}.")
 
 
 def _size(table: Table) -> int:
-    """Bytes of all blocks."""
     try:
         return os.path.getsize(os.path.join(table.location.uri, GRAPH_FILE))
     except FileNotFoundError:
@@ -214,12 +212,6 @@ def _size(table: Table) -> int:
 
 def _above(table: Table) -> IndexAnswers:
     return IndexAnswers(**_BASE, skipped=f"its blocks have {_size(table):,} bytes, above --max-bytes")
-
-
-def _planned(table: Table, options: VerifyOptions) -> AnswersPlan:
-    size = _size(table)
-    answers = IndexAnswers(**_BASE, queries=options.samples, bytes_at_most=size)
-    return AnswersPlan(table.revision, [answers if size <= options.max_bytes else _above(table)], options.max_bytes)
 
 
 def _is_low(measured: Recall, least: float) -> bool:
@@ -246,7 +238,7 @@ def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _answers(table: Table, options: VerifyOptions, checks: Verified, seed: int) -> list[IndexAnswers]:
+def _answers(table: Table, options: IndexVerifyOptions, checks: Verified, seed: int) -> list[IndexAnswers]:
     """Recall of searches, unless there are findings already; with --deep, add the findings of that."""
     if checks.findings.counts:
         return [IndexAnswers(**_BASE, skipped="there are other findings, which come first")]
@@ -270,25 +262,20 @@ def _answers(table: Table, options: VerifyOptions, checks: Verified, seed: int) 
     wrong = [*_low(measured, options.min_recall, stale=stale)]
     checks.findings.extend(wrong)
     answers = IndexAnswers(
-        **_BASE,
-        settings=f"k {K}",
-        queries=measured.queries,
-        recall=measured.share,
-        found_itself=measured.itself,
-        rows_compared=measured.rows,
-        bytes_at_most=size,
-    )
+        **_BASE, settings=f"k {K}", queries=measured.queries, recall=measured.share, found_itself=measured.itself,
+        rows_compared=measured.rows, bytes_at_most=size,
+    )  # fmt: skip
     return [with_findings(answers, wrong)]
 
 
 _DAMAGED_STORE = "store"
-_REBUILD = "Run memwal-ops catchup URI --rebuild: it builds the graph anew."
+
 _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
 
 
-def _verified_for_repair(table: Table, options: BaseVerifyOptions, context: RunContext) -> VerifyReport:
+def _verified_for_repair(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
-    report = verified(table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
+    report = verified(table, IndexVerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
     if report.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
         report.findings.kept = [
             replace(finding, about=_DAMAGED_STORE) if finding.check in OF_VIEW else finding
@@ -318,7 +305,7 @@ def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
 
 def _publish(table: Table, keep: Keep) -> FixAttempt:
     del keep  # the view is made from the store, which has all of it
-    with table.open(VerifyOptions().wait.total_seconds()) as index:
+    with table.open(IndexVerifyOptions().wait.total_seconds()) as index:
         if not index.republished:  # opening it publishes a view that is behind, or cannot be read
             publishing.publish(table.location.uri, table.parameters, index.writable(), table.durable)
     return FixAttempt.DONE
@@ -326,7 +313,7 @@ def _publish(table: Table, keep: Keep) -> FixAttempt:
 
 def _remap(table: Table, keep: Keep) -> FixAttempt:
     del keep  # the replaced entries contradict the blocks, which are kept
-    with table.open(VerifyOptions().wait.total_seconds()) as index:
+    with table.open(IndexVerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
         blocks = Check(folder, table.parameters, store, Verified(Findings(1)), RunContext()).read_blocks()
         if (why := verification.refusal(store, blocks)) is not None:
@@ -341,7 +328,7 @@ def _remap(table: Table, keep: Keep) -> FixAttempt:
 
 def _give_up(table: Table, keep: Keep) -> FixAttempt:
     del keep  # only epochs that no reader and no hold needs are given up
-    with table.open(VerifyOptions().wait.total_seconds()) as index:
+    with table.open(IndexVerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
         needed = needed_from(folder, store.state.epoch)
         if needed > store.state.retained_from:
@@ -356,7 +343,7 @@ def _give_up(table: Table, keep: Keep) -> FixAttempt:
 
 def _link(table: Table, keep: Keep) -> FixAttempt:
     del keep  # links are added
-    with table.open(VerifyOptions().wait.total_seconds(), changes=True) as index:
+    with table.open(IndexVerifyOptions().wait.total_seconds(), changes=True) as index:
         nodes = unreachable(index.view, index.writable())
         if not len(nodes):
             return FixAttempt.GONE
@@ -367,7 +354,8 @@ def _link(table: Table, keep: Keep) -> FixAttempt:
             staged.rewired = nodes
     if left:
         raise IndexCorruptError(
-            f"{left:,} rows remain without a path: no node has a link left for them.", remedy=_REBUILD
+            f"{left:,} rows remain without a path: no node has a link left for them.",
+            remedy="Run memwal-ops catchup URI --rebuild: it builds the graph anew.",
         )
     return FixAttempt.DONE
 

@@ -20,7 +20,6 @@ class _Compilations(event.Listener):  # type: ignore[misc] # numba has no types
     count = 0
 
     def on_start(self, event: Any) -> None:
-        """One more."""
         del event
         if not self.count:
             get_logger(__name__).info(

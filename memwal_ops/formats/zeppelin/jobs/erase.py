@@ -28,7 +28,7 @@ from memwal_ops.formats.zeppelin.namespace import probe, read_revision
 from memwal_ops.formats.zeppelin.reader import compile_filter, live_rows, read_log
 from memwal_ops.formats.zeppelin.roots import prefix_of
 from memwal_ops.formats.zeppelin.segments import Rows, SegmentReader
-from memwal_ops.formats.zeppelin.specs import EraseOptions, GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinEraseOptions, ZeppelinGcOptions, ZeppelinMergeOptions
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.manifest import FIELDS, FRAGMENT_FIELDS, SEGMENT_FIELDS
 from memwal_ops.formats.zeppelin.writer import Writer
@@ -70,15 +70,15 @@ _WORDS = json.dumps([
 ]).encode()  # fmt: skip
 """Names in objects of every namespace: a value that is one of them is not looked for."""
 
-__all__ = ["EraseOptions", "EraseReport", "apply", "plan"]
+__all__ = ["EraseReport", "ZeppelinEraseOptions", "apply", "plan"]
 
 
-def plan(table: Namespace, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+def plan(table: Namespace, options: ZeppelinEraseOptions, context: RunContext) -> EraseReport | CheckReport:
     """Report what holds such rows. Reads only."""
     return run_erasure(table, options, partial(_begin, table, options, context), applied=False)
 
 
-def apply(table: Namespace, options: EraseOptions, context: RunContext) -> EraseReport | CheckReport:
+def apply(table: Namespace, options: ZeppelinEraseOptions, context: RunContext) -> EraseReport | CheckReport:
     """Erase. Safe to kill, to repeat, and concurrently with writers, readers and compactions.
 
     Raises:
@@ -89,7 +89,7 @@ def apply(table: Namespace, options: EraseOptions, context: RunContext) -> Erase
     return run_erasure(table, options, partial(_begin, table, options, context), applied=True)
 
 
-def _begin(table: Namespace, options: EraseOptions, context: RunContext) -> NamespaceErasure:
+def _begin(table: Namespace, options: ZeppelinEraseOptions, context: RunContext) -> NamespaceErasure:
     if options.ttl.column is not None:
         raise OptionError("{ttl} does not apply: an attribute of a namespace has no type of times.", "ttl")
     table.check_writable()
@@ -145,13 +145,13 @@ class NamespaceErasure(Erasure):
         return self.options.cut(self.now)
 
     @property
-    def gc_options(self) -> GcOptions:
+    def gc_options(self) -> ZeppelinGcOptions:
         """The grace times of gc: no longer than revisions have to be old, and no shorter than is safe."""
-        default, unsafe = GcOptions(), self.options.allow_unsafe
+        default, unsafe = ZeppelinGcOptions(), self.options.allow_unsafe
         minute, hour = (timedelta(0) if unsafe else least for least in (timedelta(minutes=1), timedelta(hours=1)))
         reader_grace = min(default.reader_grace, max(self.options.older_than, minute))
         orphan_min_age = min(default.orphan_min_age, max(self.options.older_than, hour))
-        return GcOptions(
+        return ZeppelinGcOptions(
             reader_grace=reader_grace, orphan_min_age=orphan_min_age, keep_revisions=1, allow_unsafe=unsafe
         )
 
@@ -292,7 +292,7 @@ class NamespaceErasure(Erasure):
             self.count("rows_deleted", len(gone))
         if self.survey().holders:
             self.context.step("merge")
-            merged = merge.apply(self.table.newest(), MergeOptions(), self.context)
+            merged = merge.apply(self.table.newest(), ZeppelinMergeOptions(), self.context)
             self.count("fragments_merged", merged.fragments)
             if merged.blocked is not None:
                 self.faults.append(Holder("fragment", merged.blocked.id, str(merged.blocked.error), blocks=True))

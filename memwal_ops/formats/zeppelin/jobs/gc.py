@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.zeppelin.namespace import Namespace, Revision
     from memwal_ops.formats.zeppelin.roots import OrphanLedger, Roots
-    from memwal_ops.formats.zeppelin.specs import GcOptions, WhyOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinWhyOptions
     from memwal_ops.formats.zeppelin.wire.manifest import Manifest
     from memwal_ops.storage.api import ObjectMeta
 
@@ -107,7 +107,7 @@ class ZeppelinGcReport(GcReport[Candidate]):
 class NamespaceEvidence:
     """Creates candidates with their gates, from roots, lease and ledger."""
 
-    options: GcOptions
+    options: ZeppelinGcOptions
     now: datetime
     ledger: OrphanLedger
     roots: Roots
@@ -118,7 +118,7 @@ class NamespaceEvidence:
     busy: str | None = None
 
     @classmethod
-    def of(cls, table: Namespace, options: GcOptions, now: datetime) -> NamespaceEvidence:
+    def of(cls, table: Namespace, options: ZeppelinGcOptions, now: datetime) -> NamespaceEvidence:
         """Read the roots, the lease and the ledger."""
         cache = Cache()
         roots = read_roots(table, options.keep_revisions, options.reader_grace, now, cache)
@@ -286,7 +286,7 @@ def backlog(table: Namespace) -> Mapping[str, float]:
     return {"pending_keys": len(table.manifest.pending) if table.manifest.dialect == NATIVE else 0}
 
 
-def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
+def plan(table: Namespace, options: ZeppelinGcOptions, context: RunContext) -> ZeppelinGcReport:
     """Report the candidates, and why others are kept. Reads only. Raises: see :func:`apply`."""
     table.check_writable()
     _require_complete(table)
@@ -295,7 +295,7 @@ def plan(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinG
     return collector.plan([objects, Revisions(objects)], report, options, context)
 
 
-def apply(table: Namespace, options: GcOptions, context: RunContext) -> ZeppelinGcReport:
+def apply(table: Namespace, options: ZeppelinGcOptions, context: RunContext) -> ZeppelinGcReport:
     """Delete. Safe to kill, to run twice, and concurrently with writers, readers and compactions.
 
     Raises:
@@ -388,7 +388,7 @@ class Why:
     """The job why: every gate of a candidate. Reads only."""
 
     @staticmethod
-    def plan(table: Namespace, options: WhyOptions, context: RunContext | None = None) -> Explanation:
+    def plan(table: Namespace, options: ZeppelinWhyOptions, context: RunContext | None = None) -> Explanation:
         """Explain ``options.target``: a fragment's key, an object of a segment, a revision's record.
 
         Raises ``ObjectNotFoundError``: it does not exist, or is not an object that gc collects.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.backlog import Contested
     from memwal_ops.formats.zeppelin.lease import HeldLease
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.specs import MergeOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
     from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, Manifest
 
 # A pass whose inputs were replaced starts again. That is rare: a process that replaces them ignores the fencing token.
@@ -122,7 +122,7 @@ class _ReplacedError(Exception):
 backlog = figures
 
 
-def plan(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
+def plan(table: Namespace, options: ZeppelinMergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
     """The fragments that would be compacted. Reads the manifest, and lists; the log only if ids are pending deletion.
 
     Raises:
@@ -147,7 +147,7 @@ def plan(table: Namespace, options: MergeOptions, context: RunContext | None = N
     return report
 
 
-def apply(table: Namespace, options: MergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
+def apply(table: Namespace, options: ZeppelinMergeOptions, context: RunContext | None = None) -> NamespaceMergeReport:
     """Compact all fragments that are listed now; fragments appended meanwhile are for the next run.
 
     Raises:
@@ -192,7 +192,7 @@ def apply(table: Namespace, options: MergeOptions, context: RunContext | None = 
 
 @contextmanager
 def _spark(
-    table: Namespace, options: MergeOptions, context: RunContext, report: NamespaceMergeReport
+    table: Namespace, options: ZeppelinMergeOptions, context: RunContext, report: NamespaceMergeReport
 ) -> Iterator[TaskRunner | None]:
     """The runner of tasks if the engine is Spark, which starts with the first stage; else None."""
     report.engine = _engine(table, options)
@@ -207,7 +207,7 @@ def _spark(
         yield runner
 
 
-def _engine(table: Namespace, options: MergeOptions) -> EngineChoice:
+def _engine(table: Namespace, options: ZeppelinMergeOptions) -> EngineChoice:
     """The engine, by the vectors of segments and log: a pass reads and writes all of them."""
     manifest = table.manifest
     if len(manifest.segments) > 1 and options.engine != "local":
@@ -258,7 +258,7 @@ def _known_dimensions(table: Namespace) -> int | None:
     return None
 
 
-def _has_work(manifest: Manifest, options: MergeOptions) -> bool:
+def _has_work(manifest: Manifest, options: ZeppelinMergeOptions) -> bool:
     """Whether there may be work: a log, ids to hide permanently, or a requested training."""
     hidden = manifest.hidden.difference(manifest.pending_keys)
     return bool(manifest.fragments or hidden or (options.retrain and manifest.segments))
@@ -280,9 +280,7 @@ def _warnings(manifest: Manifest, left: Contested) -> Iterator[str]:
 
 @dataclass
 class _Run:
-    """The passes under one lease."""
-
-    options: MergeOptions
+    options: ZeppelinMergeOptions
     context: RunContext
     metric: str
     lease: HeldLease

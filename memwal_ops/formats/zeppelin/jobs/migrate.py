@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.formats.zeppelin.jobs.migrate_spark import SparkMigration
     from memwal_ops.formats.zeppelin.namespace import Namespace
-    from memwal_ops.formats.zeppelin.specs import MigrateOptions
+    from memwal_ops.formats.zeppelin.specs import ZeppelinMigrateOptions
 
 
 class ZeppelinMigrateDecision(enum.StrEnum):
@@ -113,7 +113,7 @@ _ROUNDS = 20
 _HELD = timedelta(hours=12)
 
 
-def plan(table: Namespace, options: MigrateOptions, context: RunContext) -> ZeppelinMigrateReport:
+def plan(table: Namespace, options: ZeppelinMigrateOptions, context: RunContext) -> ZeppelinMigrateReport:
     """What :func:`apply` would do; reads only. Raises as :func:`apply`."""
     run = _Run(table, options, context)
     _refuse_missing(table)
@@ -125,7 +125,7 @@ def plan(table: Namespace, options: MigrateOptions, context: RunContext) -> Zepp
     return run.finished()
 
 
-def apply(table: Namespace, options: MigrateOptions, context: RunContext) -> ZeppelinMigrateReport:
+def apply(table: Namespace, options: ZeppelinMigrateOptions, context: RunContext) -> ZeppelinMigrateReport:
     """Migrate. Safe to kill and to repeat.
 
     Raises:
@@ -143,11 +143,9 @@ def apply(table: Namespace, options: MigrateOptions, context: RunContext) -> Zep
 
 
 class _Run:
-    """The target, and the report of a run."""
-
     sink: RowSink
 
-    def __init__(self, table: Namespace, options: MigrateOptions, context: RunContext) -> None:
+    def __init__(self, table: Namespace, options: ZeppelinMigrateOptions, context: RunContext) -> None:
         if not options.target:
             raise errors.InvalidUsageError(
                 f"{table.location.uri} is a Zeppelin namespace, which is migrated to a Lance table, and no target was "
@@ -231,7 +229,6 @@ class _Run:
         return changes
 
     def write(self, table: Namespace, changes: migrate_rows.RowChanges) -> None:
-        """Write the changes; the record comes last."""
         schema, record = changes.columns.schema, self._record(table)
         if self.sink.record is None:
             self.report.upserts += changes.rows.create(self.sink, schema, record)
@@ -263,7 +260,6 @@ class _Run:
         self.report.decision = ZeppelinMigrateDecision.MIGRATED if wrote else ZeppelinMigrateDecision.NOTHING_TO_MIGRATE
 
     def finished(self) -> ZeppelinMigrateReport:
-        """The report."""
         self.report.target_version, self.report.seconds = self.sink.version, time.monotonic() - self._started
         return self.report
 

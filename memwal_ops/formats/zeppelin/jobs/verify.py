@@ -39,7 +39,7 @@ from memwal_ops.formats.zeppelin.jobs.gc import NamespaceEvidence, NamespaceKind
 from memwal_ops.formats.zeppelin.lease import read_lease
 from memwal_ops.formats.zeppelin.namespace import check_live, read_revision, recorded_revisions
 from memwal_ops.formats.zeppelin.segments import SegmentReader, imbalance
-from memwal_ops.formats.zeppelin.specs import GcOptions, VerifyOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinVerifyOptions
 from memwal_ops.formats.zeppelin.wire import MANIFEST, META
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment, finite
 from memwal_ops.formats.zeppelin.wire.segment import attributes_name, bitmap_name, text_name
@@ -61,7 +61,7 @@ _FAR = timedelta(days=1)
 
 
 def check_namespace(
-    table: Namespace, options: VerifyOptions, context: RunContext, checked: dict[str, Any]
+    table: Namespace, options: ZeppelinVerifyOptions, context: RunContext, checked: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yield every finding, and count in ``checked`` what was read. Raises ``StorageError``: the store failed."""
     checked |= {"fragments": 0, "rows": 0, "clusters": 0, "objects": Counter[str]()}
@@ -181,7 +181,7 @@ class _Segment:
         self,
         table: Namespace,
         segment: SegmentRef,
-        options: VerifyOptions,
+        options: ZeppelinVerifyOptions,
         context: RunContext,
         checked: dict[str, Any],
     ) -> None:
@@ -329,7 +329,7 @@ def _history(table: Namespace) -> Iterator[Finding]:
 
 def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Finding]:
     try:
-        evidence = NamespaceEvidence.of(table, GcOptions(), datetime.now(UTC))
+        evidence = NamespaceEvidence.of(table, ZeppelinGcOptions(), datetime.now(UTC))
     except errors.TableCorruptError as error:
         yield finding_of(error, "history", "the history", "gc deletes nothing.")
         return
@@ -350,7 +350,9 @@ def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport | AnswersPlan:
+def plan(
+    table: Namespace, options: ZeppelinVerifyOptions, context: RunContext | None = None
+) -> VerifyReport | AnswersPlan:
     """Verify a namespace, or tell what asking its indexes costs."""
     if options.dry_run:
         return AnswersPlan(table.revision, plan_answers(table, options), options.max_bytes)
@@ -360,7 +362,7 @@ def plan(table: Namespace, options: VerifyOptions, context: RunContext | None = 
 apply = plan
 
 
-def verified(table: Namespace, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def verified(table: Namespace, options: ZeppelinVerifyOptions, context: RunContext | None = None) -> VerifyReport:
     """Check all objects. Raises ``StorageError`` if the store fails."""
     context = context or RunContext()
     checked: dict[str, Any] = {}
@@ -411,7 +413,7 @@ _CHOICES: Mapping[str, tuple[Choice, ...]] = {
 
 REPAIR: RepairJob[Namespace] = RepairJob(
     lambda table, options, context: verified(
-        table, VerifyOptions(deep=options.deep, max_findings=options.max_findings), context
+        table, ZeppelinVerifyOptions(deep=options.deep, max_findings=options.max_findings), context
     ),
     choices=_CHOICES,
 )

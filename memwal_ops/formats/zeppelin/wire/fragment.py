@@ -352,8 +352,6 @@ def _python(*, ensure_ascii: bool, sort_keys: bool) -> Callable[[Any], str]:
 
 
 class _Token(str):
-    """A number as written in the file."""
-
     __slots__ = ()
 
 
@@ -553,7 +551,6 @@ def _is_native(value: object) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether it is a text or a finite float."""
     return _is_text(value) if isinstance(value, str) else isinstance(value, float) and math.isfinite(value)
 
 

@@ -22,7 +22,8 @@ from memwal_ops.errors import (
     TableReplacedError,
 )
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import graph, wire
+from memwal_ops.formats.lm_diskann import wire
+from memwal_ops.formats.lm_diskann.kernels import inserting
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.wire import U8
 from tests.support.lm_diskann.decoder import View
@@ -179,7 +180,7 @@ def test_a_change_that_failed_takes_its_transaction_along(
     with index, pytest.raises(InvalidUsageError, match="failed"), index.transaction():
         index.insert([100], vectors[100:101])
         with monkeypatch.context() as patch, pytest.raises(StorageError):
-            patch.setattr(graph, "write_nodes", full)
+            patch.setattr(inserting, "write_nodes", full)
             index.insert([0, 101], vectors[:2])
     assert set(View(folder).live_rows()) == {*range(100)}
 

@@ -12,6 +12,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.formats import lm_diskann
 from memwal_ops.formats.lm_diskann import graph, transaction
+from memwal_ops.formats.lm_diskann.kernels import healing
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import check_rows, check_sound, nearest, recall
 
@@ -208,14 +209,14 @@ def test_planted_bugs_are_found(made: str, vectors: np.ndarray, bug: str, monkey
     if bug == "backlinks":
         monkeypatch.setattr(graph, "_forget", lambda *_: None)
     if bug == "links":  # as if only the first half of the referrers had been reconnected
-        plain = graph.reconnect
+        plain = healing.reconnect
 
         def half(*given: Any) -> int:
             found: int = plain(*given[:3], given[3][: len(given[3]) // 2], *given[4:])
             given[-1][1] = len(given[3])
             return found
 
-        monkeypatch.setattr(graph, "reconnect", half)
+        monkeypatch.setattr(healing, "reconnect", half)
     run_job(made, "catchup")
     expected = {"backlinks": "healed_node_linked", "links": "healed_node_linked", "entry": "entry_point_dead"}[bug]
     assert expected in checks(made)

@@ -15,7 +15,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, VersionGoneError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import files, merging, publishing
+from memwal_ops.formats.lm_diskann import files, merging
 from memwal_ops.formats.lm_diskann.library import Index
 from tests.support.lm_diskann.decoder import View
 from tests.support.lm_diskann.folders import Killed, check_rows, check_sound, killer, partly_merged
@@ -213,7 +213,7 @@ def test_held_while_a_job_gives_epochs_up(
     oldest = View(made).epoch
     with lm_diskann.open(made, read_only=True):
         change(made, vectors, 0)
-    module: Any = publishing if killed else merging
+    module: Any = files if killed else merging
     held: list[tuple[Index, Any]] = []
     ask: Callable[..., int] = module.needed_from
 

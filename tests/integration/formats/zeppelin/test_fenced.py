@@ -15,7 +15,7 @@ from memwal_ops import run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.errors import UnsupportedFeatureError
 from memwal_ops.formats.zeppelin.jobs import gc, merge
-from memwal_ops.formats.zeppelin.specs import GcOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions
 from memwal_ops.formats.zeppelin.writer import Writer
 from tests.support.overtaken import Overtaken
 from tests.support.stores import Beside
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
-NOW = GcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1, allow_unsafe=True)
+NOW = ZeppelinGcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1, allow_unsafe=True)
 JOBS: dict[str, Callable[[Namespace], object]] = {
     "append": lambda table: Writer(table).append([{"id": "late", "values": [1, 2, 3, 4]}]),
     "merge": lambda table: merge.apply(table, FAST),

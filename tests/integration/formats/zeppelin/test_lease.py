@@ -15,7 +15,7 @@ from memwal_ops.errors import BusyError, TableCorruptError, UnsupportedFeatureEr
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import LeaseRecord, claim, encode_lease, held_lease, read_lease
 from memwal_ops.formats.zeppelin.namespace import FencedError, retried
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from tests.support.overtaken import Overtaken
 from tests.support.run_cli import contents
 from tests.support.waiting import until
@@ -76,7 +76,7 @@ def _commit_of(live: Namespace, token: int) -> None:
 def test_the_lease(made: NamespaceUnderTest) -> None:
     table = opened(made)
     assert read_lease(table) is None
-    with held_lease(table, MergeOptions().lease_ttl) as lease:
+    with held_lease(table, ZeppelinMergeOptions().lease_ttl) as lease:
         record = json.loads(Path(made.uri, "lease.json").read_text())
         names = {"holder" if made.dialect == "wiki" else "holder_id", "fencing_token", "acquired_at", "expires_at"}
         assert record.keys() == names

@@ -13,7 +13,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.roots import Cache
 from memwal_ops.formats.zeppelin.segments import nearest
-from memwal_ops.formats.zeppelin.specs import GcOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions
 from memwal_ops.storage.local import LocalObjectStore
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pytest
 
 _CLUSTERS, _ROWS = 12, 240
-_NOW = GcOptions(reader_grace=timedelta(0), keep_revisions=1, allow_unsafe=True)
+_NOW = ZeppelinGcOptions(reader_grace=timedelta(0), keep_revisions=1, allow_unsafe=True)
 
 
 def made(path: Path) -> str:

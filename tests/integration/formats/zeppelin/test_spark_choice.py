@@ -15,7 +15,7 @@ from memwal_ops.core.options import OptionError
 from memwal_ops.core.spark import session
 from memwal_ops.formats.zeppelin.segments import SegmentReader, SegmentWriter, Written
 from memwal_ops.formats.zeppelin.spark import SparkClusters
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from tests.support.zeppelin.merging import opened
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_auto_is_local_below_the_threshold_and_where_spark_cannot_run(
     assert "is not above 17,179,869,184" in report.to_json()["engine_reason"]
     made.put("more")
     monkeypatch.setattr(session, "why_not", lambda: "PySpark is not installed")
-    monkeypatch.setattr(MergeOptions, "spark_above", size)
+    monkeypatch.setattr(ZeppelinMergeOptions, "spark_above", size)
     report = run_job(made.uri, "merge")
     assert report.to_json()["engine"] == "local"
     assert "Spark cannot run here: PySpark is not installed" in " ".join(report.describe().split())
@@ -41,7 +41,7 @@ def test_auto_is_local_below_the_threshold_and_where_spark_cannot_run(
 
 def test_a_master_is_for_spark_only() -> None:
     with pytest.raises(OptionError, match="applies to Spark only"):
-        MergeOptions(engine="local", master="yarn")
+        ZeppelinMergeOptions(engine="local", master="yarn")
 
 
 def test_a_second_attempt_of_a_task_finds_what_the_first_wrote(made: NamespaceUnderTest) -> None:

@@ -28,7 +28,7 @@ from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.lease import held_lease
 from memwal_ops.formats.zeppelin.namespace import retried
 from memwal_ops.formats.zeppelin.roots import ledger_path
-from memwal_ops.formats.zeppelin.specs import GcOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions
 from memwal_ops.formats.zeppelin.wire import new_ulid
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.dying_store import DyingStore, Killed
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.zeppelin.jobs.gc import ZeppelinGcReport
     from memwal_ops.formats.zeppelin.namespace import Namespace
 
-NOW = GcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1, allow_unsafe=True)
+NOW = ZeppelinGcOptions(reader_grace=timedelta(0), orphan_min_age=timedelta(0), keep_revisions=1, allow_unsafe=True)
 # No beat in the middle of a test: whether a lease stands is what the test says.
 
 
@@ -56,7 +56,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> NamespaceUnderTest:
     return found
 
 
-def gc(made: NamespaceUnderTest, options: GcOptions = NOW, *, apply: bool = True) -> ZeppelinGcReport:
+def gc(made: NamespaceUnderTest, options: ZeppelinGcOptions = NOW, *, apply: bool = True) -> ZeppelinGcReport:
     found: Any = run_job(made.uri, "gc", options, apply=apply)
     return found
 
@@ -118,18 +118,18 @@ def test_nothing_is_deleted_while_the_live_manifest_lacks_an_object(made: Namesp
 @pytest.mark.req("S4-035")
 def test_readers_on_the_old_manifest_have_their_time(made: NamespaceUnderTest) -> None:
     before = files(made, "wal") | files(made, "segments")
-    report = gc(made, GcOptions(keep_revisions=1))
+    report = gc(made, ZeppelinGcOptions(keep_revisions=1))
     assert report.deleted_objects == 0
     assert "younger than 0:15:00" in report.describe()
     assert files(made, "wal") | files(made, "segments") == before
 
 
 def test_the_newest_revisions_are_kept(made: NamespaceUnderTest) -> None:
-    everything = GcOptions(reader_grace=timedelta(0), keep_revisions=100, allow_unsafe=True)
+    everything = ZeppelinGcOptions(reader_grace=timedelta(0), keep_revisions=100, allow_unsafe=True)
     assert gc(made, everything).deleted_objects == 0
     assert len(segments(made)) == 2
     if made.dialect == "native":
-        assert gc(made, GcOptions(reader_grace=timedelta(0), allow_unsafe=True)).deleted_objects == 0, (
+        assert gc(made, ZeppelinGcOptions(reader_grace=timedelta(0), allow_unsafe=True)).deleted_objects == 0, (
             "128, as its own collector keeps"
         )
 
@@ -199,7 +199,7 @@ def backdate(made: NamespaceUnderTest, days: float) -> None:
 def test_orphan_segments_are_deleted_in_two_runs(made: NamespaceUnderTest) -> None:
     left = orphan_segment(made)
     expire(made)
-    grown = GcOptions(reader_grace=timedelta(microseconds=1), keep_revisions=1, allow_unsafe=True)
+    grown = ZeppelinGcOptions(reader_grace=timedelta(microseconds=1), keep_revisions=1, allow_unsafe=True)
     first = gc(made, grown)
     assert left in segments(made)
     assert "no earlier run recorded" in first.describe()

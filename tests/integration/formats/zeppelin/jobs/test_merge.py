@@ -25,7 +25,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.zeppelin.jobs import merge
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.integration.formats.zeppelin.test_queries import Script
 from tests.support.overtaken import Overtaken
@@ -95,7 +95,7 @@ def test_rounds_of_appends_and_compactions(made: NamespaceUnderTest) -> None:
             gone = tuple({f"v{dice.randrange(60)}" for _ in range(dice.randint(1, 5))} - {*ids})
             made.put(*dict.fromkeys(ids), deletes=gone)
         assert made.read() == made.expected()
-        options = MergeOptions(
+        options = ZeppelinMergeOptions(
             max_bytes=dice.choice([1, 1000, 1 << 28]),
             clusters=dice.choice([None, 3]),
             quantization=dice.choice([None, "scalar", "product", "none"]),

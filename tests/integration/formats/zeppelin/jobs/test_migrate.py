@@ -23,7 +23,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats import zeppelin
 from memwal_ops.formats.lance.export import LanceSink
 from memwal_ops.formats.zeppelin.jobs import migrate
-from memwal_ops.formats.zeppelin.specs import MigrateOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMigrateOptions
 from tests.support.zeppelin.namespace import NamespaceUnderTest
 
 WRITES = ("create", "add_columns", "upsert", "delete", "set_record")
@@ -228,7 +228,7 @@ def test_no_target(made: NamespaceUnderTest) -> None:
 
 def test_a_spark_master_for_the_local_engine() -> None:
     with pytest.raises(OptionError, match="applies to Spark only"):
-        MigrateOptions("table.lance", master="local[2]")
+        ZeppelinMigrateOptions("table.lance", master="local[2]")
 
 
 def test_a_damaged_fragment_stops_it(made: NamespaceUnderTest) -> None:
