@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import StorageError
-from memwal_ops.formats.lance.log import region_writer
+from memwal_ops.formats.lance.log import region_files, region_writer
 from memwal_ops.formats.lance.log.region_files import WalEntry
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from tests.campaigns.sim.planted import Bug, Patch, hunt
@@ -84,13 +84,13 @@ def recovery_begins_one_entry_late() -> Iterable[Patch]:
 @_bug
 def what_stands_there_is_our_own() -> Iterable[Patch]:
     """A put that finds its place taken believes that it was repeated by the store's client."""
-    real = region_writer.put_entry
+    real = region_files.put_entry
 
     def put_entry(store: Any, region_id: Any, entry_id: int, rows: Any, epoch: int, columns: Any) -> WalEntry:
         made = real(store, region_id, entry_id, rows, epoch, columns)
         return made or WalEntry(entry_id, epoch, rows, columns.ids, 1)
 
-    yield Patch(region_writer, "put_entry", put_entry)
+    yield Patch(region_files, "put_entry", put_entry)
 
 
 @_bug
@@ -111,12 +111,12 @@ def a_hole_behind_a_failed_put() -> Iterable[Patch]:
 @_bug
 def entries_in_the_wrong_order() -> Iterable[Patch]:
     """A generation has its entries in the order of the newest first."""
-    real = region_writer.put_generation
+    real = region_files.put_generation
 
     def put_generation(store: Any, location: Any, region_id: Any, path: str, entries: Any, columns: Any) -> bool:
         return real(store, location, region_id, path, entries[::-1], columns)
 
-    yield Patch(region_writer, "put_generation", put_generation)
+    yield Patch(region_files, "put_generation", put_generation)
 
 
 def main() -> None:

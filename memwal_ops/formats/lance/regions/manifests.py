@@ -278,7 +278,7 @@ class RegionManifestStore:
         The writer that dropped it had claimed the region, and published the next version. Some requests, by bisection.
         """
         metas = sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
-        with suppress(RegionManifestCorruptError):
+        with suppress(errors.RegionManifestCorruptError):
             while True:
                 first = bisect_left(metas, generation + 1, key=lambda meta: self._current(_version_of(meta)))
                 last = bisect_left(
