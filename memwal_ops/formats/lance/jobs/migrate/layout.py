@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_committable, commit_details
@@ -54,6 +56,11 @@ if TYPE_CHECKING:
 # Each round merges and seals; a second one merges what sealing flushed. More only if writers create new regions.
 _MAX_ROUNDS = 20
 _CONCURRENT_SEALS = 8
+# Keys that pylance's writer can hash; it takes rows with others, and fails when it flushes them.
+_SHARD_KEYS = (
+    pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary,
+    pa.types.is_large_binary,
+)  # fmt: skip
 
 
 def target_of(table: Table, options: MigrateOptions) -> Layout | None:
@@ -165,6 +172,14 @@ def _check(table: Table, target: Layout) -> None:
     """Refuse, before any work, a table that could not be merged, published, or written to afterwards."""
     check_committable(table)
     if not target.generations_in_log:
+        kinds = {name: table.schema.field(name).type for name in table.primary_key}
+        refused = [f"{name} ({kind})" for name, kind in kinds.items() if not any(takes(kind) for takes in _SHARD_KEYS)]
+        if refused and table.layout is not target:
+            raise UnsupportedFeatureError(
+                f"No writer of the shard layout can flush rows of {table.location.uri}: pylance hashes no key of the "
+                f"type of {', '.join(refused)}.",
+                remedy="Leave the table in the region layout.",
+            )
         return
     columns = {one.id: one.name for one in table.manifest.manifest.fields}
     for spec in table.index.region_specs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
@@ -261,6 +263,24 @@ def test_what_the_other_layout_cannot_route(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedFeatureError, match="region spec 1"):
             migrate(uri, "region")
         assert files(uri) == before
+
+
+def test_keys_that_the_other_layout_cannot_hash(tmp_path: Path) -> None:
+    """pylance's writer acknowledges rows with such keys, and fails when it flushes them: they would stay in its log."""
+    uri, day = str(tmp_path / "t.lance"), datetime.date(2020, 1, 1)
+    marks = {"lance-schema:unenforced-primary-key": "true"}
+    schema = pa.schema([pa.field("day", pa.date32(), nullable=False, metadata=marks), pa.field("v", pa.int64())])
+    written = [pa.table({"day": [day, day.replace(day=at)], "v": [0, at]}, schema=schema) for at in (2, 3)]
+    lance.write_dataset(written[0], uri)
+    create_mem_wal(uri)
+    with RegionWriter(uri) as writer:
+        writer.put(written[1])
+    before = files(uri)
+    with pytest.raises(UnsupportedFeatureError, match=r"day \(date32"):
+        migrate(uri, "shard")
+    assert files(uri) == before
+    run_job(uri, "merge")
+    assert lance.dataset(uri).count_rows() == 3
 
 
 def test_specs_stay(tmp_path: Path) -> None:
