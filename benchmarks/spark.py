@@ -27,7 +27,7 @@ from benchmarks.merge import run
 from benchmarks.spark_scale import scale
 from benchmarks.workload import Shape, make
 from memwal_ops.core.spark.session import check_executors, quiet, session
-from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkMergeEngine
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
 
@@ -83,7 +83,7 @@ def once(master: str, uri: str, driver_key_bytes: int) -> None:
             check_executors(spark)
         start = time.perf_counter() - started
         started, worked = time.perf_counter(), processor_seconds(os.getpid())
-        engine = SparkEngine(spark, driver_key_bytes=driver_key_bytes)
+        engine = SparkMergeEngine(spark, driver_key_bytes=driver_key_bytes)
         report = merge.apply(open_lance_table(uri), merge.MergeOptions(engine="spark"), engine=engine)
         seconds = time.perf_counter() - started
         cpu = processor_seconds(os.getpid()) - worked

@@ -23,7 +23,7 @@ from benchmarks.markdown import row
 from benchmarks.memory import peak_mib
 from benchmarks.server import BUCKET, counting_server
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import VerificationOptions
 from memwal_ops.formats.lance.jobs import verify
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
 from memwal_ops.formats.lance.table import open_lance_table
@@ -85,7 +85,7 @@ def child(uri: str) -> None:
     table = open_lance_table(uri)
     store = CountingStore(table.store)
     started = time.monotonic()
-    report = verify.verified(replace(table, store=store), VerifyOptions(), RunContext())
+    report = verify.verified(replace(table, store=store), VerificationOptions(), RunContext())
     seconds = time.monotonic() - started
     assert report.decision == "healthy", report.describe()
     peak = int(peak_mib() * 2**20)
@@ -117,7 +117,7 @@ def requests_of(options: dict[str, str], counts: Counter[str], regions: int, gen
     table = make(f"s3://{BUCKET}/{regions}x{generations}.lance", regions, generations, options)
     counts.clear()
     started = time.monotonic()
-    assert verify.verified(table, VerifyOptions(), RunContext()).decision == "healthy"
+    assert verify.verified(table, VerificationOptions(), RunContext()).decision == "healthy"
     return counts.total(), time.monotonic() - started
 
 

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-class MemWalWriter(_writer.MemWalWriter):
+class MemWalWriter(_writer.LegacyRegionWriter):
     """The one writer of a region of the table at a URI."""
 
     def __init__(
@@ -73,7 +73,7 @@ class MemWalWriter(_writer.MemWalWriter):
         storage_options: Mapping[str, str] | None = None,
         **places: str,
     ) -> None:
-        """Claim the region; arguments and errors as :class:`memwal_ops.formats.lance.legacy.writer.MemWalWriter`."""
+        """Claim the region; see :class:`memwal_ops.formats.lance.legacy.writer.LegacyRegionWriter`."""
         super().__init__(_open(uri, storage_options), region, owner_id, **places)
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.spark.session import active, check_executors, drivers_python, refuse_stopped
-from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
+from memwal_ops.formats.lance.engines.spark.engine import SparkMergeEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.table import open_lance_table
@@ -54,7 +54,7 @@ def bulk_merge(
         MemwalOpsError: as :func:`memwal_ops.formats.lance.jobs.merge.apply`.
     """
     options = merge.MergeOptions(tuple(regions), "spark", max_bytes, max_generations)
-    return merge.apply(open_lance_table(uri, storage_options, branch), options, engine=SparkEngine(spark))
+    return merge.apply(open_lance_table(uri, storage_options, branch), options, engine=SparkMergeEngine(spark))
 
 
 def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None = None) -> None:

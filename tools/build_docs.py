@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memwal_ops.cli.main import cli
-from memwal_ops.core.options import Kind, Option, describe
+from memwal_ops.core.options import Option, ValueType, describe
 from memwal_ops.core.registry import all_job_specs
 from tools.registrations import use_registrations
 
@@ -47,7 +47,12 @@ _OTHERS = """## Other commands
 
 `memwal-ops --log-level debug COMMAND ...` shows more on stderr.
 """
-_UNITS = {Kind.SIZE: "size", Kind.DURATION: "duration", Kind.COUNT: "whole number", Kind.NUMBER: "number"}
+_UNITS = {
+    ValueType.SIZE: "size",
+    ValueType.DURATION: "duration",
+    ValueType.COUNT: "whole number",
+    ValueType.NUMBER: "number",
+}
 
 
 def page() -> str:
@@ -131,10 +136,10 @@ def _row(option: Option, key: str) -> str:
     if not option.command_line:
         flags = ""
     value = ", ".join(f"`{one}`" for one in option.choices) or _UNITS.get(option.kind, option.kind.value)
-    if option.minimum is not None and option.kind in {Kind.COUNT, Kind.NUMBER}:
+    if option.minimum is not None and option.kind in {ValueType.COUNT, ValueType.NUMBER}:
         value += f" from {option.minimum:g}"
     default = option.default_text()
-    shown = "" if default is None or option.kind is Kind.FLAG else f"`{default}`"
+    shown = "" if default is None or option.kind is ValueType.FLAG else f"`{default}`"
     return f"| {flags} | `{key}` | {value} | {shown} | {option.help} |"
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """The result of a run: the report's document, if there is one, and the failure, if it failed.
 
     ``trace`` is the traceback of an unexpected error, without secrets.
@@ -43,7 +43,7 @@ def run_job(
     storage: Mapping[str, str],
     branch: str | None = None,
     trace: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> RunResult:
     """Run a registered job on a table. Raises nothing: the outcome has the failure.
 
     Args:
@@ -62,7 +62,7 @@ def run_job(
         with plugin_errors(run.spec):
             # Exactly what --json prints: XCom stores only what JSON can represent.
             document = json.loads(json.dumps(report.to_json()))
-            return Outcome(document, failures.from_report(report.exit_code, document, run.table.format.part_of))
+            return RunResult(document, failures.from_report(report.exit_code, document, run.table.format.part_of))
     except Exception as error:  # noqa: BLE001 - the caller turns it into the end of a task
         return _failed(error)
 
@@ -100,9 +100,9 @@ def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str], b
         return Poll(fires=False, figures={}, failure=failed.failure, trace=failed.trace)
 
 
-def _failed(error: Exception) -> Outcome:
+def _failed(error: Exception) -> RunResult:
     expected = isinstance(error, MemwalOpsError)
-    return Outcome(None, failures.from_error(error), None if expected else redact(traceback.format_exc()))
+    return RunResult(None, failures.from_error(error), None if expected else redact(traceback.format_exc()))
 
 
 def _trigger(job: JobSpec, when: str | None) -> Any:

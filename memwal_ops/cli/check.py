@@ -59,7 +59,7 @@ _MAX_LENGTH = 300
 
 
 @dataclass(slots=True)
-class Finding:
+class CheckResult:
     """The result of a check: its level, messages with their levels, and figures for graphs."""
 
     level: int = OK
@@ -144,19 +144,19 @@ def check(
             worst, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
     except MemwalOpsError as error:
         level = CRITICAL if is_damage(error.exit_code) else UNKNOWN
-        worst, summary = Finding(level, [(level, f"{error.reason}: {error}")]), ""
+        worst, summary = CheckResult(level, [(level, f"{error.reason}: {error}")]), ""
     echo(printable(worst.line(summary)))
     return worst.level
 
 
-def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[Finding, str]:
+def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[CheckResult, str]:
     table = open_table(uri, options)
     roles = {name: {metric.role for metric in spec.backlog_metrics.values()} for name, spec in table.jobs.items()}
     reporting = [table.jobs[name] for name in table.jobs if roles[name] & {*BACKLOG_ROLES}]
     figures, faults = poll_table(table, reporting)
     if faults:
         raise faults[0]
-    worst = Finding()
+    worst = CheckResult()
     with format_errors(table.format):
         missing = table.format.missing_of(table, table.revision)
     if missing is not None:
@@ -186,13 +186,13 @@ def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, 
     return None if job is None or last is None else last_run_fault(job, last.outcome, backlog)
 
 
-def _service(file: str, limits: Limits) -> tuple[Finding, str]:
+def _service(file: str, limits: Limits) -> tuple[CheckResult, str]:
     http = load_settings(file).config.http
     if not http.enabled:
         raise InvalidUsageError(
             "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
         )
-    worst = Finding()
+    worst = CheckResult()
     status, why = ask_service(http)
     if status is None:
         worst.add(CRITICAL, why)
@@ -219,7 +219,7 @@ def _service(file: str, limits: Limits) -> tuple[Finding, str]:
     return worst, _compared(worst, tables, limits)
 
 
-def _compared(found: Finding, tables: list[dict[str, Any]], limits: Limits) -> str:
+def _compared(found: CheckResult, tables: list[dict[str, Any]], limits: Limits) -> str:
     """Compare the largest backlog with its limits, and return the summary of all tables."""
     most, where = _worst(tables, "backlog")
     noun, unread = shared_noun(tables, "backlog"), not_read(tables)

@@ -187,7 +187,7 @@ _EXTRAS = ("spark", "lm-diskann", "zeppelin", "reader", "expressions", "airflow"
 
 
 @dataclass(frozen=True)
-class Check:
+class Diagnosis:
     """One thing that was checked.
 
     Attributes:
@@ -247,7 +247,7 @@ def doctor(uri: str | None, warm: bool, storage_options: dict[str, str], as_json
     return next((check.exit_code for check in checks if check.level == ERROR), 0)
 
 
-def environment_checks() -> Iterator[Check]:
+def environment_checks() -> Iterator[Diagnosis]:
     """Check the machine itself; sends no request to a store."""
     version = platform.python_version()
     python = tuple(map(int, platform.python_version_tuple()[:2]))
@@ -266,7 +266,7 @@ def environment_checks() -> Iterator[Check]:
     )
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[Diagnosis]:
     """Compare required packages, and those of installed extras, with the ranges that were tested."""
     known: set[str] = set()
     for wanted in map(Requirement, importlib.metadata.requires("memwal-ops") or ()):
@@ -280,7 +280,7 @@ def _packages() -> Iterator[Check]:
             version = importlib.metadata.version(wanted.name)
         except importlib.metadata.PackageNotFoundError:
             if "" in needed_by:
-                yield Check(wanted.name, ERROR, "not installed", "pip install memwal-ops", _UNSUPPORTED)
+                yield Diagnosis(wanted.name, ERROR, "not installed", "pip install memwal-ops", _UNSUPPORTED)
             continue
         within = wanted.specifier.contains(version, prereleases=True)
         do = f"pip install '{wanted.name}{wanted.specifier}': other releases were not tried."
@@ -289,15 +289,15 @@ def _packages() -> Iterator[Check]:
         yield _judged(wanted.name, within, versions, do, ERROR if older else WARNING)
 
 
-def _java() -> Check:
+def _java() -> Diagnosis:
     only = "Merges on Spark need Java 17 or later; everything else works without it."
     java = find_java()
     if java is None:
-        return Check("Java", OK, "none; only merges on Spark need it")
+        return Diagnosis("Java", OK, "none; only merges on Spark need it")
     return _judged("Java", java.version is not None and java.version >= MIN_JAVA_VERSION, java.output, only)
 
 
-def _warmed() -> Iterator[Check]:
+def _warmed() -> Iterator[Diagnosis]:
     for table_format in formats().values():
         if not isinstance(table_format, CompilesCode):
             continue
@@ -305,14 +305,14 @@ def _warmed() -> Iterator[Check]:
         try:
             count = table_format.warm()
         except MemwalOpsError as error:
-            yield Check(name, ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
+            yield Diagnosis(name, ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
             continue
         seconds = time.monotonic() - started
         compiled = f"{counted(count, 'function')} compiled in {seconds:.0f} s" if count else "compiled already"
-        yield Check(name, OK, compiled)
+        yield Diagnosis(name, OK, compiled)
 
 
-def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
+def _remote(uri: str, options: dict[str, str]) -> Iterator[Diagnosis]:
     """Check the store, then the table; stop after an error that makes the rest meaningless."""
     location = location_of(uri, options)
     if location.scheme == "file":
@@ -335,7 +335,7 @@ def _remote(uri: str, options: dict[str, str]) -> Iterator[Check]:
     yield _table(uri, options)
 
 
-def _permissions(store: Store) -> Iterator[Check]:
+def _permissions(store: Store) -> Iterator[Diagnosis]:
     """Try each kind of request that jobs make."""
     name = f"_mem_wal_ops/probe/{uuid.uuid4().hex}-doctor"
     tries: tuple[tuple[str, Callable[[], object], str], ...] = (
@@ -348,11 +348,11 @@ def _permissions(store: Store) -> Iterator[Check]:
         try:
             attempt()
         except MemwalOpsError as error:
-            yield Check(what, ERROR, str(error), f"{why} {error.remedy}", error.exit_code)
+            yield Diagnosis(what, ERROR, str(error), f"{why} {error.remedy}", error.exit_code)
             if what == "write":
                 return  # nothing is there to be read or deleted
         else:
-            yield Check(what, OK, "permitted")
+            yield Diagnosis(what, OK, "permitted")
 
 
 def _deleted(store: Store, name: str) -> None:
@@ -360,32 +360,34 @@ def _deleted(store: Store, name: str) -> None:
         raise DeletesFailedError(message)
 
 
-def _guarantees(store: Store) -> Iterator[Check]:
+def _guarantees(store: Store) -> Iterator[Diagnosis]:
 
     try:
         probe_conditional_writes(store, again=True)
-        yield Check("put-if-absent", OK, "enforced")
+        yield Diagnosis("put-if-absent", OK, "enforced")
     except MemwalOpsError as error:
-        yield Check("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)
+        yield Diagnosis("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)
     if (recorded := manifest_entries(store)) is not None:
         try:
             recorded.probe_commits()
-            yield Check("DynamoDB", OK, f"table {recorded.entries.table}: one entry a version is enforced")
+            yield Diagnosis("DynamoDB", OK, f"table {recorded.entries.table}: one entry a version is enforced")
         except MemwalOpsError as error:
-            yield Check("DynamoDB", ERROR, str(error), error.remedy, error.exit_code)
+            yield Diagnosis("DynamoDB", ERROR, str(error), error.remedy, error.exit_code)
     try:
         probe_compare_and_swap(store)
-        yield Check("compare-and-swap", OK, "enforced")
+        yield Diagnosis("compare-and-swap", OK, "enforced")
     except ConditionalWriteUnsupportedError:
-        yield Check("compare-and-swap", OK, "not supported; Lance tables do not need it, Zeppelin namespaces on S3 do")
+        yield Diagnosis(
+            "compare-and-swap", OK, "not supported; Lance tables do not need it, Zeppelin namespaces on S3 do"
+        )
     except MemwalOpsError as error:
-        yield Check("compare-and-swap", WARNING, str(error), error.remedy)
+        yield Diagnosis("compare-and-swap", WARNING, str(error), error.remedy)
     skew = clock_skew(store)
     do = "Set this machine's clock by NTP: leases and grace periods go by the store's."
     yield _judged("clock", abs(skew) <= _MAX_SKEW_SECONDS, f"{skew:+.0f} s against the store's", do)
 
 
-def _bucket(location: Location) -> Iterator[Check]:
+def _bucket(location: Location) -> Iterator[Diagnosis]:
     """Check the bucket's settings that delete objects, or keep deleted ones, without gc's knowledge."""
     from memwal_ops.storage.aws import bucket_settings  # noqa: PLC0415 - boto3, only for S3
     from memwal_ops.storage.locations import bucket_and_prefix  # noqa: PLC0415
@@ -395,7 +397,7 @@ def _bucket(location: Location) -> Iterator[Check]:
         return
     settings = bucket_settings(location.aws, bucket)
     if settings.versioning is None:
-        yield Check("bucket versioning", OK, f"not known: {settings.why}")
+        yield Diagnosis("bucket versioning", OK, f"not known: {settings.why}")
     else:
         what = "gc deletes" if settings.versioning == "Enabled" else "was deleted before that"
         kept = f"what {what} stays as noncurrent versions, which are billed, and which erase does not see"
@@ -410,20 +412,20 @@ def _bucket(location: Location) -> Iterator[Check]:
     yield _judged("lifecycle rules", not rules, rules_found, do, ERROR)
 
 
-def _table(uri: str, options: dict[str, str]) -> Check:
+def _table(uri: str, options: dict[str, str]) -> Diagnosis:
     from memwal_ops.cli.process import open_table  # noqa: PLC0415 - formats
 
     try:
         table = open_table(uri, options)
         parts = table.format.summarize(table).parts
     except TableNotFoundError:
-        return Check("table", OK, "none there yet")
+        return Diagnosis("table", OK, "none there yet")
     except MemwalOpsError as error:
-        return Check("table", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
-    return Check("table", OK, f"{table.format.name}, revision {table.revision}, {parts} parts")
+        return Diagnosis("table", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
+    return Diagnosis("table", OK, f"{table.format.name}, revision {table.revision}, {parts} parts")
 
 
-def _judged(name: str, good: bool, found: str, do: str, otherwise: str = WARNING) -> Check:
+def _judged(name: str, good: bool, found: str, do: str, otherwise: str = WARNING) -> Diagnosis:
     if good:
-        return Check(name, OK, found)
-    return Check(name, otherwise, found, do, _UNSUPPORTED if otherwise == ERROR else 0)
+        return Diagnosis(name, OK, found)
+    return Diagnosis(name, otherwise, found, do, _UNSUPPORTED if otherwise == ERROR else 0)

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
-from memwal_ops.core.options import Kind, Option, OptionError, Options, describe
+from memwal_ops.core.options import Option, OptionError, Options, ValueType, describe
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec
     from memwal_ops.core.protocols import Table
 
-_METAVARS = {Kind.SIZE: "SIZE", Kind.DURATION: "DURATION", Kind.COUNT: "N", Kind.NUMBER: "X", Kind.PART: "ID"}
+_METAVARS = {
+    ValueType.SIZE: "SIZE",
+    ValueType.DURATION: "DURATION",
+    ValueType.COUNT: "N",
+    ValueType.NUMBER: "X",
+    ValueType.PART: "ID",
+}
 
 
 ALL_BRANCHES = "all"
@@ -385,7 +391,7 @@ def _parameter(option: Option, formats: list[str], specs: Mapping[str, HasOption
     about = option.help
     if len(formats) < len(specs):
         about = f"({', '.join(formats)}) {about}"
-    if option.kind is Kind.FLAG:
+    if option.kind is ValueType.FLAG:
         return click.Option([option.flags, option.name], is_flag=True, help=about)
     default = option.default_text()
     if default is not None:

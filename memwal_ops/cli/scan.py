@@ -15,7 +15,7 @@ from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.answers import PAGE
-from memwal_ops.core.maintain import Scanned, Skipped, scan_table, skipped_stub, tables_of_database
+from memwal_ops.core.maintain import NotATable, Scanned, scan_table, skipped_stub, tables_of_database
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.errors import (
@@ -67,7 +67,7 @@ def scan(
 
     Exit codes: 0; 3 the folder has no table; else that of the first table that could not be scanned.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    skipped: list[Skipped] = []
+    skipped: list[NotATable] = []
     if sum((bool(uris), database is not None, namespace is not None)) != 1:
         raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
@@ -97,7 +97,7 @@ def scan(
     past = RunHistory()
     found = [one for uri in tables for one in _scanned(uri, storage_options, past, stubs=database is not None)]
     scanned = sorted((one for one in found if isinstance(one, Scanned)), key=lambda one: not one.answers)
-    skipped += [one for one in found if isinstance(one, Skipped)]
+    skipped += [one for one in found if isinstance(one, NotATable)]
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {quoted(absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
     branched = any(_branch_of(one.uri) for one in scanned)
@@ -112,16 +112,16 @@ def scan(
     return worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
 
 
-def _with_nested(catalog: Catalog) -> tuple[list[Catalog], Skipped | None]:
+def _with_nested(catalog: Catalog) -> tuple[list[Catalog], NotATable | None]:
     """The catalog and the namespaces below it; and that they could not be listed."""
     try:
         return [catalog, *catalog.nested()], None
     except MemwalOpsError as error:
         why = f"The namespaces below it could not be listed: {error}"
-        return [catalog], Skipped(catalog.uri(), why, "Scan each of them by its URI.")
+        return [catalog], NotATable(catalog.uri(), why, "Scan each of them by its URI.")
 
 
-def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | Skipped]:
+def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | NotATable]:
     """The table, and each of its branches."""
     found = _scan(uri, options, past, stubs=stubs)
     yield found
@@ -136,7 +136,7 @@ def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool
         yield _scan(branch_uri(uri, name), options, past, stubs=False)
 
 
-def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Scanned | Skipped:
+def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Scanned | NotATable:
     try:
         try:
             return scan_table(open_table(uri, options), past, past.answers)
@@ -148,7 +148,7 @@ def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -
         return Scanned(uri, errors=((None, error),))
 
 
-def _describe(scanned: Sequence[Scanned], skipped: Sequence[Skipped], configuration: str) -> str:
+def _describe(scanned: Sequence[Scanned], skipped: Sequence[NotATable], configuration: str) -> str:
     rows = [
         (
             _name(one.uri),

@@ -16,7 +16,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.access import read_tokens, token_file_of
 from memwal_ops.supervisor.http.client import ServiceClient, target
-from memwal_ops.supervisor.notify import Change, Found, Message, NotificationError, send
+from memwal_ops.supervisor.notify import FindingChange, Message, NotificationError, TableFinding, send
 from memwal_ops.text import counted, duration_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _NOT_DELIVERED = 1
-_EXAMPLE = Found(
+_EXAMPLE = TableFinding(
     "example",
     "warning",
     "This is a test of notifications; nothing is wrong.",
@@ -62,7 +62,9 @@ def notify(file: str, names: tuple[str, ...], *, test: bool, as_json: bool) -> i
         raise InvalidUsageError(f"{file} has no targets.", remedy="docs/configuration.md, notifications, has examples.")
     chosen = [known[name] for name in names or known]
     sent = datetime.now(UTC).isoformat(timespec="seconds")
-    message = Message(user_at_host(), (config.link or "").rstrip("/"), sent, (Change("new", _EXAMPLE),), test=True)
+    message = Message(
+        user_at_host(), (config.link or "").rstrip("/"), sent, (FindingChange("new", _EXAMPLE),), test=True
+    )
     results = [_result(target, message, test=test) for target in chosen]
     failed = sum(result["error"] is not None for result in results)
     document = {"decision": "sent" if test else "listed", "targets": results}

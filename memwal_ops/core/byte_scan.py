@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.core.erasure import ByteScan, Holder
+from memwal_ops.core.erasure import ByteScan, RowHolder
 from memwal_ops.errors import ObjectNotFoundError
 from memwal_ops.storage.api import concurrently
 
@@ -215,7 +215,7 @@ def _nothing(meta: ObjectMeta, tail: bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Scanned:
+class ScanScope:
     """What of a table is scanned, as its format gives it.
 
     Attributes:
@@ -232,7 +232,7 @@ class Scanned:
     decoded: Callable[[ObjectMeta, bytes], Iterable[bytes] | None] = _nothing
 
 
-def scan_bytes(scanned: Scanned, values: ErasedValues) -> ByteScan:
+def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
     """Look for values of erased rows in every object that is listed, and in its name.
 
     Raises:
@@ -273,7 +273,7 @@ def scan_bytes(scanned: Scanned, values: ErasedValues) -> ByteScan:
             shown = ", ".join(labels[:_SHOWN]) + (" ..." if len(labels) > _SHOWN else "")
             kind, act = scanned.explain(path)
             why = f"its bytes or its name have {shown} of such a row, which no row that stays has: {act}"
-            scan.holders.append(Holder(kind, path, why, blocks=True))
+            scan.holders.append(RowHolder(kind, path, why, blocks=True))
     return scan
 
 

@@ -214,7 +214,7 @@ class Reasons:
 
 
 @dataclass(kw_only=True)
-class GcReport(Generic[CandidateT]):
+class CollectionReport(Generic[CandidateT]):
     """The report of a run. A format derives a class with the texts of its kinds and its own keys.
 
     Attributes:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from memwal_ops.core.byte_scan import ErasedValues, Scanned, scan_bytes
-from memwal_ops.core.erasure import ByteScan, EraseDecision, EraseReport, Holder
+from memwal_ops.core.byte_scan import ErasedValues, ScanScope, scan_bytes
+from memwal_ops.core.erasure import ByteScan, EraseDecision, EraseReport, RowHolder
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import (
     CertificateError,
@@ -55,7 +55,7 @@ NOT_SEEN = (
 
 
 @dataclass(slots=True)
-class Survey:
+class TableSurvey:
     """What a reading of the whole table found.
 
     Attributes:
@@ -67,7 +67,7 @@ class Survey:
 
     table: Any
     living: int = 0
-    holders: list[Holder] = field(default_factory=list)
+    holders: list[RowHolder] = field(default_factory=list)
     objects: list[tuple[ObjectMeta, str | None]] = field(default_factory=list)
 
 
@@ -91,7 +91,7 @@ class Erasure(ABC):
     options: EraseOptions
     context: RunContext
     done: Counter[str] = field(default_factory=Counter)
-    faults: list[Holder] = field(default_factory=list)
+    faults: list[RowHolder] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     values: ErasedValues = field(default_factory=ErasedValues)
     not_seen: ClassVar[tuple[str, ...]] = NOT_SEEN
@@ -103,14 +103,14 @@ class Erasure(ABC):
         return None
 
     @abstractmethod
-    def survey(self) -> Survey:
+    def survey(self) -> TableSurvey:
         """Read all that the store lists, without changes."""
 
     @abstractmethod
-    def erase(self) -> Survey:
+    def erase(self) -> TableSurvey:
         """Do every step that something needs, and survey what is left."""
 
-    def scanned(self) -> Scanned | None:
+    def scanned(self) -> ScanScope | None:
         """What of the newest revision is searched for ``values``; None: nothing is."""
         return None
 
@@ -192,7 +192,7 @@ _HINTS = ("version_hint.json", ".checked-commits.json")
 """Of objects without rows that are written again, or whenever a job runs: they are listed, and not compared."""
 
 
-class Evidence(Protocol):
+class ErasureEvidence(Protocol):
     """What a certificate states of an erasure.
 
     Attributes:
@@ -211,7 +211,7 @@ class Evidence(Protocol):
 def write_certificate(
     table: Table,
     options: EraseOptions,
-    erasure: Evidence,
+    erasure: ErasureEvidence,
     objects: Iterable[tuple[ObjectMeta, str]],
     scan: ByteScan | None,
 ) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.anchors import Anchor, CommitGuard
-    from memwal_ops.core.candidates import GcReport
+    from memwal_ops.core.candidates import CollectionReport
     from memwal_ops.core.context import RunContext
     from memwal_ops.storage.api import DeleteReport, Store
 
@@ -68,7 +68,7 @@ def plan_file(path: str | None) -> Iterator[Callable[[Mapping[str, Any]], None]]
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 ResultT = TypeVar("ResultT")
-ReportT = TypeVar("ReportT", bound="GcReport[Any]")
+ReportT = TypeVar("ReportT", bound="CollectionReport[Any]")
 BATCH_OBJECTS = 1000
 _MAX_FAILED_BATCHES = 5
 _NOT_DONE = "not deleted, or only in part: see failed, or --max-deletes; the next run continues"
@@ -170,7 +170,9 @@ class Collector(abc.ABC, Generic[CandidateT]):
         return None
 
 
-def candidates(collectors: Iterable[Collector[CandidateT]], report: GcReport[CandidateT]) -> Iterator[CandidateT]:
+def candidates(
+    collectors: Iterable[Collector[CandidateT]], report: CollectionReport[CandidateT]
+) -> Iterator[CandidateT]:
     """All candidates of the collectors. Reads only; memory does not grow with the number of objects."""
     for collector in collectors:
         faults: list[CandidateT] = []
@@ -228,7 +230,7 @@ def collect(
 
 @contextmanager
 def _recording(
-    report: GcReport[CandidateT],
+    report: CollectionReport[CandidateT],
     options: CollectOptions,
     context: RunContext,
     on_candidate: Callable[[CandidateT], None],
@@ -250,7 +252,7 @@ def _recording(
 
 @contextmanager
 def _keep_if_unreadable(
-    collector: Collector[CandidateT], report: GcReport[CandidateT], record: Callable[[CandidateT], None]
+    collector: Collector[CandidateT], report: CollectionReport[CandidateT], record: Callable[[CandidateT], None]
 ) -> Iterator[None]:
     try:
         yield
@@ -283,7 +285,7 @@ class _Run(Generic[CandidateT]):
         drains: False: nothing is written, only deleted.
     """
 
-    report: GcReport[CandidateT]
+    report: CollectionReport[CandidateT]
     max_deletes: int | None
     guard: CommitGuard
     record: Callable[[CandidateT], None]

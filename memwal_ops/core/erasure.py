@@ -1,7 +1,7 @@
 """Report what still holds rows that must be gone, and decide from that how far their erasure is. Shared by all formats.
 
 A deleted row is in many places: data files, indexes, old versions, the log, files of killed runs. Each is a
-:class:`Holder`. A run removes those that it may; those that another program or a person keeps are named.
+:class:`RowHolder`. A run removes those that it may; those that another program or a person keeps are named.
 
 Record at a table which indexes elsewhere follow it: its erase has to know them, as they have its rows.
 """
@@ -199,7 +199,7 @@ class EraseDecision(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class RowHolder:
     """Something that may hold a row which must be gone.
 
     Attributes:
@@ -252,7 +252,7 @@ class ByteScan:
     decoded: int = 0
     not_decoded: Counter[str] = field(default_factory=Counter)
     ignored_columns: tuple[str, ...] = ()
-    holders: list[Holder] = field(default_factory=list)
+    holders: list[RowHolder] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The entry ``byte_scan`` of a report and of a certificate."""
@@ -287,7 +287,7 @@ class EraseReport:
     """
 
     applied: bool
-    holders: tuple[Holder, ...]
+    holders: tuple[RowHolder, ...]
     version: int
     living: int = 0
     done: dict[str, int] = field(default_factory=dict)

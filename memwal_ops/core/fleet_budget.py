@@ -114,7 +114,7 @@ class Others:
     until: float = float("inf")
 
 
-class Gate(Protocol):
+class BudgetGate(Protocol):
     """Refuses runs at one time, see :meth:`FleetBudget.refuses`."""
 
     def __call__(self, own: Amounts | None, *, objective: bool) -> str | None:
@@ -189,7 +189,7 @@ class FleetBudget:
         """
         return self.gate(now, in_flight)(own, objective=objective)
 
-    def gate(self, now: float, in_flight: Amounts = NOTHING) -> Gate:
+    def gate(self, now: float, in_flight: Amounts = NOTHING) -> BudgetGate:
         """:meth:`refuses` of many runs at one time."""
         spent, kept = self._charged(now)
         spent, times = spent.plus(self.in_flight(now, in_flight)), 1.0 + self._unread(now)

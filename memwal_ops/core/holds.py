@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.leases import NumberedRecords, list_leases, printable
-from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.core.verification import Inconsistency, Severity, finding_of
 from memwal_ops.errors import (
     InvalidUsageError,
     MemwalOpsError,
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
 
 
-def check_own_files(table: Table) -> Iterator[Finding]:
+def check_own_files(table: Table) -> Iterator[Inconsistency]:
     """Find leases that expired without being released, and holds of revisions that do not exist any more."""
     export = exported_store(table)
     now = datetime.now(UTC) if export is None else export.taken
     try:
         for lease in list_leases(table.store):
             if lease.ended is None and not lease.in_force(now):
-                yield Finding(
+                yield Inconsistency(
                     Severity.INFO, "lease_expired", f"the lease of {lease.job}",
                     f"{lease.holder.name} acquired it at {lease.acquired:%Y-%m-%d %H:%M:%S} and did not release it.",
                     "None: the next supervisor acquires it.", "None; check whether that process still runs.",
@@ -57,7 +57,7 @@ def check_own_files(table: Table) -> Iterator[Finding]:
         for hold in holds(table):
             gone = [version for version in hold.versions if hold.in_force(now) and not table.has_revision(version)]
             if gone:
-                yield Finding(
+                yield Inconsistency(
                     Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
                     f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
                     f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", runbook(26) or "",

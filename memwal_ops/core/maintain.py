@@ -2,7 +2,7 @@
 
 Generic over formats: the steps are the table's own jobs, ordered by ``JobSpec.after``; a job that is registered for
 the format and does not apply to this table is a step ``not_applicable``. A format registers it with an options class
-of its own, which derives from :class:`MaintainOptions` and has a field for the options of each step.
+of its own, which derives from :class:`MaintenanceOptions` and has a field for the options of each step.
 
 Report what each job would do on a table, from plans alone.
 """
@@ -88,7 +88,7 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class NotATable:
     """What a LanceDB folder has beside its tables. Its URI, why it is no table, and what to do."""
 
     uri: str
@@ -100,7 +100,7 @@ class Skipped:
         return {"uri": self.uri, "why": self.why, "remedy": self.remedy}
 
 
-def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[list[str], list[Skipped]]:
+def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[list[str], list[NotATable]]:
     """The URIs of the tables of a LanceDB folder, ascending, and of the other folders. One listing.
 
     Raises:
@@ -112,20 +112,22 @@ def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[li
     marks = {name: beside for name in folders if (beside := decoded_name(name)) in folders}
     tables = [below(root, name) for name in folders if is_database_table(name) and name not in marks]
     skipped = [
-        Skipped(below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
+        NotATable(below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
         for name in folders
         if not is_database_table(name)
     ]
     skipped += [
-        Skipped(below(root, name), f"It is no table: a catalog writes its marks for {beside} there.", "Leave it there.")
+        NotATable(
+            below(root, name), f"It is no table: a catalog writes its marks for {beside} there.", "Leave it there."
+        )
         for name, beside in marks.items()
     ]
     link = "It is a symbolic link."
-    skipped += [Skipped(f"{root}/{name}", link, "Scan the folder that it leads to.") for name in sorted(level.links)]
+    skipped += [NotATable(f"{root}/{name}", link, "Scan the folder that it leads to.") for name in sorted(level.links)]
     return tables, skipped
 
 
-def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> Skipped | None:
+def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> NotATable | None:
     """A table's folder without a version and without rows; None: it is something else.
 
     Raises:
@@ -138,7 +140,7 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> Skipped | None
     remedy = f"memwal-ops repair {shlex.quote(uri)} shows what may be deleted."
     if stub.with_data:
         raise NotALanceTableError(stub.evidence, remedy=remedy)
-    return Skipped(uri, stub.evidence, remedy)
+    return NotATable(uri, stub.evidence, remedy)
 
 
 def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers = no_past_answers) -> Scanned:
@@ -198,7 +200,7 @@ _WIDTH = 9
 
 
 @dataclass(frozen=True)
-class MaintainOptions(Options):
+class MaintenanceOptions(Options):
     """The options of a maintenance run. A format adds the options of its steps."""
 
     apply: bool = flag(help="Let the deleting steps delete. Without it, they only plan.")
@@ -335,11 +337,11 @@ class MaintainReport:
 class Maintain:
     """The maintain job of every format."""
 
-    def plan(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+    def plan(self, table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
         """Plan every step."""
         return _run(table, replace(options, apply=False, dry_run=True), context)
 
-    def apply(self, table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+    def apply(self, table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
         """Run every step, each on the newest revision. A step that fails does not stop the steps that build.
 
         Nothing is deleted after a step that failed, by an error or by the exit code of its report, so that an operator
@@ -368,7 +370,7 @@ def ordered(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
     return tuple(done)
 
 
-def _run(table: Table, options: MaintainOptions, context: RunContext) -> MaintainReport:
+def _run(table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
     started = time.monotonic()
     registered = {name: spec for name, spec in job_specs(table.format.name).items() if spec.in_maintain}
     steps: list[StepReport] = []
@@ -407,12 +409,12 @@ def _run(table: Table, options: MaintainOptions, context: RunContext) -> Maintai
     return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds, outlook)
 
 
-def _outlook(table: Table, steps: Sequence[StepReport], options: MaintainOptions, context: RunContext) -> Outlook:
+def _outlook(table: Table, steps: Sequence[StepReport], options: MaintenanceOptions, context: RunContext) -> Outlook:
     plans = [step.report for step in steps if isinstance(step.report, PlanReport)]
     return outlook_on(table, (need for plan in plans for need in plan.needs()), context.past_runs, options)
 
 
-def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintainOptions, seconds: float) -> str | None:
+def _skipped(spec: JobSpec, before: Sequence[StepReport], options: MaintenanceOptions, seconds: float) -> str | None:
     if options.budget is not None and seconds >= options.budget.total_seconds():
         return f"the budget of {duration_text(options.budget)} was used up"
     if (

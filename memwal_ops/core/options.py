@@ -77,7 +77,7 @@ _MAX_DURATION = timedelta(days=100 * 365)
 _NAME = re.compile(r"\{(\w+)\}")
 
 
-class Kind(enum.Enum):
+class ValueType(enum.Enum):
     """The type of an option's value."""
 
     FLAG = "flag"
@@ -119,7 +119,7 @@ class Option:
     """
 
     name: str
-    kind: Kind
+    kind: ValueType
     default: Any
     help: str
     repeated: bool = False
@@ -150,7 +150,7 @@ class Option:
 
     def text(self, value: Any) -> str:
         """A value in the spelling that :meth:`read` accepts."""
-        if self.kind is Kind.SIZE:
+        if self.kind is ValueType.SIZE:
             return size_literal(value)
         return duration_text(value) if isinstance(value, timedelta) else str(value)
 
@@ -197,7 +197,7 @@ class Option:
 
     def check_one(self, value: Any) -> None:
         """Check one value; as :meth:`check` for an option that is not repeated."""
-        if self.kind is Kind.FLAG:
+        if self.kind is ValueType.FLAG:
             boolean(self.name, value)
         elif not isinstance(value, _TYPES[self.kind]) or isinstance(value, bool):
             raise OptionError(f"{{{self.name}}} must be {_TYPE_NAMES[self.kind]}, not {value!r:.80}.", self.name)
@@ -271,7 +271,7 @@ class Options:
         """Check each value, then all together."""
         for option in describe(type(self)):
             value = getattr(self, option.name)
-            if option.kind is Kind.GROUP:
+            if option.kind is ValueType.GROUP:
                 assert option.group is not None  # noqa: S101 - group() gives it
                 if not isinstance(value, option.group):
                     raise OptionError(f"{{{option.name}}} must be {option.group.__name__}.", option.name)
@@ -302,7 +302,7 @@ class Options:
             if option is None:
                 listed = ", ".join(known) or "none"
                 raise OptionError(f"There is no option {name!r}; there are: {listed}.", name)
-            if option.kind is Kind.GROUP:
+            if option.kind is ValueType.GROUP:
                 assert option.group is not None  # noqa: S101 - group() gives it
                 values[name] = option.group.read(value) if hasattr(value, "items") else value
             else:
@@ -333,57 +333,57 @@ _KNOWN: dict[type[Options], tuple[Option, ...]] = {}
 
 def flag(*, help: str, **more: Any) -> Any:  # noqa: A002 - the word of click and argparse
     """An option that is false unless it is given."""
-    return _field(Kind.FLAG, default=False, help=help, **more)
+    return _field(ValueType.FLAG, default=False, help=help, **more)
 
 
 def count(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A whole number."""
-    return _field(Kind.COUNT, default=default, help=help, **more)
+    return _field(ValueType.COUNT, default=default, help=help, **more)
 
 
 def number(default: float | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A number."""
-    return _field(Kind.NUMBER, default=default, help=help, **more)
+    return _field(ValueType.NUMBER, default=default, help=help, **more)
 
 
 def size(default: int | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A size in bytes, written like ``64MiB``."""
-    return _field(Kind.SIZE, default=default, help=help, **more)
+    return _field(ValueType.SIZE, default=default, help=help, **more)
 
 
 def duration(default: timedelta | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A duration, written like ``15m``."""
     more = {"minimum": timedelta(0), "maximum": _MAX_DURATION, **more}
-    return _field(Kind.DURATION, default=default, help=help, **more)
+    return _field(ValueType.DURATION, default=default, help=help, **more)
 
 
 def choice(default: str | None, *choices: str, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """One word of a fixed set."""
-    return _field(Kind.CHOICE, default=default, help=help, choices=choices, **more)
+    return _field(ValueType.CHOICE, default=default, help=help, choices=choices, **more)
 
 
 def text(default: str | None, *, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """A string."""
-    return _field(Kind.TEXT, default=default, help=help, **more)
+    return _field(ValueType.TEXT, default=default, help=help, **more)
 
 
 def texts(*, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """Any number of strings."""
-    return _field(Kind.TEXT, default=(), help=help, repeated=True, **more)
+    return _field(ValueType.TEXT, default=(), help=help, repeated=True, **more)
 
 
 def parts(*, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     """Any number of parts of the table."""
-    return _field(Kind.PART, default=(), help=help, repeated=True, **more)
+    return _field(ValueType.PART, default=(), help=help, repeated=True, **more)
 
 
 def group(options: type[Options], *flat: str, help: str) -> Any:  # noqa: A002 - see flag
     """All options of another job; the command line has only those listed in ``flat``."""
-    option = Option("", Kind.GROUP, None, help, group=options, command_line=False, flat=flat)
+    option = Option("", ValueType.GROUP, None, help, group=options, command_line=False, flat=flat)
     return dataclasses.field(default_factory=options, metadata={_KEY: option})
 
 
-def _field(kind: Kind, *, default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
+def _field(kind: ValueType, *, default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - see flag
     option = Option("", kind, default, help, optional=default is None, **more)
     return dataclasses.field(default=default, metadata={_KEY: option})
 
@@ -479,31 +479,31 @@ def _read_string(_: Option, value: Any) -> str:
     return str(value)
 
 
-_READ: Mapping[Kind, Callable[[Option, Any], Any]] = {
-    Kind.FLAG: _read_flag,
-    Kind.COUNT: _read_count,
-    Kind.NUMBER: _read_number,
-    Kind.SIZE: _read_size,
-    Kind.DURATION: _read_duration,
-    Kind.CHOICE: _read_string,
-    Kind.TEXT: _read_string,
-    Kind.PART: _read_string,
+_READ: Mapping[ValueType, Callable[[Option, Any], Any]] = {
+    ValueType.FLAG: _read_flag,
+    ValueType.COUNT: _read_count,
+    ValueType.NUMBER: _read_number,
+    ValueType.SIZE: _read_size,
+    ValueType.DURATION: _read_duration,
+    ValueType.CHOICE: _read_string,
+    ValueType.TEXT: _read_string,
+    ValueType.PART: _read_string,
 }
-_TYPES: Mapping[Kind, Any] = {
-    Kind.COUNT: int,
-    Kind.NUMBER: int | float,
-    Kind.SIZE: int,
-    Kind.DURATION: timedelta,
-    Kind.CHOICE: str,
-    Kind.TEXT: str,
-    Kind.PART: str | UUID,
+_TYPES: Mapping[ValueType, Any] = {
+    ValueType.COUNT: int,
+    ValueType.NUMBER: int | float,
+    ValueType.SIZE: int,
+    ValueType.DURATION: timedelta,
+    ValueType.CHOICE: str,
+    ValueType.TEXT: str,
+    ValueType.PART: str | UUID,
 }
-_TYPE_NAMES: Mapping[Kind, str] = {
-    Kind.COUNT: "a whole number",
-    Kind.NUMBER: "a number",
-    Kind.SIZE: "a size in bytes, for example 64MiB",
-    Kind.DURATION: "a duration, for example 15m",
-    Kind.CHOICE: "a word",
-    Kind.TEXT: "a string",
-    Kind.PART: "the name of a part of the table",
+_TYPE_NAMES: Mapping[ValueType, str] = {
+    ValueType.COUNT: "a whole number",
+    ValueType.NUMBER: "a number",
+    ValueType.SIZE: "a size in bytes, for example 64MiB",
+    ValueType.DURATION: "a duration, for example 15m",
+    ValueType.CHOICE: "a word",
+    ValueType.TEXT: "a string",
+    ValueType.PART: "the name of a part of the table",
 }

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.job import POOLS, UNITS, JobSpec, read_only_job
 from memwal_ops.core.options import Options, describe, text
 from memwal_ops.core.verification import (
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     RowsRead,
     Severity,
-    VerifyOptions,
+    VerificationOptions,
     VerifyReport,
     missing_object,
 )
@@ -91,7 +91,7 @@ def defect_of(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 -
 
 
 @dataclass(frozen=True)
-class Inspection:
+class SummaryReport:
     """The state of a table, by what its format's ``summarize`` returns."""
 
     table: Table
@@ -132,10 +132,10 @@ class Inspection:
 class Inspect:
     """The job ``inspect`` of a format that brings none."""
 
-    def plan(self, table: Table, options: Options, context: RunContext) -> Inspection:
+    def plan(self, table: Table, options: Options, context: RunContext) -> SummaryReport:
         """Read the summary."""
         del options, context
-        return Inspection(table, table.format.summarize(table))
+        return SummaryReport(table, table.format.summarize(table))
 
     apply = plan
 
@@ -143,16 +143,16 @@ class Inspect:
 class Verify:
     """The job ``verify`` of a format that brings none: what its format can tell without reading rows."""
 
-    def plan(self, table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
+    def plan(self, table: Table, options: VerificationOptions, context: RunContext) -> VerifyReport:
         """Ask for a missing object of the newest revision, and for blocked parts."""
         del context
-        findings = Findings(options.max_findings)
+        findings = Inconsistencies(options.max_findings)
         findings.extend(missing_object(table))
         summary = table.format.summarize(table)
         for part in summary.blocked:
             place = " at ".join(filter(None, table.format.part_of(part.document))) or "the table"
             stopped = "Jobs cannot continue with it."
-            findings.add(Finding(Severity.ERROR, "blocked", place, f"{part.reason}: {part.detail}", stopped, ""))
+            findings.add(Inconsistency(Severity.ERROR, "blocked", place, f"{part.reason}: {part.detail}", stopped, ""))
         checked = {"revisions": 1, "parts": summary.parts}
         return VerifyReport(summary.revision, findings, checked, rows_read=RowsRead.NONE)
 
@@ -160,16 +160,16 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class WhyOptions(Options):
+class ExplainOptions(Options):
     """Options of why: the target."""
 
     target: str = text("", positional=True, metavar="PATH", help="The object to explain.")
 
 
-class Why:
+class ExplainJob:
     """The job ``why`` of a format that brings none: by the ``collectors`` that the module of its gc declares."""
 
-    def plan(self, table: Table, options: WhyOptions, context: RunContext) -> Explanation:
+    def plan(self, table: Table, options: ExplainOptions, context: RunContext) -> Explanation:
         """Explain the candidates at the target.
 
         Raises:
@@ -190,19 +190,19 @@ class Why:
     apply = plan
 
 
-INSPECT, VERIFY, WHY = Inspect(), Verify(), Why()
+INSPECT, VERIFY, WHY = Inspect(), Verify(), ExplainJob()
 GIVEN_JOBS = (
     read_only_job(name="inspect", summary="Show a table and its backlog.", options=Options, load=f"{__name__}:INSPECT"),
     read_only_job(
         name="verify",
         summary="Check what the format tells without reading rows.",
-        options=VerifyOptions,
+        options=VerificationOptions,
         load=f"{__name__}:VERIFY",
     ),
     read_only_job(
         name="why",
         summary="Print why an object is kept, or is deletable.",
-        options=WhyOptions,
+        options=ExplainOptions,
         load=f"{__name__}:WHY",
     ),
 )

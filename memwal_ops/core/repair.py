@@ -26,7 +26,7 @@ from memwal_ops.core.leases import end_expired
 from memwal_ops.core.options import count, flag, text
 from memwal_ops.core.protocols import Table
 from memwal_ops.core.quarantine import content_of, digest, keep, read_record
-from memwal_ops.core.verification import Finding, Severity, VerifyOptions
+from memwal_ops.core.verification import Inconsistency, Severity, VerificationOptions
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvalidFormatError,
@@ -114,7 +114,7 @@ class Loss:
 class OpenDecision:
     """A finding that needs an operator's decision: why, and the choices. ``loss``: of going on (``--accept-loss``)."""
 
-    finding: Finding
+    finding: Inconsistency
     why: str
     choices: tuple[Choice, ...]
     loss: Loss | None = None
@@ -141,7 +141,7 @@ class Fixed:
     """
 
     text: str
-    findings: list[Finding]
+    findings: list[Inconsistency]
     outcome: Outcome = Outcome.PLANNED
     kept: str | None = None
     error: MemwalOpsError | None = None
@@ -277,7 +277,7 @@ class RepairReport:
         return f"{self.decision}: {counted(len(self.fixes), 'safe fix', 'safe fixes')}; {decide} {needs}."
 
 
-def _finding(one: Finding) -> dict[str, str]:
+def _finding(one: Inconsistency) -> dict[str, str]:
     return {
         "severity": one.severity.value,
         "check": one.check,
@@ -288,7 +288,7 @@ def _finding(one: Finding) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairOptions(VerifyOptions):
+class RepairOptions(VerificationOptions):
     """Options of every repair."""
 
     max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
@@ -347,7 +347,7 @@ class UnsafeError(Exception):
     """A finding has no fix that is provably safe. The message is the reason."""
 
 
-def _no_fix(table: Table, finding: Finding) -> None:
+def _no_fix(table: Table, finding: Inconsistency) -> None:
     del table, finding
 
 
@@ -369,8 +369,8 @@ class RepairJob(Generic[TableT]):
         choices: the choices of an operator, by check.
     """
 
-    verify: Callable[[TableT, VerifyOptions, RunContext], VerifyReport]
-    fix_of: Callable[[TableT, Finding], Fix[TableT] | None] = _no_fix
+    verify: Callable[[TableT, VerificationOptions, RunContext], VerifyReport]
+    fix_of: Callable[[TableT, Inconsistency], Fix[TableT] | None] = _no_fix
     place_of: Callable[[TableT, str], Place] = _no_place
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
 
@@ -443,7 +443,7 @@ class _Run(Generic[TableT]):
     context: RunContext
     report: RepairReport
     accepts_loss: bool
-    fixes: list[tuple[Fix[TableT], Finding, Fixed]] = field(default_factory=list)
+    fixes: list[tuple[Fix[TableT], Inconsistency, Fixed]] = field(default_factory=list)
 
     def plan(self, found: VerifyReport) -> None:
         """Find the fix of each finding, or its choices."""
@@ -500,7 +500,7 @@ class _Run(Generic[TableT]):
         if made is not FixAttempt.DONE:
             fixed.kept = None
 
-    def _add_decision(self, finding: Finding, why: str, fix: Fix[TableT] | None = None) -> None:
+    def _add_decision(self, finding: Inconsistency, why: str, fix: Fix[TableT] | None = None) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
         choices, loss = choices or tuple(_default_choices(finding)), None
         if fix is not None:
@@ -513,12 +513,12 @@ class _Run(Generic[TableT]):
 _OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.CONFLICT: Outcome.OVERTAKEN}
 
 
-def _default_choices(finding: Finding) -> Iterator[Choice]:
+def _default_choices(finding: Inconsistency) -> Iterator[Choice]:
     yield Choice(finding.remedy, "See the runbook." if finding.page else "None is known.")
     yield Choice("Leave it as it is.", finding.consequence)
 
 
-def _common_fix(table: TableT, finding: Finding) -> Fix[TableT] | None:
+def _common_fix(table: TableT, finding: Inconsistency) -> Fix[TableT] | None:
     """The fixes of findings that every format has."""
     del table
     if finding.check != "lease_expired":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(Options):
+class VerificationOptions(Options):
     """Options of every verification."""
 
     deep: bool = flag(help="Also read rows (of a Lance table their keys), and compare indexes and filters with them.")
@@ -26,7 +26,7 @@ class VerifyOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersOptions(VerifyOptions):
+class AnswersOptions(VerificationOptions):
     """Options of a verification that can ask indexes."""
 
     answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
@@ -74,7 +74,7 @@ class Severity(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Inconsistency:
     """One inconsistency.
 
     Attributes:
@@ -111,20 +111,20 @@ def finding_of(
     consequence: str,
     severity: Severity = Severity.ERROR,
     about: str = "",
-) -> Finding:
+) -> Inconsistency:
     """A finding whose evidence, remedy and page are those of an error."""
     page = runbook(error.exit_code) or ""
-    return Finding(severity, check, place, str(error), consequence, error.remedy, page, about)
+    return Inconsistency(severity, check, place, str(error), consequence, error.remedy, page, about)
 
 
-def missing_object(table: Any) -> Iterator[Finding]:
+def missing_object(table: Any) -> Iterator[Inconsistency]:
     """An object that the newest revision needs and that is missing or damaged: checked where only answers are."""
     if (path := table.format.missing_of(table, table.revision)) is not None:
         error = TableCorruptError("It is missing or damaged, and the newest revision needs it.")
         yield finding_of(error, "missing_object", path, "Reads of the newest revision fail.")
 
 
-def with_findings(answers: IndexAnswers, found: Iterable[Finding]) -> IndexAnswers:
+def with_findings(answers: IndexAnswers, found: Iterable[Inconsistency]) -> IndexAnswers:
     """The answers of an index, with what is wrong with them."""
     findings = [{"check": finding.check, "evidence": finding.evidence, "remedy": finding.remedy} for finding in found]
     return replace(answers, findings=findings)
@@ -139,22 +139,22 @@ class VerifyDecision(enum.StrEnum):
 
 
 @dataclass
-class Findings:
+class Inconsistencies:
     """The findings of a run: all are counted, the first ones of each check are kept."""
 
     limit: int
     counts: Counter[str] = field(default_factory=Counter)
     worst: Severity = Severity.INFO
-    kept: list[Finding] = field(default_factory=list)
+    kept: list[Inconsistency] = field(default_factory=list)
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Inconsistency) -> None:
         """Count a finding, and keep it if its check has fewer than ``limit``."""
         self.counts[finding.check] += 1
         self.worst = min(self.worst, finding.severity, key=_RANK.__getitem__)
         if self.counts[finding.check] <= self.limit:
             self.kept.append(finding)
 
-    def extend(self, found: Iterable[Finding]) -> None:
+    def extend(self, found: Iterable[Inconsistency]) -> None:
         """Add all."""
         for finding in found:
             self.add(finding)
@@ -193,7 +193,7 @@ class VerifyReport:
     """
 
     revision: int
-    findings: Findings
+    findings: Inconsistencies
     checked: Mapping[str, Any]
     skipped: Sequence[str] = ()
     rows_read: RowsRead = RowsRead.ALL
@@ -211,7 +211,7 @@ class VerifyReport:
         return TableCorruptError.exit_code if self.findings.worst is Severity.ERROR else 0
 
     @property
-    def listed(self) -> list[Finding]:
+    def listed(self) -> list[Inconsistency]:
         """The listed findings, the worst first."""
         return sorted(self.findings.kept, key=lambda finding: _RANK[finding.severity])
 

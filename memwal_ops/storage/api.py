@@ -146,7 +146,7 @@ class DiskFullError(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class VersionEntry:
     """The entry of one version: the manifest's key in the bucket and its size in bytes (None: not recorded).
 
     ``moved_to``: the version is fenced, since the table was migrated to that URI; there is no manifest. ``last_fence``

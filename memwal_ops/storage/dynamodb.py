@@ -24,7 +24,7 @@ from memwal_ops.errors import (
     StorageCredentialsError,
     TableCorruptError,
 )
-from memwal_ops.storage.api import Entry
+from memwal_ops.storage.api import VersionEntry
 from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
 from memwal_ops.storage.errors import translate
 
@@ -56,12 +56,12 @@ class VersionEntries:
         self._made: Any = None
         self._lock = threading.Lock()
 
-    def newest(self, base: str) -> Entry | None:
+    def newest(self, base: str) -> VersionEntry | None:
         """The entry with the highest version; None: the table has no entries."""
         response = self._query(base, ScanIndexForward=False, Limit=1)
         return next((self._entry(item) for item in response["Items"]), None)
 
-    def all(self, base: str) -> Iterator[Entry]:
+    def all(self, base: str) -> Iterator[VersionEntry]:
         """All entries of a table, ascending by version."""
         start: Mapping[str, Any] = {}
         while True:
@@ -71,12 +71,12 @@ class VersionEntries:
                 return
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
-    def get(self, base: str, version: int) -> Entry | None:
+    def get(self, base: str, version: int) -> VersionEntry | None:
         """The entry of one version."""
         response = self._send("read", "get_item", Key=_key(base, version), ConsistentRead=True)
         return self._entry(response["Item"]) if "Item" in response else None
 
-    def create(self, base: str, entry: Entry) -> bool:
+    def create(self, base: str, entry: VersionEntry) -> bool:
         """Put an entry if its version has none (S3-053); False if it has one, which may be this one.
 
         Raises:
@@ -84,12 +84,12 @@ class VersionEntries:
         """
         return self._put(_item(base, entry), _ABSENT, {})
 
-    def finalize(self, base: str, staged: Entry, path: str, size: int) -> None:
+    def finalize(self, base: str, staged: VersionEntry, path: str, size: int) -> None:
         """Replace an entry with a staged path by one with the final path, unless another process did."""
-        final = Entry(staged.version, path, size)
+        final = VersionEntry(staged.version, path, size)
         self._put(_item(base, final), "#path = :staged", {":staged": {"S": staged.path}}, {"#path": "path"})
 
-    def fence(self, base: str, newest: Entry, versions: int, moved_to: str) -> bool:
+    def fence(self, base: str, newest: VersionEntry, versions: int, moved_to: str) -> bool:
         """Fence the versions after the newest, so that no commit of them succeeds; False if that is not the newest.
 
         The first hundred are fenced together, and only if the newest version is final: that decides.
@@ -145,7 +145,7 @@ class VersionEntries:
 
         It stays there if it may not be deleted: nothing else needs that right.
         """
-        entry = Entry(1, base, 0)
+        entry = VersionEntry(1, base, 0)
         try:
             return self.create(base, entry) and not self.create(base, entry)
         finally:
@@ -154,17 +154,17 @@ class VersionEntries:
 
     def _fence(self, base: str, version: int, moved_to: str, last: int | None) -> dict[str, Any]:
         # A path that is not text: no release of Lance takes such an entry for a manifest, or repairs it.
-        item = {**_item(base, Entry(version, "", 0)), "path": {"NULL": True}, _MOVED: {"S": moved_to}}
+        item = {**_item(base, VersionEntry(version, "", 0)), "path": {"NULL": True}, _MOVED: {"S": moved_to}}
         item |= {} if last is None else {_LAST: {"N": str(last)}}
         return {"TableName": self.table, "Item": item, "ConditionExpression": _ABSENT}
 
-    def _entry(self, item: Mapping[str, Any]) -> Entry:
+    def _entry(self, item: Mapping[str, Any]) -> VersionEntry:
         try:
             version = int(item["version"]["N"])
             if _MOVED in item:
-                return Entry(version, "", 0, item[_MOVED]["S"], int(item[_LAST]["N"]) if _LAST in item else None)
+                return VersionEntry(version, "", 0, item[_MOVED]["S"], int(item[_LAST]["N"]) if _LAST in item else None)
             size = item.get("size")
-            return Entry(version, item["path"]["S"], None if size is None else int(size["N"]))
+            return VersionEntry(version, item["path"]["S"], None if size is None else int(size["N"]))
         except (KeyError, ValueError, TypeError) as error:
             raise TableCorruptError(
                 f"An entry of {item.get('base_uri')} in the DynamoDB table {self.table} cannot be read: {error!r}.",
@@ -246,7 +246,7 @@ def _key(base: str, version: int) -> dict[str, Any]:
     return {"base_uri": {"S": base}, "version": {"N": str(version)}}
 
 
-def _item(base: str, entry: Entry) -> dict[str, Any]:
+def _item(base: str, entry: VersionEntry) -> dict[str, Any]:
     return {
         **_key(base, entry.version),
         "path": {"S": entry.path},

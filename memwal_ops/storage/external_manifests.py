@@ -29,7 +29,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.storage import metering
-from memwal_ops.storage.api import Entry
+from memwal_ops.storage.api import VersionEntry
 from memwal_ops.storage.errors import call, is_absent
 from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
@@ -209,7 +209,7 @@ class ManifestEntryStore(ObjectStore):
             return False
         staged = f"{path}-{uuid.uuid4()}"
         super().put_if_absent(staged, data)
-        entry = Entry(version, self._key(staged), len(data))
+        entry = VersionEntry(version, self._key(staged), len(data))
         if not self._created(base, entry):
             super().delete_many([staged])
             return False
@@ -284,7 +284,7 @@ class ManifestEntryStore(ObjectStore):
         matches = (_MANIFEST.fullmatch(path) or _STAGED.fullmatch(path) for path in paths)
         return [_ROOT_FOLDER, *sorted({match["folder"] for match in matches if match is not None})]
 
-    def newest_entry(self, folder: str) -> Entry | None:
+    def newest_entry(self, folder: str) -> VersionEntry | None:
         """The newest entry, its commit finished; None: there is none."""
         return self._synchronized(folder)
 
@@ -302,16 +302,16 @@ class ManifestEntryStore(ObjectStore):
         newest = self.entries.newest(self._base(folder))
         return newest is not None and newest.moved_to is not None
 
-    def record_newest(self, folder: str) -> Entry | None:
+    def record_newest(self, folder: str) -> VersionEntry | None:
         """Put the entry of the newest version of a folder that has none, as Lance does when it opens one by number."""
         manifests = self._manifests(folder)
         if not manifests:
             return None
         meta = manifests[max(manifests)]
-        self.entries.create(self._base(folder), Entry(max(manifests), self._key(meta.path), meta.size))
+        self.entries.create(self._base(folder), VersionEntry(max(manifests), self._key(meta.path), meta.size))
         return self.newest_entry(folder)
 
-    def fence(self, folder: str, newest: Entry, versions: int, moved_to: str) -> bool:
+    def fence(self, folder: str, newest: VersionEntry, versions: int, moved_to: str) -> bool:
         """Fence later versions, see :meth:`VersionEntries.fence`."""
         return self.entries.fence(self._base(folder), newest, versions, moved_to)
 
@@ -325,7 +325,7 @@ class ManifestEntryStore(ObjectStore):
             super().put_if_absent(f"{folder}/{MOVED}", self._document(folder, moved_to=moved_to))
         super().delete_many([f"{folder}/{MARK}"])
 
-    def _synchronized(self, folder: str) -> Entry | None:
+    def _synchronized(self, folder: str) -> VersionEntry | None:
         """The newest entry of a folder, after its commit is finished (S3-055)."""
         newest = self.entries.newest(self._base(folder))
         if newest is None:
@@ -354,7 +354,7 @@ class ManifestEntryStore(ObjectStore):
         self._unmarked.add(folder)
         return newest
 
-    def _refuse_unrecorded(self) -> Entry | None:
+    def _refuse_unrecorded(self) -> VersionEntry | None:
         """Refuse a table with versions, none of which has an entry; return the newest entry, if there is one now."""
         versions = self._manifests(_ROOT_FOLDER)
         if not versions or (newest := self._synchronized(_ROOT_FOLDER)) is not None:
@@ -372,7 +372,7 @@ class ManifestEntryStore(ObjectStore):
         listed = [*super().list(folder)]
         return {_version(match["name"]): meta for meta in listed if (match := _MANIFEST.fullmatch(meta.path))}
 
-    def _refuse_stale(self, folder: str, newest: Entry, found: ObjectMeta | None) -> None:
+    def _refuse_stale(self, folder: str, newest: VersionEntry, found: ObjectMeta | None) -> None:
         """Refuse a newest entry without its manifest, which may have been renamed since (V1 to V2 names)."""
         other = f"{folder}/{newest.version}.manifest", f"{folder}/{_U64_MAX - newest.version:020d}.manifest"
         if found is None and any(super(ManifestEntryStore, self).head(name) is not None for name in other):
@@ -385,7 +385,7 @@ class ManifestEntryStore(ObjectStore):
             "another path. If two buckets have a table at that path, give each its own table in DynamoDB.",
         )
 
-    def _refuse_beside(self, path: str, newest: Entry) -> None:
+    def _refuse_beside(self, path: str, newest: VersionEntry) -> None:
         """Refuse a table with a version newer than all entries: it was committed to S3 alone."""
         match = _MANIFEST.fullmatch(path)
         if match is None or (version := _version(match["name"])) <= newest.version:
@@ -420,7 +420,7 @@ class ManifestEntryStore(ObjectStore):
         ]
         return [path for path in staged if self.why_staged(path) is None]
 
-    def _finish(self, folder: str, entry: Entry) -> None:
+    def _finish(self, folder: str, entry: VersionEntry) -> None:
         """Copy a staged manifest to its final name, replace the entry's path, and delete it. Safe to repeat."""
         staged = self._relative(entry)
         match = _STAGED.fullmatch(staged)
@@ -452,7 +452,7 @@ class ManifestEntryStore(ObjectStore):
 
         call(attempt, path=target, action="write", policy=self._retry)
 
-    def _created(self, base: str, entry: Entry) -> bool:
+    def _created(self, base: str, entry: VersionEntry) -> bool:
         """Put the entry if absent; whether the version's entry is this one, also if a response was lost."""
         try:
             if self.entries.create(base, entry):
@@ -500,7 +500,7 @@ class ManifestEntryStore(ObjectStore):
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}"
 
-    def _relative(self, entry: Entry) -> str:
+    def _relative(self, entry: VersionEntry) -> str:
         return entry.path.removeprefix(f"{self._prefix}/")
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.metering import Client
 
 
-class Pages:
+class ListingPages:
     """The pages of one recursive listing, in order. :meth:`attempt` may be called again after an error."""
 
     def __init__(self, client: Callable[[], Client], folder: str, after: str | None = None) -> None:
@@ -496,7 +496,7 @@ class ObjectStore:
         metering.delete(self._client(writing=True), names)
 
     def _pages(self, folder: str, after: str | None) -> Iterator[ObjectMeta]:
-        pages = Pages(self._client, folder, after)
+        pages = ListingPages(self._client, folder, after)
         while True:
             page = call(pages.attempt, path=folder, action="list", policy=self._retry)
             if page is None:

@@ -23,7 +23,7 @@ _REGION = re.compile(r"(?:^|\.)(?:sqs\.([a-z]{2}-[a-z0-9-]+)\.|([a-z]{2}-[a-z0-9
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class QueueMessage:
     """One message.
 
     Attributes:
@@ -113,7 +113,7 @@ class Queue:
             ),
         )
 
-    def receive(self, seconds: int = WAIT_SECONDS) -> list[Message]:
+    def receive(self, seconds: int = WAIT_SECONDS) -> list[QueueMessage]:
         """Return the next messages, at most 10; none: there were none for ``seconds``.
 
         Raises:
@@ -129,16 +129,16 @@ class Queue:
         )
         return [_message(message) for message in response.get("Messages") or ()]
 
-    def delete(self, messages: Sequence[Message]) -> None:
+    def delete(self, messages: Sequence[QueueMessage]) -> None:
         """Delete messages. Raises: see :meth:`receive`."""
         self._batch("delete", "delete_message_batch", [(message, {}) for message in messages])
 
-    def hide(self, messages: Iterable[tuple[Message, int]]) -> None:
+    def hide(self, messages: Iterable[tuple[QueueMessage, int]]) -> None:
         """Leave messages in the queue, each to be received again after so many seconds. Raises: see :meth:`receive`."""
         changed = [(message, {"VisibilityTimeout": seconds}) for message, seconds in messages]
         self._batch("release", "change_message_visibility_batch", changed)
 
-    def _batch(self, action: str, name: str, messages: Sequence[tuple[Message, Mapping[str, int]]]) -> None:
+    def _batch(self, action: str, name: str, messages: Sequence[tuple[QueueMessage, Mapping[str, int]]]) -> None:
         """What fails for one message alone is not an error: it is received again."""
         entries = [
             {"Id": str(number), "ReceiptHandle": message.handle, **more}
@@ -158,10 +158,10 @@ class Queue:
             raise translate(error, path=self._url, action=f"{action} messages of") from error
 
 
-def _message(given: Mapping[str, Any]) -> Message:
+def _message(given: Mapping[str, Any]) -> QueueMessage:
     attributes = given.get("Attributes") or {}
     sent = attributes.get("SentTimestamp")
-    return Message(
+    return QueueMessage(
         str(given.get("MessageId", "")),
         str(given.get("Body", "")),
         str(given["ReceiptHandle"]),

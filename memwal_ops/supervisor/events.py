@@ -27,7 +27,7 @@ from memwal_ops.supervisor.scheduling.discovery import is_wanted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.storage.queues import Message
+    from memwal_ops.storage.queues import QueueMessage
     from memwal_ops.supervisor.config.effective import TableSettings
     from memwal_ops.supervisor.config.model import EventsConfig
     from memwal_ops.supervisor.observe.status_document import EventsStatus
@@ -99,7 +99,7 @@ _WILD = frozenset("*?[")
 _OURS = "_mem_wal_ops/"
 
 
-class Routes:
+class TableRoutes:
     """The tables of a service that are in S3, by bucket and prefix.
 
     Args:
@@ -204,7 +204,7 @@ class EventListener:
         queue: Callable[[], Queue] | None = None,
     ) -> None:
         """Send no request yet."""
-        self.routes = Routes()
+        self.routes = TableRoutes()
         self._config, self._shared = config, shared
         self._make = queue or self._open
         self._ready, self._elsewhere = ready, elsewhere
@@ -297,15 +297,15 @@ class EventListener:
             else:
                 self._log.warning("events_unreachable", queue=redact(self._config.queue), error=error)
 
-    def _take(self, queue: Queue, messages: Sequence[Message]) -> None:
+    def _take(self, queue: Queue, messages: Sequence[QueueMessage]) -> None:
         """Have tables polled, then delete the messages: a process that dies in between polls all as it starts."""
         if self._stopping.is_set():
             # Others may have its tables by now, and poll them at an event alone.
             queue.hide((message, 0) for message in messages)
             return
         polled: dict[str, None] = {}
-        done: list[Message] = []
-        hidden: list[tuple[Message, int]] = []
+        done: list[QueueMessage] = []
+        hidden: list[tuple[QueueMessage, int]] = []
         for message in messages:
             outcome, names = self._outcome(message)
             self._count(outcome)
@@ -323,7 +323,7 @@ class EventListener:
         queue.hide(hidden)
         self._left = float("-inf") if messages else self._left
 
-    def _outcome(self, message: Message) -> tuple[str, list[str]]:
+    def _outcome(self, message: QueueMessage) -> tuple[str, list[str]]:
         """Return what becomes of a message, and the tables to be polled."""
         try:
             created = objects_created(message.body)
@@ -371,7 +371,7 @@ class EventListener:
         self._on_new(folder)
         return True
 
-    def _note(self, messages: Sequence[Message], *, heard: bool) -> None:
+    def _note(self, messages: Sequence[QueueMessage], *, heard: bool) -> None:
         now = time.time()
         sent = [message.sent for message in messages if message.sent is not None and message.receives == 1]
         with self._lock:
@@ -380,7 +380,7 @@ class EventListener:
             if sent or not messages:
                 self._lag = round(max(0.0, now - min(sent, default=now)), 3)
 
-    def _note_unreadable(self, message: Message, why: str) -> None:
+    def _note_unreadable(self, message: QueueMessage, why: str) -> None:
         with self._lock:
             count = 0 if self._unreadable is None else self._unreadable[1]
             self._unreadable = (time.time(), count + 1, why)

@@ -53,7 +53,7 @@ _PLURAL = re.compile(r"# (\w+?)s?\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TableFinding:
     """One finding on a table, or on the service (``table`` is empty)."""
 
     table: str
@@ -63,7 +63,7 @@ class Found:
     runbook: str | None
 
     @classmethod
-    def of(cls, table: str, finding: Finding) -> Found:
+    def of(cls, table: str, finding: Finding) -> TableFinding:
         """Return a finding of a table."""
         return cls(table, finding["level"], finding["what"], finding["do"], finding["runbook"])
 
@@ -78,17 +78,17 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FindingChange:
     """A finding that is new, changed or resolved. ``before``: of a changed one, how it was reported."""
 
     kind: Kind
-    found: Found
-    before: Found | None = None
+    found: TableFinding
+    before: TableFinding | None = None
 
 
 def changes(
-    told: Mapping[str, Found], now: Iterable[Found], is_known: Callable[[str], bool] = lambda _: True
-) -> list[Change]:
+    told: Mapping[str, TableFinding], now: Iterable[TableFinding], is_known: Callable[[str], bool] = lambda _: True
+) -> list[FindingChange]:
     """Return what differs from what a target was told, the worst and newest first.
 
     A finding that has gone, while another of the same page came to the same table, is changed.
@@ -99,29 +99,29 @@ def changes(
         is_known: whether the findings of a table are known now; what is not known is not resolved.
     """
     current = {found.key: found for found in now}
-    gone: dict[tuple[str, str | None], list[Found]] = defaultdict(list)
+    gone: dict[tuple[str, str | None], list[TableFinding]] = defaultdict(list)
     for key, found in told.items():
         if key not in current and is_known(found.table):
             gone[found.table, found.runbook].append(found)
-    made: list[Change] = []
+    made: list[FindingChange] = []
     for key, found in current.items():
         before = told.get(key)
         if before is None and gone[found.table, found.runbook]:
             before = gone[found.table, found.runbook].pop(0)
-            made.append(Change("changed", found, before))
+            made.append(FindingChange("changed", found, before))
         elif before is None:
-            made.append(Change("new", found))
+            made.append(FindingChange("new", found))
         elif before.level != found.level:
-            made.append(Change("changed", found, before))
-    made += [Change("resolved", found) for group in gone.values() for found in group]
+            made.append(FindingChange("changed", found, before))
+    made += [FindingChange("resolved", found) for group in gone.values() for found in group]
     return sorted(made, key=_order)
 
 
-def _order(change: Change) -> tuple[bool, bool, str, str]:
+def _order(change: FindingChange) -> tuple[bool, bool, str, str]:
     return change.kind == "resolved", change.found.level != "critical", change.found.table, change.found.what
 
 
-def after(told: Mapping[str, Found], made: Iterable[Change]) -> dict[str, Found]:
+def after(told: Mapping[str, TableFinding], made: Iterable[FindingChange]) -> dict[str, TableFinding]:
     """Return what a target knows once it was told these changes."""
     known = dict(told)
     for change in made:
@@ -152,7 +152,7 @@ class Message:
     service: str
     link: str
     sent: str
-    changes: Sequence[Change]
+    changes: Sequence[FindingChange]
     test: bool = False
 
     @property
@@ -174,7 +174,7 @@ class Message:
         parts.append(f"From {_clean(self.service)}{f', {self.link}/' if self.link else ''}")
         return "\n\n".join(parts)
 
-    def _entry(self, change: Change) -> str:
+    def _entry(self, change: FindingChange) -> str:
         finding = change.found
         level = "" if change.kind == "resolved" else f" {finding.level}"
         lines = [f"{_WORDS[change.kind]}{level}: {_clean(finding.table) or 'the service'}: {_clean(finding.what)}"]
@@ -375,7 +375,7 @@ class Told:
         sent: when messages were sent in the last hour, seconds since the epoch.
     """
 
-    found: Mapping[str, Found] = field(default_factory=dict)
+    found: Mapping[str, TableFinding] = field(default_factory=dict)
     sent: list[float] = field(default_factory=list)
 
 
@@ -417,7 +417,7 @@ class ToldFile:
 
 
 def _read(document: Mapping[str, Any]) -> Told:
-    findings = [Found(**entry) for entry in document["found"]]
+    findings = [TableFinding(**entry) for entry in document["found"]]
     return Told({finding.key: finding for finding in findings}, [float(moment) for moment in document["sent"]])
 
 
@@ -430,7 +430,7 @@ _FIRST_RETRY, _LONGEST_RETRY = 30.0, 900.0
 class Findings:
     """What holds now. Of ``unread`` tables, which were not polled yet, nothing is resolved."""
 
-    found: tuple[Found, ...]
+    found: tuple[TableFinding, ...]
     unread: frozenset[str] = frozenset()
 
 
@@ -533,7 +533,7 @@ class FindingNotifier:
         if grouped and now >= not_before and len(told.sent) < self._config.max_per_hour:
             self._send(target, told, made, now)
 
-    def _send(self, target: TargetConfig, told: Told, made: list[Change], now: float) -> None:
+    def _send(self, target: TargetConfig, told: Told, made: list[FindingChange], now: float) -> None:
         sent = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         message = Message(self._service, (self._config.link or "").rstrip("/"), sent, made)
         try:

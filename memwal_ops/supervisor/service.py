@@ -23,13 +23,13 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events import EventListener, Routes
+from memwal_ops.supervisor.events import EventListener, TableRoutes
 from memwal_ops.supervisor.http.access import token_file_of
 from memwal_ops.supervisor.http.acting import Audit
 from memwal_ops.supervisor.http.connections import Certificate
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.membership.member import FoundTables, Member
-from memwal_ops.supervisor.notify import FindingNotifier, Findings, Found
+from memwal_ops.supervisor.notify import FindingNotifier, Findings, TableFinding
 from memwal_ops.supervisor.observe.findings import NOT_READ, not_read_text, service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat, SystemdNotifier
 from memwal_ops.supervisor.observe.metrics import Metrics, push
@@ -476,7 +476,7 @@ class Service:
 
     def _route(self, tables: Sequence[FoundTable], entries: Sequence[TableSettings]) -> None:
         if self._listener is not None:
-            self._listener.routes = Routes(tables, entries)
+            self._listener.routes = TableRoutes(tables, entries)
 
     def _make_pages(self, settings: Settings) -> Pages:
         return Pages(
@@ -505,12 +505,12 @@ class Service:
         # Not what is wrong with the targets: one of them would be told once it is right again.
         service: dict[str, Any] = {**status["service"], "delivery_faults": []}
         of_service = service_findings(service, self._found.faults, self.scheduler.settings.path)
-        findings, unread = [Found.of("", finding) for finding in of_service], set()
+        findings, unread = [TableFinding.of("", finding) for finding in of_service], set()
         for table in status["tables"]:
             if table["state"] == NOT_READ:
                 unread.add(table["name"])
             else:
-                findings += [Found.of(table["name"], finding) for finding in self._pages.findings(table)]
+                findings += [TableFinding.of(table["name"], finding) for finding in self._pages.findings(table)]
         return Findings(tuple(findings), frozenset(unread))
 
     def _take_samples(self) -> None:

@@ -19,7 +19,7 @@ from tests.support.run_cli import contents
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.core.candidates import GcReport
+    from memwal_ops.core.candidates import CollectionReport
 
 KEYS = {
     *("decision", "apply", "counts", "bytes_reclaimable", "deleted", "delete", "held", "unknown", "truncated"),
@@ -36,7 +36,9 @@ def collectable(kind: FormatUnderTest, made: TableUnderTest) -> TableUnderTest:
     return made
 
 
-def collect(kind: FormatUnderTest, made: TableUnderTest, *, apply: bool = True, **options: Any) -> GcReport[Any]:
+def collect(
+    kind: FormatUnderTest, made: TableUnderTest, *, apply: bool = True, **options: Any
+) -> CollectionReport[Any]:
     table = opened(made)
     report: Any = run_job(table, "gc", replace(kind.options_of(table, "gc"), **options), apply=apply)
     return report  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 # For a JVM that lives for minutes: what the second compiler and parallel collection cost never comes back.
 CHEAP_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -86,19 +86,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(params=["local", "copies", "spark", "spark-shuffle"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine | None:
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MergeEngine | None:
     """Each engine in turn; None is the default of a merge, the local one. ``copies``: as of a table in a bucket."""
-    from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
-    from memwal_ops.formats.lance.engines.spark.engine import SparkEngine
+    from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
+    from memwal_ops.formats.lance.engines.spark.engine import SparkMergeEngine
     from memwal_ops.formats.lance.generations import generation as generation_copies
 
     if request.param == "local":
         return None
     if request.param == "copies":
         monkeypatch.setattr(generation_copies, "LOCAL", frozenset())
-        return LocalEngine()
+        return LocalMergeEngine()
     # Few rows to a task, so that every stage of these small tables has several.
     spark = request.getfixturevalue("spark")
     if request.param == "spark":
-        return SparkEngine(spark, rows_per_task=200)
-    return SparkEngine(spark, rows_per_task=200, driver_key_bytes=0)
+        return SparkMergeEngine(spark, rows_per_task=200)
+    return SparkMergeEngine(spark, rows_per_task=200, driver_key_bytes=0)

@@ -35,7 +35,7 @@ _FIGURES = ("tasks", "lost_attempts", "executor_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SparkStage:
     """A stage of a job. Its name in reports, what it does for Spark's pages, and the activity for the progress bar."""
 
     name: str
@@ -73,13 +73,13 @@ class TaskRunner:
         return max(1, int(self._session().sparkContext.defaultParallelism))
 
     def run(
-        self, table: Table, stage: Stage, tasks: Sequence[_T], work: Callable[[_T, Count], _R]
+        self, table: Table, stage: SparkStage, tasks: Sequence[_T], work: Callable[[_T, Count], _R]
     ) -> tuple[list[_R], Mapping[str, float]]:
         """Run ``work`` for each task.
 
         Args:
             table: for messages, and where lost attempts may have left files.
-            stage: see :class:`Stage`.
+            stage: see :class:`SparkStage`.
             tasks: of any type that can be pickled.
             work: called on an executor with the task and a function that counts rows and bytes for the progress. Of
                 credentials, it may hold the table's location.
@@ -97,7 +97,7 @@ class TaskRunner:
         return results, figures
 
     @contextmanager
-    def staged(self, table: Table, stage: Stage) -> Iterator[tuple[SparkSession, Counters, dict[str, float]]]:
+    def staged(self, table: Table, stage: SparkStage) -> Iterator[tuple[SparkSession, Counters, dict[str, float]]]:
         """A stage of other than :meth:`run`'s tasks; its figures are there once it has ended. Raises the same."""
         began = datetime.now(UTC)
         spark = self._session()

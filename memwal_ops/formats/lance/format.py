@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.report import Need
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.core.table_history import TableHistory
-    from memwal_ops.formats.lance.stub import Stub
+    from memwal_ops.formats.lance.stub import StubTable
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -61,7 +61,7 @@ class LanceFormat:
 
         return list_branches(store)
 
-    def find_stub(self, location: Location, store: Store) -> Stub | None:
+    def find_stub(self, location: Location, store: Store) -> StubTable | None:
         """See :class:`memwal_ops.core.protocols.FindsStubs`."""
         from memwal_ops.formats.lance.stub import find_stub  # noqa: PLC0415 - as above
 

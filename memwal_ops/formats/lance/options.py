@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE
 from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
-from memwal_ops.core.maintain import MaintainOptions as BaseMaintainOptions
+from memwal_ops.core.maintain import MaintenanceOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,
     Options,

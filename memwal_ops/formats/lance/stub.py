@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core import registry
 from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
 from memwal_ops.core.repair import Choice, Fixed, OpenDecision, Outcome, RepairReport
-from memwal_ops.core.verification import Finding, Severity
+from memwal_ops.core.verification import Inconsistency, Severity
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, NotALanceTableError, TableReplacedError
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE
@@ -45,7 +45,7 @@ _CHECK = "stub"
 
 
 @dataclass(frozen=True)
-class Stub(GuardedTable):
+class StubTable(GuardedTable):
     """A folder without any version, of which only ``repair`` applies.
 
     Attributes:
@@ -81,7 +81,7 @@ class Stub(GuardedTable):
         del revision
         return False
 
-    def newest(self) -> Stub:
+    def newest(self) -> StubTable:
         """The same, listed again.
 
         Raises:
@@ -116,7 +116,7 @@ class Stub(GuardedTable):
         return f"{uri} is a stub: it has no version, and no file with rows."
 
 
-def find_stub(location: Location, store: Store) -> Stub | None:
+def find_stub(location: Location, store: Store) -> StubTable | None:
     """The stub at a location; None: a version exists, or nothing at all. One listing.
 
     Raises:
@@ -130,7 +130,7 @@ def find_stub(location: Location, store: Store) -> Stub | None:
         return None
     times = [meta.last_modified for meta in objects]
     times += [datetime.fromtimestamp(os.stat(folder).st_mtime, UTC) for folder in folders]
-    return Stub(location, store, objects, max(times, default=None), _beside(location))
+    return StubTable(location, store, objects, max(times, default=None), _beside(location))
 
 
 def _beside(location: Location) -> str | None:
@@ -146,13 +146,13 @@ def _beside(location: Location) -> str | None:
 class StubRepair:
     """``repair`` of a stub: delete it if it cannot have rows."""
 
-    def plan(self, stub: Stub, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
+    def plan(self, stub: StubTable, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
         """What would be deleted, or why it is not. Reads only."""
         del context
         _refuse_undo(options)
         return _report(stub, datetime.now(UTC), apply=False)
 
-    def apply(self, stub: Stub, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
+    def apply(self, stub: StubTable, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
         """Delete a stub without rows that is old enough. Safe to kill, and to repeat.
 
         Raises:
@@ -178,10 +178,10 @@ class StubRepair:
 JOB = StubRepair()
 
 
-def _report(stub: Stub, now: datetime, *, apply: bool) -> RepairReport:
+def _report(stub: StubTable, now: datetime, *, apply: bool) -> RepairReport:
     report = RepairReport(0, apply=apply)
     young = stub.written is None or now - stub.written < UNFINISHED_AGE
-    finding = Finding(
+    finding = Inconsistency(
         Severity.ERROR if stub.with_data else Severity.WARNING,
         _CHECK,
         stub.location.uri,
@@ -197,7 +197,7 @@ def _report(stub: Stub, now: datetime, *, apply: bool) -> RepairReport:
     return report
 
 
-def _why(stub: Stub) -> str:
+def _why(stub: StubTable) -> str:
     if stub.with_data:
         return "Without a version it cannot be proven that its files are unreferenced."
     if stub.beside is not None:
@@ -208,7 +208,7 @@ def _why(stub: Stub) -> str:
     return f"Something was written to it within {age}: a creation may be in progress. Run it again later."
 
 
-def _choices(stub: Stub) -> tuple[Choice, ...]:
+def _choices(stub: StubTable) -> tuple[Choice, ...]:
     if stub.beside is not None and not stub.with_data:
         return (Choice("Leave it as it is.", "It has no rows."),)
     drop = Choice("Drop the table in LanceDB.", "All of its files are deleted.")

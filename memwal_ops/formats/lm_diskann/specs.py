@@ -9,7 +9,7 @@ from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.erasure import EraseOptions
 from memwal_ops.core.job import InitSpec, JobSpec, MetricSpec, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintainOptions
+from memwal_ops.core.maintain import MaintenanceOptions
 from memwal_ops.core.options import OptionError, Options, choice, count, duration, flag, group, number, size, text
 from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
@@ -86,7 +86,7 @@ class IndexWhyOptions(IndexGcOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexMaintainOptions(MaintainOptions):
+class IndexMaintainOptions(MaintenanceOptions):
     """Options of maintain."""
 
     merge: IndexMergeOptions = group(IndexMergeOptions, help="Options of merge.")

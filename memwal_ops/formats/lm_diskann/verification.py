@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwal_ops.core.verification import Finding, Findings, Severity
+from memwal_ops.core.verification import Inconsistencies, Inconsistency, Severity
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
 from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, RESTORE
 from memwal_ops.formats.lm_diskann.files import GRAPH
@@ -89,14 +89,14 @@ _PAGE = runbook(TableCorruptError.exit_code) or ""
 class Verified:
     """The findings, and the number of blocks that were read."""
 
-    findings: Findings
+    findings: Inconsistencies
     blocks: int = 0
 
     def add(self, check: str, details: Iterable[str], about: str = "") -> None:
         """Add one finding for each of ``details``, which start with the place; ``about``: for the repair."""
         for detail in details:
             view = check in OF_VIEW
-            self.findings.add(Finding(
+            self.findings.add(Inconsistency(
                 Severity.WARNING if check in _WARNINGS else Severity.ERROR,
                 check,
                 _PLACES.get(check, GRAPH),
@@ -115,7 +115,7 @@ def verify(folder: str, parameters: Parameters, most: int, context: RunContext) 
     Raises:
         TableCorruptError: the store cannot be opened, is that of another index, or its ``next_node_id`` is damaged.
     """
-    checks = Verified(Findings(most))
+    checks = Verified(Inconsistencies(most))
     store = Store(folder, parameters, read_only=True)
     try:
         store.read_all()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwal_ops.core.answers import IndexAnswers, share_by_query
-from memwal_ops.core.verification import Finding, Severity, with_findings
+from memwal_ops.core.verification import Inconsistency, Severity, with_findings
 from memwal_ops.errors import InvalidFormatError, InvalidUsageError, SegmentCorruptError
 from memwal_ops.formats.zeppelin.compaction import metric_of
 from memwal_ops.formats.zeppelin.reader import live_rows, nearest_rows, read_log
@@ -51,7 +51,7 @@ _REWRITE = "memwal-ops merge URI --retrain writes it again."
 
 def check_answers(
     table: Namespace, options: ZeppelinVerifyOptions, context: RunContext, seed: int
-) -> tuple[list[IndexAnswers], list[Finding]]:
+) -> tuple[list[IndexAnswers], list[Inconsistency]]:
     """Ask the clusters of vectors, and each field's bitmaps and inverted lists.
 
     Raises:
@@ -297,9 +297,11 @@ def _key(value: Any) -> str:
     return f"{'s' if isinstance(value, str) else 'i'}:{value}"
 
 
-def _findings(answers: IndexAnswers) -> Iterator[Finding]:
-    def wrong(check: str, evidence: str, consequence: str) -> Finding:
-        return Finding(Severity.ERROR, check, f"the index {answers.index!r}", evidence, consequence, _REWRITE, _PAGE)
+def _findings(answers: IndexAnswers) -> Iterator[Inconsistency]:
+    def wrong(check: str, evidence: str, consequence: str) -> Inconsistency:
+        return Inconsistency(
+            Severity.ERROR, check, f"the index {answers.index!r}", evidence, consequence, _REWRITE, _PAGE
+        )
 
     if answers.error:
         yield wrong("index_misses_rows", answers.error, "Queries by it fail.")

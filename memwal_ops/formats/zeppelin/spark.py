@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwal_ops.core.anchors import Unguarded
-from memwal_ops.core.spark.runner import Stage
+from memwal_ops.core.spark.runner import SparkStage
 from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
 from memwal_ops.formats.zeppelin.segments import (
     Rows,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 _TASKS_PER_CORE = 3
 _BYTES_PER_TASK = 256 << 20
-_ASSIGN = Stage("assign", "assign rows to centroids, write clusters", "writing clusters")
-_WRITE = Stage("write", "write clusters with the rows of the log", "writing clusters")
+_ASSIGN = SparkStage("assign", "assign rows to centroids, write clusters", "writing clusters")
+_WRITE = SparkStage("write", "write clusters with the rows of the log", "writing clusters")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.demo import DemoSpec
 from memwal_ops.core.erasure import SAFE_AGE, EraseOptions
 from memwal_ops.core.job import JobSpec, MetricSpec, Saving, maintain_job, read_only_job, verify_job
-from memwal_ops.core.maintain import MaintainOptions
+from memwal_ops.core.maintain import MaintenanceOptions
 from memwal_ops.core.repair import repair_job
 from memwal_ops.core.verification import AnswersOptions
 
@@ -129,7 +129,7 @@ class ZeppelinInspectOptions(options.Options):
 
 
 @dataclass(frozen=True)
-class ZeppelinMaintainOptions(MaintainOptions):
+class ZeppelinMaintainOptions(MaintenanceOptions):
     """Options of maintain."""
 
     merge: ZeppelinMergeOptions = options.group(ZeppelinMergeOptions, help="Options of the merge step.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ValueSource:
     """Where a value came from: its layer, its line in the file, the substituted environment variables."""
 
     layer: str
@@ -45,7 +45,7 @@ class Source:
         return {"layer": "env" if self.variables else self.layer, "line": self.line, "variables": list(self.variables)}
 
 
-DEFAULT = Source("default")
+DEFAULT = ValueSource("default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class JobSettings:
     heartbeat_url: str | None
     named: bool = False
     follows_debt: bool = False
-    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+    sources: Mapping[str, ValueSource] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -134,7 +134,7 @@ class TableSettings:
     idle_poll: timedelta
     format: str | None
     by_format: Mapping[str, Mapping[str, JobSettings]]
-    sources: Mapping[str, Source] = field(default_factory=dict, compare=False)
+    sources: Mapping[str, ValueSource] = field(default_factory=dict, compare=False)
     database: bool = False
     branches: tuple[str, ...] | None = ()
     expect_writes_within: timedelta | None = None
@@ -180,10 +180,10 @@ class Settings:
     path: str
     config: Config
     tables: tuple[TableSettings, ...]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ValueSource]
     warnings: tuple[Problem, ...] = ()
 
-    def effective(self) -> list[tuple[str, Any, Source]]:
+    def effective(self) -> list[tuple[str, Any, ValueSource]]:
         """Return every effective value as (key, value, source), secrets masked."""
         lines = [(key, value, self.sources.get(key, DEFAULT)) for key, value in _flat(self.config).items()]
         for table in self.tables:
@@ -199,7 +199,7 @@ class Settings:
         return [(key, _masked(key, value, source), source) for key, value, source in lines]
 
 
-def _masked(key: str, value: Any, source: Source) -> Any:
+def _masked(key: str, value: Any, source: ValueSource) -> Any:
     if value is not None and (
         source.variables or ("storage_options." in key and is_secret_key(key.rsplit(".", 1)[-1]))
     ):

@@ -23,7 +23,7 @@ from memwal_ops.storage.catalogs import PROPERTY, is_secret_property
 from memwal_ops.storage.locations import S3, SCHEMES, is_catalog, scheme_of, split_query
 from memwal_ops.storage.options import RedactedOptions, is_secret_key, remember, remember_options
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text, suggest
-from memwal_ops.supervisor.config.effective import DEFAULT, JobSettings, Settings, Source, TableSettings
+from memwal_ops.supervisor.config.effective import DEFAULT, JobSettings, Settings, TableSettings, ValueSource
 from memwal_ops.supervisor.config.model import TARGET_SECRETS
 from memwal_ops.supervisor.scheduling.schedules import Schedule, Window, cron_trigger, parse_window
 from memwal_ops.text import duration_text
@@ -75,7 +75,7 @@ class Layers:
             ("fleet", ("defaults", "jobs", name), fleet_jobs.get(name)),
         ]
         self._layers = [(layer, place, given) for layer, place, given in everywhere if given is not None]
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, ValueSource] = {}
         self.named = config.tables[number].uri is not None and name in table_jobs
 
     @property
@@ -90,7 +90,9 @@ class Layers:
                 if layer not in self._strict and foreign(getattr(given, key)):
                     continue
                 where = (*place, key)
-                self.sources[key] = Source(layer, self._document.line(where), self._document.variables.get(where, ()))
+                self.sources[key] = ValueSource(
+                    layer, self._document.line(where), self._document.variables.get(where, ())
+                )
                 return getattr(given, key), where
         self.sources[key] = DEFAULT
         return default, None
@@ -105,7 +107,7 @@ class Layers:
                     continue
                 where = (*place, "options", key)
                 merged[key] = value
-                self.sources[f"options.{key}"] = Source(
+                self.sources[f"options.{key}"] = ValueSource(
                     layer, self._document.line(where), self._document.variables.get(where, ())
                 )
         return merged
@@ -181,7 +183,7 @@ class Resolver:
         self._check_secrets((*place, "storage_options"), entry.storage_options)
         options = {**defaults.storage_options, **entry.storage_options}
         remember_options(options)
-        sources: dict[str, Source] = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
+        sources: dict[str, ValueSource] = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
         for key in options:
             own = key in entry.storage_options
             where = (*place, "storage_options", key) if own else ("defaults", "storage_options", key)
@@ -242,7 +244,7 @@ class Resolver:
             )
         return given
 
-    def _properties(self, place: Place, namespace: NamespaceConfig, sources: dict[str, Source]) -> dict[str, str]:
+    def _properties(self, place: Place, namespace: NamespaceConfig, sources: dict[str, ValueSource]) -> dict[str, str]:
         """The secret properties of a catalog, as storage options; and the sources of all of them."""
         above = (*place, "namespace", "properties")
         self._check_secrets(above, namespace.properties)
@@ -577,8 +579,8 @@ class Resolver:
             return short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
         return str(entry.glob)
 
-    def _source(self, place: Place, layer: str) -> Source:
-        return Source(layer, self._document.line(place), self._document.variables.get(place, ()))
+    def _source(self, place: Place, layer: str) -> ValueSource:
+        return ValueSource(layer, self._document.line(place), self._document.variables.get(place, ()))
 
     def _problem(self, place: Place, message: str, fix: str, *, once: str | None = None) -> None:
         # A problem in the defaults occurs for every table: report it once (by its message, or by ``once``).

@@ -25,8 +25,8 @@ from memwal_ops.storage.locations import scheme_of
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.supervisor.membership.reading import BEATS, Read, Reading, View, owner
-from memwal_ops.supervisor.membership.records import Document, MemberRecords, is_same, name_taken
+from memwal_ops.supervisor.membership.reading import BEATS, FleetView, Read, Reading, owner
+from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords, is_same, name_taken
 from memwal_ops.supervisor.scheduling.discovery import (
     Discovery,
     Fault,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.leases import Holder
     from memwal_ops.supervisor.config.effective import TableSettings
     from memwal_ops.supervisor.config.model import FleetConfig
-    from memwal_ops.supervisor.observe.status_document import FleetStatus, MemberStatus
+    from memwal_ops.supervisor.observe.status_document import FleetDocument, MemberStatus
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 
@@ -87,7 +87,7 @@ class Member:
         self._lock = threading.Lock()
         # None: this member has no tables yet.
         self._living: frozenset[str] | None = None
-        self._view = View(self._heartbeat)
+        self._view = FleetView(self._heartbeat)
         self._documents: Mapping[str, Read] = {}
         self._entries, self._tables, self._known = "", 0, 0
         self._error: str | None = None
@@ -133,7 +133,7 @@ class Member:
         found = owner(uri, (*(self._living or ()), self._config.name))
         return "" if found == self._config.name else found
 
-    def status(self) -> FleetStatus:
+    def status(self) -> FleetDocument:
         """Return the fleet as this member sees it."""
         now = time.monotonic()
         with self._lock:
@@ -197,7 +197,7 @@ class Member:
         copies of one state folder, the second does not join.
         """
         records, name = self._open(), self._config.name
-        view = View(self._heartbeat)
+        view = FleetView(self._heartbeat)
         while True:
             began = time.monotonic()
             listed = records.listed()
@@ -226,7 +226,7 @@ class Member:
         self._beat(*joined)
         return joined
 
-    def _check_twin(self, name: str, other: Document) -> None:
+    def _check_twin(self, name: str, other: MemberRecord) -> None:
         """Refuse to be a second member with the identity of one state folder: leases do not tell them apart."""
         if other.instance == self._holder.instance:
             raise name_taken(name, other, copied=True)
@@ -283,8 +283,8 @@ class Member:
         if alone:
             self._on_change()
 
-    def _document(self) -> Document:
-        return Document(
+    def _document(self) -> MemberRecord:
+        return MemberRecord(
             process=self._process,
             instance=self._holder.instance,
             holder=self._holder.name,
@@ -297,7 +297,9 @@ class Member:
         )
 
 
-def _member(name: str, document: Document | None, age: float, own: Document, *, living: bool = True) -> MemberStatus:
+def _member(
+    name: str, document: MemberRecord | None, age: float, own: MemberRecord, *, living: bool = True
+) -> MemberStatus:
     return {
         "name": name,
         "holder": None if document is None else document.holder,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.fleet_budget import Others
     from memwal_ops.supervisor.config.model import FleetConfig
-    from memwal_ops.supervisor.membership.records import Document, Listed
+    from memwal_ops.supervisor.membership.records import MemberListing, MemberRecord
 
 
 BEATS = 3
@@ -49,7 +49,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FleetView:
     """What one member knows of a fleet.
 
     Attributes:
@@ -87,11 +87,11 @@ class View:
             if not one.living and self.read is not None and self.read - one.since > limit
         )
 
-    def without(self, name: str) -> View:
+    def without(self, name: str) -> FleetView:
         """Return the view without a member."""
         return replace(self, seen={other: one for other, one in self.seen.items() if other != name})
 
-    def after(self, newest: Mapping[str, int], began: float, ended: float) -> View:
+    def after(self, newest: Mapping[str, int], began: float, ended: float) -> FleetView:
         """Return the view after a reading that began and ended at these times, in monotonic seconds.
 
         Only a reading whose own record was written just before may be given: while this member cannot write, the
@@ -114,7 +114,7 @@ class View:
                 seen[name] = replace(known, since=ended)
             else:
                 seen[name] = replace(known, living=known.living and began - known.since < _DEAD_AFTER * self.heartbeat)
-        return View(self.heartbeat, seen, ended)
+        return FleetView(self.heartbeat, seen, ended)
 
 
 def owner(table: str, members: Iterable[str]) -> str:
@@ -138,7 +138,7 @@ class Read(NamedTuple):
     """What was read of another member. The number of the record, what it says, and what it uses."""
 
     number: int
-    document: Document | None = None
+    document: MemberRecord | None = None
     use: Use | None = None
 
 
@@ -163,7 +163,7 @@ class Reading:
         self._ended: dict[tuple[str, int], Use | None] = {}
         self._over: list[tuple[str, int]] = []
 
-    def read(self, listed: Listed, now: float) -> Mapping[str, Read]:
+    def read(self, listed: MemberListing, now: float) -> Mapping[str, Read]:
         """What the members that are listed say; each is read less often than it writes. ``now``: of this clock."""
         if now - self._last > self._heartbeat:
             # The others may not have been able to write, either: what is there now is as old.
@@ -172,14 +172,14 @@ class Reading:
         self._known = {name: self._read(name, listed, now) for name in listed.newest}
         return self._known
 
-    def forget(self, names: Iterable[str], listed: Listed) -> None:
+    def forget(self, names: Iterable[str], listed: MemberListing) -> None:
         """Delete the records of members; what they used is kept."""
         for name in names:
             if (document := self._known[name].document) is not None:
                 self._records.end(name, listed.newest[name], document, listed.age(name))
             self._records.delete(name)
 
-    def others(self, listed: Listed, living: int, now: float) -> Others | None:
+    def others(self, listed: MemberListing, living: int, now: float) -> Others | None:
         """What all others use, and those that ended; None: for a heartbeat after a time without readings."""
         self._ended = {
             key: self._ended[key] if key in self._ended else self._read_ended(key, listed, now) for key in listed.ended
@@ -196,7 +196,7 @@ class Reading:
     def _is_over(self, use: Use, now: float) -> bool:
         return use.instance == self._instance or all(one.ends <= now for one in use.charges)
 
-    def _read(self, name: str, listed: Listed, now: float) -> Read:
+    def _read(self, name: str, listed: MemberListing, now: float) -> Read:
         number, known = listed.newest[name], self._known.get(name)
         if known is not None and known.number <= number < known.number + _READ_EVERY:
             return known
@@ -207,7 +207,7 @@ class Reading:
         use = use_of(document.instance, document.budget, written, listed.now, now, self.per)
         return Read(number, document, use)
 
-    def _read_ended(self, key: tuple[str, int], listed: Listed, now: float) -> Use | None:
+    def _read_ended(self, key: tuple[str, int], listed: MemberListing, now: float) -> Use | None:
         found = self._records.read_ended(*key)
         return None if found is None else use_of(*found, listed.ended[key], listed.now, now, self.per)
 

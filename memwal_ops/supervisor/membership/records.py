@@ -157,7 +157,7 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class MemberRecord:
     """What a member says of itself; nothing of it decides which tables it has.
 
     Attributes:
@@ -179,7 +179,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class MemberListing:
     """The records of all members, from one listing; times are those of the store.
 
     Attributes:
@@ -212,7 +212,7 @@ class MemberRecords:
         self._store, self._name = store, name
         self._number: int | None = None
 
-    def listed(self) -> Listed:
+    def listed(self) -> MemberListing:
         """Return the newest record of each member; one listing."""
         newest: dict[str, int] = {}
         written: dict[str, datetime] = {}
@@ -227,9 +227,9 @@ class MemberRecords:
                 ended[name, int(number)] = meta.last_modified
             elif int(number) >= newest.get(name, 0):
                 newest[name], written[name] = int(number), meta.last_modified
-        return Listed(newest, written, ended, max([_EARLIEST, *written.values(), *ended.values()]))
+        return MemberListing(newest, written, ended, max([_EARLIEST, *written.values(), *ended.values()]))
 
-    def read(self, name: str, number: int) -> Document | None:
+    def read(self, name: str, number: int) -> MemberRecord | None:
         """Return a record of a member; None if it is gone, or is not readable by this release."""
         try:
             document: Any = self._of(name).read(number)
@@ -237,18 +237,18 @@ class MemberRecords:
             text = {key: printable(str(document[key])) for key in names}
             uses = document.get("budget")
             budget = uses if isinstance(uses, dict) else None
-            return Document(**text, tables=int(document["tables"]), known=int(document["known"]), budget=budget)
+            return MemberRecord(**text, tables=int(document["tables"]), known=int(document["known"]), budget=budget)
         except (ObjectNotFoundError, UnsupportedFeatureError):
             return None
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 
-    def begin(self, listed: Listed) -> None:
+    def begin(self, listed: MemberListing) -> None:
         """Continue with the name after its newest record: that member is dead, or was this one before a restart."""
         ended = [number for name, number in listed.ended if name == self._name]
         self._number = max([listed.newest.get(self._name, 0), *ended])
 
-    def beat(self, document: Document) -> Listed:
+    def beat(self, document: MemberRecord) -> MemberListing:
         """Write the next record, and return the newest records of the others.
 
         Raises:
@@ -256,7 +256,7 @@ class MemberRecords:
             StorageError: the store failed.
         """
         assert self._number is not None  # noqa: S101 - after begin
-        fields = {name: getattr(document, name) for name in Document.__slots__}
+        fields = {name: getattr(document, name) for name in MemberRecord.__slots__}
         written = self._of(self._name).put_if_absent(self._number + 1, fields)
         listed = self.listed()
         # That of another one may be in the future: it was written before a clock was set back.
@@ -273,13 +273,13 @@ class MemberRecords:
             self._prune(number)
         return listed
 
-    def leave(self, document: Document) -> None:
+    def leave(self, document: MemberRecord) -> None:
         """Delete the records of this member: the others take its tables at their next reading."""
         if self._number is not None:
             self.end(self._name, self._number, document)
             self.delete(self._name)
 
-    def end(self, name: str, number: int, document: Document, age: float = 0.0) -> None:
+    def end(self, name: str, number: int, document: MemberRecord, age: float = 0.0) -> None:
         """Keep what a member used whose record under that number, written ``age`` seconds ago, is to be deleted."""
         if document.budget is not None:
             with suppress(KeyError, TypeError, ValueError, OverflowError):
@@ -312,7 +312,7 @@ class MemberRecords:
         return NumberedRecords(self._store, f"{FOLDER}/{name}", "record of a member")
 
 
-def name_taken(name: str, other: Document | None, *, copied: bool) -> MemwalOpsError:
+def name_taken(name: str, other: MemberRecord | None, *, copied: bool) -> MemwalOpsError:
     """Return the error for a name, or (``copied``) for the identity of a state folder, that another supervisor has."""
     who = "another supervisor" if other is None else f"another supervisor ({other.holder}, since {other.started})"
     if copied:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
     from memwal_ops.core.job import MetricSpec
-    from memwal_ops.supervisor.observe.status_document import EventsStatus, FleetStatus, StatusDocument
+    from memwal_ops.supervisor.observe.status_document import EventsStatus, FleetDocument, StatusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,7 +543,7 @@ class _StatusCollector(Collector):
         yield from self._fleet_gauges(service.get("fleet"))
         yield from self._event_gauges(service.get("events"))
 
-    def _fleet_gauges(self, fleet: FleetStatus | None) -> Iterator[Family]:
+    def _fleet_gauges(self, fleet: FleetDocument | None) -> Iterator[Family]:
         reached = [] if fleet is None else [((), float(fleet["error"] is None))]
         yield self._gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
         members = [] if fleet is None else [((member["name"],), member) for member in fleet["members"]]

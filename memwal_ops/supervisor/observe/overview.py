@@ -265,7 +265,7 @@ _ASCENDING = frozenset({"name", "format", "free", "coverage", "recall", "next"})
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class FleetQuery:
     """What a reader wants to see.
 
     Attributes:
@@ -289,7 +289,7 @@ class Query:
     page: int = 1
 
     @classmethod
-    def read(cls, text: str) -> Query:
+    def read(cls, text: str) -> FleetQuery:
         """Return the query of a query string."""
         given = dict(parse_qsl(text, errors="surrogateescape", max_num_fields=50)) if len(text) <= _MAX_QUERY else {}
         sort = given.get("sort", "")
@@ -430,7 +430,7 @@ def _sum(amounts: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def page_of(rows: Sequence[Row], query: Query) -> tuple[list[Row], int]:
+def page_of(rows: Sequence[Row], query: FleetQuery) -> tuple[list[Row], int]:
     """Return the rows of a page, sorted, and the number of pages; what is not known comes last."""
     value, pages = SORTS[query.sort], max(1, -(-len(rows) // PAGE_ROWS))
     by_name = sorted(rows, key=lambda row: row.name)
@@ -446,7 +446,7 @@ def group_names(rows: Iterable[Row]) -> list[str]:
     return [*GROUPS, *sorted({f"{_LABEL}{name}" for row in rows for name in row.labels})]
 
 
-def groups_of(rows: Iterable[Row], query: Query) -> list[tuple[str, str, Totals]]:
+def groups_of(rows: Iterable[Row], query: FleetQuery) -> list[tuple[str, str, Totals]]:
     """Return the groups of tables, the worst and largest first: each with its name, address and sums."""
     label, key = query.group.removeprefix(_LABEL), GROUPS.get(query.group)
     groups: dict[str, list[Row]] = {}
@@ -456,7 +456,7 @@ def groups_of(rows: Iterable[Row], query: Query) -> list[tuple[str, str, Totals]
     return sorted(found, key=lambda one: (-severity(one[2].level), -one[2].tables, one[0]))
 
 
-def _group_link(query: Query, name: str) -> str:
+def _group_link(query: FleetQuery, name: str) -> str:
     if query.group.startswith(_LABEL):
         return query.link(group="", label=f"{query.group.removeprefix(_LABEL)}={name}")
     return query.link(group="", **{"place" if query.group == "database" else query.group: name})

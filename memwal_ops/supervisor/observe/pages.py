@@ -30,8 +30,8 @@ from memwal_ops.pages.rendering import content_security_policy, render, runbook_
 from memwal_ops.supervisor.http.access import ANONYMOUS
 from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, WORDS, findings_of, no_tables, service_findings
 from memwal_ops.supervisor.observe.overview import (
+    FleetQuery,
     Overview,
-    Query,
     columns_of,
     first_look,
     group_names,
@@ -282,7 +282,7 @@ class Pages:
 
     def tables(self, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of all tables."""
-        wanted, every = Query.read(query), self.overview.rows()
+        wanted, every = FleetQuery.read(query), self.overview.rows()
         matching = [row for row in every if wanted.matches(row)]
         rows, pages = page_of(matching, wanted)
         service, faults = self._service(), self._faults()

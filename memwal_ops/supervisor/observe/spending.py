@@ -185,7 +185,7 @@ _CHUNK = 2000
 _VALID_SECONDS, _MAX_KNOWN = 60.0, 200
 
 
-class Ledger(Protocol):
+class UsageLedger(Protocol):
     """The run history, as far as it has what runs used."""
 
     def first_run(self, since: datetime) -> int:
@@ -201,7 +201,7 @@ class Ledger(Protocol):
 class Spending:
     """What runs cost. Safe on any thread."""
 
-    def __init__(self, history: Ledger, prices: Callable[[], PricesConfig]) -> None:
+    def __init__(self, history: UsageLedger, prices: Callable[[], PricesConfig]) -> None:
         """Read nothing yet."""
         self._history, self._prices = history, prices
         self._lock = threading.Lock()

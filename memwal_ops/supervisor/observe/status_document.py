@@ -233,7 +233,7 @@ class MemberStatus(TypedDict):
     seconds_since_heartbeat: float
 
 
-class FleetStatus(TypedDict):
+class FleetDocument(TypedDict):
     """The fleet as this member sees it. ``state`` is joining, joined or unreachable; ``error``: why the last."""
 
     uri: str
@@ -283,7 +283,7 @@ class ServiceStatus(TypedDict):
     discovery_faults: list[PatternFault]
     discovery_pending: list[str]
     delivery_faults: list[DeliveryFault]
-    fleet: FleetStatus | None
+    fleet: FleetDocument | None
     events: EventsStatus | None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.figures import Figures
-    from memwal_ops.core.fleet_budget import Gate, Others
+    from memwal_ops.core.fleet_budget import BudgetGate, Others
     from memwal_ops.core.job import JobSpec, Pool
     from memwal_ops.core.worth import Worth
     from memwal_ops.supervisor.config.effective import Settings
@@ -220,7 +220,7 @@ class Ranking:
         at = self._budget.frees_at(now.timestamp(), uses, objective=worth.missed is not None)
         return datetime.fromtimestamp(ceil(at), UTC)
 
-    def _limit(self, due: Due, refuses: Gate) -> str | None:
+    def _limit(self, due: Due, refuses: BudgetGate) -> str | None:
         return None if due.urgent else refuses(self._worths[due.key][2], objective=due.worth.missed is not None)
 
     # -- runs

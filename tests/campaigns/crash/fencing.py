@@ -17,7 +17,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.generations.generation_files import FileState, RegionContents
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import GcEvidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, _History
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.layouts import Layout
@@ -69,7 +69,7 @@ def view(region: MemoryRegion, layout: Layout, options: gc.GcOptions = PATIENT, 
     )
     newest = read[max(read)]
     return Wal(
-        RegionView(Evidence(table, LiveVersions(), {}, NOW, options), contents, newest, newest, _history=history)
+        RegionView(GcEvidence(table, LiveVersions(), {}, NOW, options), contents, newest, newest, _history=history)
     )
 
 

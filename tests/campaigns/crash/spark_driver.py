@@ -26,7 +26,7 @@ from typing import Any
 from memwal_ops import log, open_table
 from memwal_ops.core.spark.session import session
 from memwal_ops.formats.lance.engines.spark import engine, load, tasks
-from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkMergeEngine
 from memwal_ops.formats.lance.jobs import merge
 from tests.support.spark import CHEAP_JAVA, submit_args
 
@@ -116,7 +116,7 @@ def run(spark: Any, how: str, uri: str) -> dict[str, Any]:
     try:
         if loading:
             return {"version": load.bulk_load(spark.range(*LOADED, 1, 4), uri)}
-        merging = SparkEngine(spark, rows_per_task=500, driver_key_bytes=key_bytes)
+        merging = SparkMergeEngine(spark, rows_per_task=500, driver_key_bytes=key_bytes)
         return merge.apply(open_table(uri), merge.MergeOptions(), engine=merging).to_json()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}

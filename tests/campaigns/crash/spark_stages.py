@@ -15,7 +15,7 @@ from typing import Any
 
 from memwal_ops.cli.main import main
 from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
-from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
 from memwal_ops.formats.lance.jobs.catchup import publishing
 
 
@@ -38,7 +38,7 @@ def waiting(work: Any, folder: str) -> Any:
 def put(folder: str, where: str) -> None:
     """Arrange for the stop."""
     SparkBuilder.least_bytes = 1
-    run, commit = TaskRunner.run, publishing.commit_segments
+    run, commit = LoggingTaskRunner.run, publishing.commit_segments
 
     def run_and_wait(self: Any, table: Any, stage: Any, tasks: Any, work: Any) -> Any:
         return run(self, table, stage, tasks, waiting(work, folder) if stage.name == where else work)
@@ -48,7 +48,7 @@ def put(folder: str, where: str) -> None:
             commit(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    TaskRunner.run = run_and_wait  # type: ignore[method-assign]  # for one process
+    LoggingTaskRunner.run = run_and_wait  # type: ignore[method-assign]  # for one process
     if where.endswith("commit"):
         publishing.commit_segments = commit_and_die
 

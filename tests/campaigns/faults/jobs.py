@@ -14,7 +14,7 @@ from memwal_ops import open_table
 from memwal_ops.core.holds import holds, take_hold
 from memwal_ops.core.leases import Holder, acquire
 from memwal_ops.core.repair import RepairOptions
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import VerificationOptions
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
@@ -242,7 +242,7 @@ def _finish_repair(prepared: Prepared) -> None:
         if not report.fixes:
             break
     table = open_table(prepared.uri)
-    assert not {one.check for one in verify.verified(table, VerifyOptions()).findings.kept} & {
+    assert not {one.check for one in verify.verified(table, VerificationOptions()).findings.kept} & {
         "version_hint", "transaction_file", "lease_expired", "index_behind", "index_catchup",
     }  # fmt: skip
     for region_id in table.regions.region_ids:

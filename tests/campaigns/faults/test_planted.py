@@ -16,7 +16,7 @@ from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
-from memwal_ops.formats.lance.retention.garbage import Needed, find_garbage
+from memwal_ops.formats.lance.retention.garbage import NeededFiles, find_garbage
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.storage.clock import store_time
 from tests.campaigns.faults.jobs import JOBS
@@ -86,7 +86,7 @@ def expire_data_first(patch: Patch) -> None:
 
     def retire(run: Any, batch: tuple[int, ...]) -> None:
         # Below the points of the matrix, which are numbered as in a run without the bug.
-        store, needed = getattr(run.table.store, "_inner", run.table.store), Needed()
+        store, needed = getattr(run.table.store, "_inner", run.table.store), NeededFiles()
         below = replace(run.table, store=store)
         needed.read(below, without={version_path(version, run.table.naming) for version in batch})
         needed.set_aside(below, batch, apply=False)

@@ -14,7 +14,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import StoreUnavailableError
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.storage.api import Store
 from tests.campaigns.faults.jobs import JOBS
 from tests.campaigns.faults.plan import Fault, FaultStore, Plan
@@ -56,11 +56,18 @@ def test_there_is_every_kind_of_garbage(matrix: Matrix, layout: Layout) -> None:
     prepared.restore()
     report = gc.plan(open_table(prepared.uri), PATIENT)
     there = {kind for kind, counter in report.counts.items() if counter[Verdict.DELETE]}
-    assert there == set(Kind) - {Kind.UNKNOWN, Kind.BASE, Kind.QUARANTINE}
+    assert there == set(CandidateKind) - {CandidateKind.UNKNOWN, CandidateKind.BASE, CandidateKind.QUARANTINE}
     held = {kind for kind, counter in report.counts.items() if counter[Verdict.HELD]}
-    assert held >= {Kind.GENERATION, Kind.WAL_ENTRY, Kind.REGION_MANIFEST, Kind.SNAPSHOT}
+    assert held >= {
+        CandidateKind.GENERATION,
+        CandidateKind.WAL_ENTRY,
+        CandidateKind.REGION_MANIFEST,
+        CandidateKind.SNAPSHOT,
+    }
     assert report.drainable
-    assert [item for item in report.items[Verdict.DELETE] if item.kind is Kind.GENERATION], "none that was drained"
+    assert [item for item in report.items[Verdict.DELETE] if item.kind is CandidateKind.GENERATION], (
+        "none that was drained"
+    )
 
 
 def test_a_write_without_a_name_is_found(matrix: Matrix) -> None:

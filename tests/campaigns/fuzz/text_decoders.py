@@ -11,7 +11,7 @@ import click
 from memwal_ops import errors
 from memwal_ops.cli.options import Duration
 from memwal_ops.core import holds
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
 from memwal_ops.formats.lance.jobs.why import _wanted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.storage import locations, options
@@ -151,7 +151,7 @@ def command_line(data: bytes) -> object:
     """Sizes, spans of time, region ids and targets as users write them."""
     text = data.decode("utf-8", "surrogateescape")
     _, is_meant = _wanted(text)
-    is_meant(LanceCandidate(Kind.GENERATION, f"{text}/x", 0, 1, (), region_id=REGION, generation=3))
+    is_meant(LanceCandidate(CandidateKind.GENERATION, f"{text}/x", 0, 1, (), region_id=REGION, generation=3))
     if zlib.crc32(data) % 2:
         return Duration().convert(text, None, None)
     try:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import VerificationOptions
 from memwal_ops.errors import RegionReplacedError, SchemaProjectionError, runbook
 from memwal_ops.formats.lance.jobs import adopt, expire, merge, verify
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
@@ -79,7 +79,7 @@ class FinalSteps(CopySteps, OwnerSteps):
 
     def _verify(self, *severities: str, but: str = "") -> None:
         """No history of allowed steps leaves what verify calls so."""
-        found = verify.verified(open_table(self.uri), VerifyOptions(deep=True)).to_json()["findings"]
+        found = verify.verified(open_table(self.uri), VerificationOptions(deep=True)).to_json()["findings"]
         # What a person must decide (adopt) is told as such, and no damage.
         asked = {runbook(SchemaProjectionError.exit_code), runbook(RegionReplacedError.exit_code)}
         wrong = [

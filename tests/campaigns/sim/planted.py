@@ -44,7 +44,7 @@ from memwal_ops.formats.lance.jobs.gc import region as gc_region
 from memwal_ops.formats.lance.jobs.gc import wal
 from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
-from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence, Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, CurrentEvidence, GcEvidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
 from memwal_ops.formats.lance.jobs.gc.wal import FencePosts, WalView
 from memwal_ops.formats.lance.regions import manifests as regions
@@ -316,7 +316,7 @@ def delete_before_drain() -> Iterable[Patch]:
     real = RegionView.revalidate
 
     def revalidate(self: Any, item: Any) -> Any:
-        if item.kind is Kind.GENERATION and all(gate.met for gate in item.gates):
+        if item.kind is CandidateKind.GENERATION and all(gate.met for gate in item.gates):
             return item
         return real(self, item)
 
@@ -367,13 +367,13 @@ def references_forgotten() -> Iterable[Patch]:
 @bug
 def orphan_age_ignored() -> Iterable[Patch]:
     """The age of an orphan is not asked."""
-    real = Evidence.age_gate
+    real = GcEvidence.age_gate
 
     def age_gate(self: Any, what: str, written: Any, limit: Any) -> Gate:
         found = real(self, what, written, limit)
         return replace(found, met=True) if "flush may be in progress" in what else found
 
-    yield Patch(Evidence, "age_gate", age_gate)
+    yield Patch(GcEvidence, "age_gate", age_gate)
 
 
 @bug
@@ -395,7 +395,7 @@ def another_table_in_the_place() -> Iterable[Patch]:
     real = RegionView.revalidate
 
     def revalidate(self: Any, item: Any) -> Any:
-        return item if item.kind is Kind.REGION_MANIFEST else real(self, item)
+        return item if item.kind is CandidateKind.REGION_MANIFEST else real(self, item)
 
     yield Patch(collector, "delete_proven", lambda store, paths, _: store.delete_many(paths))
     yield Patch(CurrentEvidence, "check", lambda _: None)

@@ -9,7 +9,7 @@ import lance
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkMergeEngine
 from memwal_ops.formats.lance.jobs import merge
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 from tests.support.tables import wire
@@ -88,7 +88,7 @@ def test_a_generated_backlog(tmp_path: Path, spark: SparkSession, seed: int, pla
     # One budget for both: the passes are then the same.
     options = merge.MergeOptions(max_bytes=64 << 30, max_generations=random.Random(seed).choice([None, None, 3]))
     local = merge.apply(open_table(table.uri), options)
-    engine = SparkEngine(
+    engine = SparkMergeEngine(
         spark,
         rows_per_task=random.Random(seed).choice([50, 50_000]),
         driver_key_bytes=DRIVER_KEY_BYTES if plan == "broadcast" else 0,

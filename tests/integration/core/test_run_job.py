@@ -11,7 +11,7 @@ import pytest
 
 import memwal_ops
 from memwal_ops.core import maintain
-from memwal_ops.core.options import Kind, OptionError, Options, describe
+from memwal_ops.core.options import OptionError, Options, ValueType, describe
 from memwal_ops.core.registry import all_job_specs
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.options import ExpireOptions, GcOptions, MaintainOptions, MergeOptions
@@ -74,7 +74,7 @@ def test_no_flag_of_any_job_takes_another_value() -> None:
         for option in describe(options):
             if option.group is not None:
                 yield from flags(option.group)
-            elif option.kind is Kind.FLAG:
+            elif option.kind is ValueType.FLAG:
                 yield options, option.name
 
     known = {flag for specs in all_job_specs().values() for spec in specs.values() for flag in flags(spec.options)}
@@ -109,7 +109,7 @@ def test_maintain_applies_what_its_command_applies(table: Workload) -> None:
 
 
 def test_maintain_takes_the_options_of_all_formats(table: Workload) -> None:
-    report = memwal_ops.run_job(table.uri, "maintain", maintain.MaintainOptions(dry_run=True))
+    report = memwal_ops.run_job(table.uri, "maintain", maintain.MaintenanceOptions(dry_run=True))
     assert report.decision == "dry_run"
 
 

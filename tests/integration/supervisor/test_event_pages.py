@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.storage.queues import Message, Queue, address_of
+from memwal_ops.storage.queues import Queue, QueueMessage, address_of
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.events import Created, objects_created
 from tests.support.event_queue import EventQueue
@@ -53,9 +53,9 @@ def open_queue(queue: EventQueue, options: Mapping[str, str]) -> Queue:
     return Queue(address_of(queue.url), options, REGION)
 
 
-def received(queue: Queue) -> list[Message]:
+def received(queue: Queue) -> list[QueueMessage]:
     """What is in the queue, until nothing comes any more."""
-    found: list[Message] = []
+    found: list[QueueMessage] = []
     while more := queue.receive(0):
         found += more
     return found

@@ -19,7 +19,7 @@ from memwal_ops.core.holds import take_hold
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables import damage, wire
@@ -106,11 +106,11 @@ def collect(made: LsmTable, options: GcOptions = IMMEDIATE, store: Any = None) -
     )
 
 
-def paths(items: Iterable[LanceCandidate], kind: Kind, verdict: Verdict) -> set[str]:
+def paths(items: Iterable[LanceCandidate], kind: CandidateKind, verdict: Verdict) -> set[str]:
     return {item.path for item in items if item.kind is kind and item.verdict is verdict}
 
 
-def reasons(items: Iterable[LanceCandidate], kind: Kind) -> dict[str, str]:
+def reasons(items: Iterable[LanceCandidate], kind: CandidateKind) -> dict[str, str]:
     """Why things of a kind are kept, by path."""
     return {item.path: item.why for item in items if item.kind is kind and item.verdict is not Verdict.DELETE}
 

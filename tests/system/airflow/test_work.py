@@ -11,7 +11,7 @@ import pytest
 
 from memwal_ops import errors, open_table
 from memwal_ops.airflow import failures
-from memwal_ops.airflow.work import Outcome, poll, run_job
+from memwal_ops.airflow.work import RunResult, poll, run_job
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.format import LanceFormat
 from tests.support.gc_options import AT_ONCE
@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> Workload:
     return made
 
 
-def run(job: str, uri: str, *, apply: bool | None = None, **options: Any) -> Outcome:
+def run(job: str, uri: str, *, apply: bool | None = None, **options: Any) -> RunResult:
     return run_job(job, uri, options, apply=apply, storage={})
 
 

@@ -20,7 +20,7 @@ import pytest
 from memwal_ops import errors, open_table
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.engines.merge import collapse
-from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.formats.lance.jobs.demo import table as demo_table
@@ -181,14 +181,14 @@ def test_one_region_only(table: Workload, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_superseded(table: Workload, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Another merger lands everything between our plan and our commit."""
-    real = LocalEngine.run
+    real = LocalMergeEngine.run
 
-    def run_late(self: LocalEngine, pinned: Table, *rest: object) -> collapse.PassResult:
-        monkeypatch.setattr(LocalEngine, "run", real)
+    def run_late(self: LocalMergeEngine, pinned: Table, *rest: object) -> collapse.PassResult:
+        monkeypatch.setattr(LocalMergeEngine, "run", real)
         merge.apply(pinned, merge.MergeOptions())
         return self.run(pinned, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LocalEngine, "run", run_late)
+    monkeypatch.setattr(LocalMergeEngine, "run", run_late)
     outcome = run_here(capfd, "merge", table.uri, "--json")
     assert (outcome.code, outcome.document["decision"]) == (0, "superseded")
     assert outcome.document["commit_conflicts"] == outcome.document["lost_races"] == 1

@@ -193,7 +193,7 @@ def _section(job: str) -> str:
         ("compact", CompactDecision),
         ("snapshot", SnapshotDecision),
         ("adopt", adopt.AdoptDecision),
-        ("gc", gc_candidates.Kind),
+        ("gc", gc_candidates.CandidateKind),
         ("erase", EraseDecision),
     ],
 )

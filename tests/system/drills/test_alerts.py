@@ -26,7 +26,7 @@ from memwal_ops.formats.lance.jobs import adopt, merge
 from memwal_ops.formats.lance.options import AdoptOptions
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
-from memwal_ops.supervisor.membership.records import Document, MemberRecords
+from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords
 from tests.support.plugin_packages import install
 from tests.support.run_cli import run_here
 from tests.support.service import PATIENCE, Running, service
@@ -286,7 +286,7 @@ def test_every_page_helps(tmp_path: Path, environ: dict[str, str], capfd: pytest
 
 def a_member_dies(root: Path) -> None:
     """It wrote one record, and never another one."""
-    document = Document("p", "gone", "ops@gone pid 7", "0", "2026-01-01T00:00:00+00:00", 1, 1, "")
+    document = MemberRecord("p", "gone", "ops@gone pid 7", "0", "2026-01-01T00:00:00+00:00", 1, 1, "")
     records = MemberRecords(open_store(resolve(str(root / "ops"), {})), "gone")
     records.begin(records.listed())
     records.beat(document)

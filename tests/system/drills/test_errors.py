@@ -18,7 +18,7 @@ from memwal_ops import open_table
 from memwal_ops.core import collector, commit_retry
 from memwal_ops.errors import WalCorrupt, WriterFencedError
 from memwal_ops.formats.lance.commit import commit
-from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
 from memwal_ops.formats.lance.generations.generation import Generation
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.log.region_files import entry_path
@@ -89,7 +89,7 @@ def test_01_error(drill: Drill, table: Workload, monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "run", fail)
+        patch.setattr(LocalMergeEngine, "run", fail)
         drill.refused('memwal-ops merge "$URI"')
         *_, report = drill.follow(4)
     assert "unexpected_error" in report.err

@@ -16,7 +16,7 @@ from memwal_ops import open_table
 from memwal_ops.core.spark import stages
 from memwal_ops.formats.lance.commit.commit import CommitLostError
 from memwal_ops.formats.lance.engines.spark import engine
-from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkEngine
+from memwal_ops.formats.lance.engines.spark.engine import DRIVER_KEY_BYTES, SparkMergeEngine
 from memwal_ops.formats.lance.jobs import merge
 from memwal_ops.spark import bulk_merge
 from tests.support.tables import damage
@@ -53,7 +53,7 @@ def blocked(report: merge.MergeReport) -> list[dict[str, object]]:
 def both(table: str, other: str, spark: SparkSession, key_bytes: int) -> tuple[merge.MergeReport, merge.MergeReport]:
     """The same merge by the local engine and by Spark, each on its own copy."""
     local = merge.apply(open_table(table), merge.MergeOptions())
-    merging = SparkEngine(spark, rows_per_task=50, driver_key_bytes=key_bytes)
+    merging = SparkMergeEngine(spark, rows_per_task=50, driver_key_bytes=key_bytes)
     return local, merge.apply(open_table(other), merge.MergeOptions(), engine=merging)
 
 
@@ -103,7 +103,7 @@ def test_a_conflict_leaves_no_file(
 
     monkeypatch.setattr(engine, "commit_pass", late)
     report = merge.apply(
-        open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
+        open_table(table.uri), merge.MergeOptions(), engine=SparkMergeEngine(spark, driver_key_bytes=key_bytes)
     )
     assert others[0].decision == "merged"
     assert (report.decision, report.commit_conflicts) == ("superseded", 1)
@@ -122,7 +122,9 @@ def test_a_pass_that_fails_before_its_commit_takes_its_files_back(
 
     monkeypatch.setattr(engine, "all_field_ids", fail)
     with pytest.raises(KeyboardInterrupt):
-        merge.apply(open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes))
+        merge.apply(
+            open_table(table.uri), merge.MergeOptions(), engine=SparkMergeEngine(spark, driver_key_bytes=key_bytes)
+        )
     assert seen[0], "the premise: fragments and deletion vectors were written"
     assert unreferenced(table.uri) == set()
 
@@ -162,7 +164,7 @@ def test_a_base_with_the_same_key_twice_is_repaired_alike(spark: SparkSession, t
 
 def test_how_far_each_stage_is(table: Workload, spark: SparkSession, key_bytes: int) -> None:
     told: dict[str, StageProgress] = {}
-    merging = SparkEngine(
+    merging = SparkMergeEngine(
         spark, rows_per_task=50, driver_key_bytes=key_bytes, on_progress=lambda one: told.update({one.stage: one})
     )
     report = merge.apply(open_table(table.uri), merge.MergeOptions(), engine=merging)
@@ -198,7 +200,7 @@ def test_files_that_a_version_may_name_stay_and_are_named(
     monkeypatch.setattr(engine, "commit_pass", late)
     with structlog.testing.capture_logs() as logs:
         report = merge.apply(
-            open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=key_bytes)
+            open_table(table.uri), merge.MergeOptions(), engine=SparkMergeEngine(spark, driver_key_bytes=key_bytes)
         )
     assert (report.decision, report.commit_conflicts) == ("merged", 1)
     assert_same(read_base(table.uri), table.model.expected(), seed=table.seed)
@@ -220,7 +222,7 @@ def test_no_row_of_payload_crosses_the_shuffle(
         return real(frame, function, schema, *rest)
 
     monkeypatch.setattr(frames, "mapInArrow", watched)
-    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=SparkEngine(spark, driver_key_bytes=0))
+    merge.apply(open_table(table.uri), merge.MergeOptions(), engine=SparkMergeEngine(spark, driver_key_bytes=0))
     columns = {column.strip() for schema in schemas for column in schema.split(",")}
     assert columns == {"key bigint", "locator bigint", "address bigint", "result string"}
     assert pa.types.is_int64(lance.dataset(table.uri).schema.field("id").type)
@@ -273,7 +275,7 @@ def test_keys_that_are_too_many_for_the_driver_are_shuffled(
     )
     shuffled = []
     for copy, width in zip(copies, (enough, short), strict=True):
-        merging = SparkEngine(spark, driver_key_bytes=int(rows * width))
+        merging = SparkMergeEngine(spark, driver_key_bytes=int(rows * width))
         (one,) = merge.apply(open_table(copy), merge.MergeOptions(), engine=merging).passes
         assert one.result is not None
         assert one.result.rows_read == rows

@@ -13,7 +13,7 @@ from memwal_ops import run_job
 from memwal_ops.core.context import NullListener, RunContext, StopRequested
 from memwal_ops.core.spark import stages
 from memwal_ops.formats.lance.engines.spark import engine
-from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, MergeOptions, VerifyOptions
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.workload import Workload
@@ -76,13 +76,13 @@ def test_a_stop_within_a_stage(
     uri, folder = str(tmp_path / "t.lance"), tmp_path
     make(uri)
     before = lance.dataset(uri).version
-    run, writer = TaskRunner.run, engine.group_writer
+    run, writer = LoggingTaskRunner.run, engine.group_writer
     monkeypatch.setattr(stages, "_SETTLE_SECONDS", 0.1)  # these tasks wait for longer
 
-    def held(self: TaskRunner, table: Any, stage: Any, tasks: Any, work: Any) -> Any:
+    def held(self: LoggingTaskRunner, table: Any, stage: Any, tasks: Any, work: Any) -> Any:
         return run(self, table, stage, tasks, waiting(work, str(folder)))
 
-    monkeypatch.setattr(TaskRunner, "run", held)
+    monkeypatch.setattr(LoggingTaskRunner, "run", held)
     monkeypatch.setattr(engine, "group_writer", lambda work: waiting(writer(work), str(folder)))
     try:
         with pytest.raises(StopRequested):

@@ -15,9 +15,9 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import SparkJobFailedError
-from memwal_ops.formats.lance.answers.asked_index import Reader
+from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader
-from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
 from memwal_ops.formats.lance.options import VerifyOptions
 from tests.support.tables.answering import DIMENSION, rebuilt_elsewhere, vectors
 
@@ -109,11 +109,11 @@ def test_keys_that_are_there_twice(tmp_path: Path, kind: str) -> None:
     table = pa.table({"id": KEYS[kind], "part": ["x", "y", "z", "x", "x", "z"]})
     lance.write_dataset(table, uri, max_rows_per_file=1)
     opened = open_table(uri)
-    with TaskRunner(None, RunContext(), "test") as runner:
+    with LoggingTaskRunner(None, RunContext(), "test") as runner:
         on_spark = SparkReader(opened, runner, lambda: None)
         for columns, expected in ((["id"], (2, 5)), (["id", "part"], (1, 2))):
             found = on_spark.repeated_keys(opened, columns)
-            assert found == Reader().repeated_keys(opened, columns)
+            assert found == RowReader().repeated_keys(opened, columns)
             assert (found.values, found.rows, found.marked) == (*expected, 2 if kind == "null" else 0)
         assert on_spark.stages["keys"]["tasks"] > 4
 
@@ -139,7 +139,7 @@ def test_a_failure_of_spark_is_no_finding(tmp_path: Path, monkeypatch: pytest.Mo
     def fails(*_: Any) -> None:
         raise SparkJobFailedError("It failed.")
 
-    monkeypatch.setattr(TaskRunner, "run", fails)
+    monkeypatch.setattr(LoggingTaskRunner, "run", fails)
     with pytest.raises(SparkJobFailedError):
         run_job(uri, "verify", VerifyOptions(engine="spark", answers=True))
 

@@ -7,8 +7,8 @@ from typing import Any
 from memwal_ops.core.answers import IndexAnswers, bad_answers
 from memwal_ops.core.verification import (
     AnswersPlan,
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     RowsRead,
     Severity,
     VerifyReport,
@@ -17,7 +17,7 @@ from memwal_ops.core.verification import (
 
 
 def recorded(index: str, *checks: str, **figures: Any) -> dict[str, Any]:
-    found = [Finding(Severity.ERROR, one, "", f"Evidence of {one}.", "", f"Fix {index}.") for one in checks]
+    found = [Inconsistency(Severity.ERROR, one, "", f"Evidence of {one}.", "", f"Fix {index}.") for one in checks]
     answers = with_findings(IndexAnswers(index=index, type="BTree", queries=62, **figures), found)
     return {**answers.to_json(), "asked_at": "2026-11-26T01:02:03.000+00:00", "asked_version": 4}
 
@@ -52,7 +52,7 @@ def test_what_an_earlier_release_recorded() -> None:
 
 def test_a_report_counts_in_the_singular_and_in_the_plural() -> None:
     def text(checked: dict[str, int], answers: tuple[IndexAnswers, ...] = ()) -> str:
-        report = VerifyReport(3, Findings(10), checked, rows_read=RowsRead.NONE, answers=answers)
+        report = VerifyReport(3, Inconsistencies(10), checked, rows_read=RowsRead.NONE, answers=answers)
         return report.describe().splitlines()[0]
 
     assert "; 1 fragment was checked;" in text({"regions": 0, "fragments": 1})
@@ -67,10 +67,10 @@ def test_a_report_counts_in_the_singular_and_in_the_plural() -> None:
 
 def test_bad_ones_come_first_in_a_report() -> None:
     """Of a long report, the run history keeps the beginning of its lists."""
-    finding = Finding(Severity.ERROR, "index_misses_rows", "", "Gone.", "", "Fix.")
+    finding = Inconsistency(Severity.ERROR, "index_misses_rows", "", "Gone.", "", "Fix.")
     answers = [IndexAnswers(index=f"i{number}", type="BTree") for number in range(5)]
     answers.append(with_findings(IndexAnswers(index="bad", type="BTree"), [finding]))
-    document = VerifyReport(3, Findings(10), {}, answers=answers).to_json()
+    document = VerifyReport(3, Inconsistencies(10), {}, answers=answers).to_json()
     assert [one["index"] for one in document["answers"]][:2] == ["bad", "i0"]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memwal_ops.core.certificate import Erasure, Survey, run_erasure
+from memwal_ops.core.certificate import Erasure, TableSurvey, run_erasure
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.erasure import EraseOptions, Holder
+from memwal_ops.core.erasure import EraseOptions, RowHolder
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 
@@ -18,14 +18,14 @@ LATER = datetime.now(UTC) + timedelta(days=1)
 class Stuck(Erasure):
     """An erasure of a format whose index refuses to be built anew."""
 
-    def survey(self) -> Survey:
+    def survey(self) -> TableSurvey:
         """Always the same holder."""
         table: Any = SimpleNamespace(revision=3)
-        survey = Survey(table)
-        survey.holders = [Holder("index", "vec_idx", "it may have them", self.context.figures.get("until"))]  # type: ignore[arg-type]
+        survey = TableSurvey(table)
+        survey.holders = [RowHolder("index", "vec_idx", "it may have them", self.context.figures.get("until"))]  # type: ignore[arg-type]
         return survey
 
-    def erase(self) -> Survey:
+    def erase(self) -> TableSurvey:
         """Nothing is done, but what the figures of the run say."""
         self.count("rows_deleted", int(self.context.figures.get("rows", 0)))
         return self.survey()

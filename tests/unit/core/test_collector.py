@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops.core import collector as module
 from memwal_ops.core.anchors import Anchor
-from memwal_ops.core.candidates import Candidate, Gate, GcReport, Verdict, unrecognized
+from memwal_ops.core.candidates import Candidate, CollectionReport, Gate, Verdict, unrecognized
 from memwal_ops.core.collector import CollectOptions, Collector, PartReplacedError, Stage, collect, plan
 from memwal_ops.core.context import NullListener, Progress, RunContext, StopRequested
 from memwal_ops.errors import StorageError, TableReplacedError
@@ -104,7 +104,7 @@ def held(path: str) -> Candidate:
 
 @dataclass
 class Run:
-    report: GcReport[Candidate]
+    report: CollectionReport[Candidate]
     context: RunContext
     settled: list[Candidate]
 
@@ -118,7 +118,7 @@ class Run:
 
 
 def ran(*families: Family, apply: bool = True, context: RunContext | None = None, **options: Any) -> Run:
-    run = Run(GcReport(applied=apply), context or RunContext(), [])
+    run = Run(CollectionReport(applied=apply), context or RunContext(), [])
     job = collect if apply else plan
     report = job(families, run.report, CollectOptions(**options), run.context, run.settled.append)
     assert report is run.report

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwal_ops.core import byte_scan
-from memwal_ops.core.byte_scan import ErasedValues, Scanned, Search, scan_bytes
+from memwal_ops.core.byte_scan import ErasedValues, ScanScope, Search, scan_bytes
 from memwal_ops.storage.local import LocalObjectStore
 
 MAIL, NAME, NUMBER = "alice.smith@example.com", 'Zo\u00eb "Z" \U0001f600 Q', 31612345678
@@ -40,7 +40,7 @@ def values() -> ErasedValues:
 
 
 def found_in(wanted: ErasedValues, folder: Path) -> dict[str, str]:
-    scanned = Scanned(LocalObjectStore(str(folder)), lambda values: None, lambda path: ("object", "."))
+    scanned = ScanScope(LocalObjectStore(str(folder)), lambda values: None, lambda path: ("object", "."))
     return {
         one.name: one.why.partition(" have ")[2].partition(" of such")[0] for one in scan_bytes(scanned, wanted).holders
     }

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, Reader
-    from memwal_ops.formats.lance.answers.sample import Queries, Query
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
+    from memwal_ops.formats.lance.answers.sample import Queries, SampledQuery
 
     Addresses = NDArray[np.uint64]
 
@@ -80,7 +80,7 @@ class _Comparison:
     """Compares the answers of an index for some fragments. May be sent to another process."""
 
     index: AskedIndex
-    queries: Sequence[Query]
+    queries: Sequence[SampledQuery]
 
     def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
         difference = _Difference(rows=sum(pinned.fragments[fragment].count_rows() for fragment in group))
@@ -94,7 +94,7 @@ class _Comparison:
         return difference
 
 
-def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> IndexAnswers:
+def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) -> IndexAnswers:
     """Compare the answers of a scalar or text index with those of a scan.
 
     Raises:
@@ -140,7 +140,7 @@ class _IndexError(MemwalOpsError):
     reason = "index_fails"
 
 
-def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
+def uses(pinned: Pinned, index: AskedIndex, query: SampledQuery) -> bool:
     """Whether pylance answers a query by this index (and not by another one of its column, or by none).
 
     Raises:
@@ -153,7 +153,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: Query) -> bool:
     return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
 
 
-def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
+def _can_be_planned(pinned: Pinned, queries: Sequence[SampledQuery]) -> bool:
     """Whether pylance plans these queries at least without an index."""
     conditions = {f"q{number}": query.condition for number, query in enumerate(queries) if query.words is None}
     try:
@@ -164,14 +164,14 @@ def _can_be_planned(pinned: Pinned, queries: Sequence[Query]) -> bool:
     return True
 
 
-def answer_of(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Addresses:
+def answer_of(pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]) -> Addresses:
     """Addresses of the rows of these fragments that the index finds, in order."""
     addresses = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
     return np.sort(np.concatenate([np.empty(0, np.uint64), *addresses]))
 
 
 def scanned_answers(
-    pinned: Pinned, _: AskedIndex, queries: Sequence[Query], fragments: Sequence[int]
+    pinned: Pinned, _: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
     answers: dict[int, Addresses] = {}
@@ -197,7 +197,7 @@ def scanned_answers(
 
 
 def text_answers(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], fragments: Sequence[int]
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each full-text query the addresses of the rows that it matches, by an index in memory of these rows alone.
 
@@ -214,7 +214,7 @@ def text_answers(
 
 
 def _answers_of_texts(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], rows: pa.Table
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """The addresses of those of ``rows`` that match."""
     addresses = rows[ROW_ADDRESS].to_numpy()
@@ -233,7 +233,12 @@ def _answers_of_texts(
 
 
 def _look_up(
-    pinned: Pinned, index: AskedIndex, drawn: Queries, queries: Sequence[Query], difference: _Difference, reader: Reader
+    pinned: Pinned,
+    index: AskedIndex,
+    drawn: Queries,
+    queries: Sequence[SampledQuery],
+    difference: _Difference,
+    reader: RowReader,
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
     if not drawn.others or drawn.rows is None:
@@ -261,7 +266,7 @@ def _look_up(
 
 
 def _answers_of_rows(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[Query], rows: pa.Table
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of those of ``rows`` for which it is true."""
     with lance_errors("compare rows of", pinned.uri):
@@ -272,7 +277,9 @@ def _answers_of_rows(
     return {number: np.sort(wanted[match]) for number, match in enumerate(matches)}
 
 
-def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _asked(
+    pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]
+) -> Iterator[pa.RecordBatch]:
     try:
         with lance_errors("ask an index of", pinned.uri):
             yield from _scanner(pinned, query, fragments).to_batches()
@@ -280,7 +287,7 @@ def _asked(pinned: Pinned, index: AskedIndex, query: Query, fragments: Sequence[
         raise _IndexError(f"index {index.name} does not answer: {error}") from error
 
 
-def _asking(query: Query) -> dict[str, Any]:
+def _asking(query: SampledQuery) -> dict[str, Any]:
     """Arguments of pylance's scanner."""
     if query.words is None:
         return {"filter": query.condition}
@@ -298,7 +305,7 @@ def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
     memory.create_scalar_index(index.column, "INVERTED", **parameters)
 
 
-def _scanner(pinned: Pinned, query: Query, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
+def _scanner(pinned: Pinned, query: SampledQuery, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
     asked = _asking(query)
     if fragments is not None:
         asked["fragments"] = [pinned.fragments[fragment] for fragment in fragments]

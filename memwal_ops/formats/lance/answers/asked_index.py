@@ -220,7 +220,7 @@ class Repeated:
     marked: int
 
 
-class Reader:
+class RowReader:
     """Reads rows in this process.
 
     Attributes:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, share_by_query
-from memwal_ops.core.verification import AnswersOptions, AnswersPlan, Finding, Severity, with_findings
+from memwal_ops.core.verification import AnswersOptions, AnswersPlan, Inconsistency, Severity, with_findings
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers
 from memwal_ops.formats.lance.answers.asked_index import Pinned
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.verification import VerifyOptions, VerifyReport
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Reader
+    from memwal_ops.core.verification import VerificationOptions, VerifyReport
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
-    Verify = Callable[[Table, VerifyOptions, RunContext | None], VerifyReport]
+    Verify = Callable[[Table, VerificationOptions, RunContext | None], VerifyReport]
 
 
 _MAX_ROWS = 8 << 20
@@ -62,7 +62,7 @@ _TEXTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class CoverageGaps:
     """What files of an index lack.
 
     Attributes:
@@ -97,7 +97,7 @@ def coverage_of(
     base: BaseIndex,
     usable: Callable[[pa.ChunkedArray], NDArray[np.bool_]],
     max_bytes: int,
-) -> Coverage:
+) -> CoverageGaps:
     """Compare one index.
 
     Args:
@@ -111,12 +111,12 @@ def coverage_of(
     claimed = sorted(fragment for fragment in index.covered if pinned.live.get(fragment))
     rows = sum(pinned.live[fragment] for fragment in claimed)
     if had_moves(table.manifest):
-        return Coverage(unread="a compaction left it to readers to find the rows that it moved")
+        return CoverageGaps(unread="a compaction left it to readers to find the rows that it moved")
     stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
     cost = 8 * sum(pinned.physical(fragment) for fragment in claimed)
     if index.type in FRAGMENTS_IN or (index.type in MAPPED and not stable and index.size <= max_bytes):
         read = fragments_in if index.type in FRAGMENTS_IN else fragments_held
-        return Coverage(
+        return CoverageGaps(
             tuple(
                 sorted(
                     fragment
@@ -127,9 +127,9 @@ def coverage_of(
             bytes_at_most=index.size,
         )
     if index.type not in LISTED and not index.is_vector:
-        return Coverage(unread=f"files of {index.type} have no list of rows")
+        return CoverageGaps(unread=f"files of {index.type} have no list of rows")
     if rows > _MAX_ROWS or cost > max_bytes:
-        return Coverage(unread=f"it has {rows:,} rows, more than the budget lets be read")
+        return CoverageGaps(unread=f"it has {rows:,} rows, more than the budget lets be read")
     version = max((int(entry.index_version) for entry in base.segments), default=0)
     by_address = not stable or (index.type == "BTree" and version > 0)
     with lance_errors("read row ids of", pinned.uri):
@@ -144,7 +144,7 @@ def coverage_of(
     ids = addresses if by_address else live[ROW_ID].to_numpy()
     lacking = np.sort(addresses[_lacking(table, base, addresses, ids, by_segment=not stable)])
     if not lacking.size:
-        return Coverage(bytes_at_most=cost)
+        return CoverageGaps(bytes_at_most=cost)
     text = index.type == "Inverted"
     chosen = np.sort(np.random.default_rng(table.version).permutation(lacking)[: _TEXTS if text else _LOOKED_AT])
     values = _values(pinned, index, chosen)
@@ -158,7 +158,7 @@ def coverage_of(
         for fragment in _fragment_ids(needed)
         if (fragments_of(lacking) == fragment).sum() == pinned.live[fragment]
     ]
-    return Coverage(tuple(gone), tuple(int(fragment) for fragment in needed), int(lacking.size), cost)
+    return CoverageGaps(tuple(gone), tuple(int(fragment) for fragment in needed), int(lacking.size), cost)
 
 
 def _lacking(
@@ -204,7 +204,7 @@ def or_plan(verify: Verify) -> Callable[..., VerifyReport | AnswersPlan]:
     """A job that verifies a table by ``verify``, or, with ``dry_run``, estimates what asking its indexes costs."""
 
     def verified_or_planned(
-        table: Table, options: VerifyOptions, context: RunContext | None = None
+        table: Table, options: VerificationOptions, context: RunContext | None = None
     ) -> VerifyReport | AnswersPlan:
         if isinstance(options, AnswersOptions) and options.dry_run:
             return plan_answers(table, options)
@@ -256,7 +256,7 @@ _TYPES = frozenset({"IVF_PQ", "IVF_HNSW_PQ"})
 
 
 def recall_of_codes(
-    table: Table, pinned: Pinned, index: AskedIndex, base: BaseIndex, drawn: Queries, max_bytes: int, reader: Reader
+    table: Table, pinned: Pinned, index: AskedIndex, base: BaseIndex, drawn: Queries, max_bytes: int, reader: RowReader
 ) -> tuple[Interval, Interval] | None:
     """The recall of a search of all partitions without refinement, and that of comparing rows by their codes.
 
@@ -339,8 +339,8 @@ _ROWS = 256
 
 
 def ask_for_rows(
-    pinned: Pinned, index: AskedIndex, answers: IndexAnswers, held: Coverage, seed: int
-) -> tuple[IndexAnswers, Coverage]:
+    pinned: Pinned, index: AskedIndex, answers: IndexAnswers, held: CoverageGaps, seed: int
+) -> tuple[IndexAnswers, CoverageGaps]:
     """Add what is missing, and keep of the coverage what is proven by it."""
     random = np.random.default_rng(seed)
     rows = np.array(held.rows[:_ROWS], np.uint64)
@@ -392,8 +392,8 @@ _SHOWN = 5
 
 
 def check_answers(
-    table: Table, options: AnswersOptions, context: RunContext, seed: int, reader: Reader
-) -> tuple[list[IndexAnswers], list[Finding]]:
+    table: Table, options: AnswersOptions, context: RunContext, seed: int, reader: RowReader
+) -> tuple[list[IndexAnswers], list[Inconsistency]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
     Args:
@@ -408,7 +408,7 @@ def check_answers(
     names = chosen_indexes(table, options)
     left = options.max_bytes
     results: list[IndexAnswers] = []
-    findings: list[Finding] = []
+    findings: list[Inconsistency] = []
     for number, name in enumerate(names):
         context.advance("asking indexes", "indexes", total=len(names))
         index = pinned.indexes.get(name)
@@ -446,14 +446,14 @@ def not_described(table: Table, name: str) -> IndexAnswers:
 
 
 def _check(
-    table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, reader: Reader
-) -> tuple[IndexAnswers, Coverage | None]:
+    table: Table, pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int, reader: RowReader
+) -> tuple[IndexAnswers, CoverageGaps | None]:
     """Ask one index, then for rows that its files lack."""
     base = base_indexes(table)[index.name]
     try:
         held = coverage_of(table, pinned, index, base, lambda values: _indexed(index, values), max_bytes // 4)
     except UnsupportedFeatureError as error:
-        held = Coverage(unread=str(error))
+        held = CoverageGaps(unread=str(error))
     except MemwalOpsError as error:
         return IndexAnswers(**index.identified, queries=1, wrong=1, error=str(error)), None
     drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)
@@ -468,7 +468,7 @@ def _check(
 
 
 def _with_codes(
-    table: Table, pinned: Pinned, answers: IndexAnswers, drawn: Queries, max_bytes: int, reader: Reader
+    table: Table, pinned: Pinned, answers: IndexAnswers, drawn: Queries, max_bytes: int, reader: RowReader
 ) -> IndexAnswers:
     """Compare the recall of an index with the metric dot with that of its codes."""
     index = pinned.indexes[answers.index]
@@ -500,11 +500,11 @@ def _remedy(table: Table, index: str) -> str:
     return build if "catchup" in table.jobs else f"Migrate the table first: memwal-ops migrate URI. {build}"
 
 
-def _findings(answers: IndexAnswers, held: Coverage | None, remedy: str) -> Iterator[Finding]:
+def _findings(answers: IndexAnswers, held: CoverageGaps | None, remedy: str) -> Iterator[Inconsistency]:
     place = f"the index {answers.index!r}"
 
-    def finding(check: str, evidence: str, consequence: str) -> Finding:
-        return Finding(Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index)
+    def finding(check: str, evidence: str, consequence: str) -> Inconsistency:
+        return Inconsistency(Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index)
 
     if answers.error:
         yield finding("index_misses_rows", f"It fails: {answers.error}".rstrip(".") + ".", "Queries by it fail.")

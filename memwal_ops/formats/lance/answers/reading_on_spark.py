@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memwal_ops.core.spark.runner import Stage
+from memwal_ops.core.spark.runner import SparkStage
 from memwal_ops.core.spark.stages import in_parts, part_numbers
-from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Reader, Repeated
+from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Repeated, RowReader
 from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.spark.runner import Count
     from memwal_ops.formats.lance.engines.spark.indexing import ReadKeys
-    from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+    from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
     from memwal_ops.formats.lance.table import Table
 
 _R = TypeVar("_R")
 # A task may start again, and reads everything once more.
 _MOST_ROWS = 64 << 20
-_ASK = Stage("ask", "compare answers of indexes with rows", "comparing answers")
+_ASK = SparkStage("ask", "compare answers of indexes with rows", "comparing answers")
 
 
-class SparkReader(Reader):
+class SparkReader(RowReader):
     """Reads rows by the tasks of a runner, of one version of one table."""
 
-    def __init__(self, table: Table, runner: TaskRunner, checkpoint: Callable[[], object]) -> None:
+    def __init__(self, table: Table, runner: LoggingTaskRunner, checkpoint: Callable[[], object]) -> None:
         super().__init__(checkpoint)
         self._table, self._runner = table, runner
 
@@ -38,7 +38,7 @@ class SparkReader(Reader):
         work: Callable[[Pinned, Sequence[int]], _R],
         max_rows: int = ROWS,
     ) -> Iterator[_R]:
-        """See :meth:`Reader.each`; the results of all groups are there before the first is returned."""
+        """See :meth:`RowReader.each`; the results of all groups are there before the first is returned."""
         if not fragments:
             return
         share = -(-sum(pinned.physical(one) for one in fragments) // self._runner.cores)
@@ -62,16 +62,16 @@ class SparkReader(Reader):
             yield from one
 
     def repeated_keys(self, table: Table, columns: Sequence[str]) -> Repeated:
-        """See :meth:`Reader.repeated_keys`; memory of the driver: none that grows with the table."""
-        stage = Stage("keys", "count keys of several rows", "counting keys")
+        """See :meth:`RowReader.repeated_keys`; memory of the driver: none that grows with the table."""
+        stage = SparkStage("keys", "count keys of several rows", "counting keys")
         return self._counted(table, stage, keys_of(table.schema, columns))
 
     def repeated_row_ids(self, table: Table) -> Repeated:
-        """See :meth:`Reader.repeated_row_ids`; memory of the driver: none that grows with the table."""
-        stage = Stage("row ids", "count row ids of several rows", "counting row ids")
+        """See :meth:`RowReader.repeated_row_ids`; memory of the driver: none that grows with the table."""
+        stage = SparkStage("row ids", "count row ids of several rows", "counting row ids")
         return self._counted(table, stage, row_ids_of(int(table.manifest.manifest.next_row_id)))
 
-    def _counted(self, table: Table, stage: Stage, read: ReadKeys) -> Repeated:
+    def _counted(self, table: Table, stage: SparkStage, read: ReadKeys) -> Repeated:
         counts, figures = count_repeated(self._runner, table, stage, read)
         self._add(stage.name, figures)
         return Repeated(*counts)

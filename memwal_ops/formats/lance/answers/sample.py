@@ -97,7 +97,7 @@ _FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SampledQuery:
     """One query: an SQL condition, or words to look for in a column. It can be pickled; pylance's own cannot."""
 
     what: str
@@ -131,7 +131,7 @@ class Queries:
         skipped: why the index is not asked.
     """
 
-    queries: Sequence[Query] = ()
+    queries: Sequence[SampledQuery] = ()
     rows: pa.Table | None = None
     fragments: Sequence[int] = ()
     others: Sequence[int] = ()
@@ -208,7 +208,7 @@ def _by_interest(pinned: Pinned, covered: list[int], random: np.random.Generator
     return list(dict.fromkeys([*ends, *shuffled]))
 
 
-def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.Generator) -> Iterator[Query]:
+def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
     column, values = index.expression, rows[index.column]
     kind = index.arrow
     if index.type == "Json":
@@ -222,42 +222,46 @@ def _queries(index: AskedIndex, rows: pa.Table, samples: int, random: np.random.
     elif index.type == "MinHashLsh":
         texts = sorted({value for value in values.to_pylist() if value})
         chosen = sorted(random.permutation(len(texts))[:samples].tolist())
-        yield from (Query("similar", words=texts[place], column=index.column) for place in chosen)
+        yield from (SampledQuery("similar", words=texts[place], column=index.column) for place in chosen)
     elif index.type == "RTree":
-        yield from (Query(*condition) for condition in spatial_conditions(column, index.fields[-1], values, samples))
+        yield from (
+            SampledQuery(*condition) for condition in spatial_conditions(column, index.fields[-1], values, samples)
+        )
     elif index.type in _ORDERED | _EQUAL:
         yield from _scalars(column, values, kind, samples, random, ranges=index.type in _ORDERED)
 
 
 def _scalars(
     column: str, values: pa.ChunkedArray, kind: pa.DataType, samples: int, random: np.random.Generator, *, ranges: bool
-) -> Iterator[Query]:
+) -> Iterator[SampledQuery]:
     """Equality, IN, NULL and ranges; ranges cover all values."""
     distinct = sorted({value for value in plain(values) if value is not None and value == value})  # noqa: PLR0124 - NaN
     written = [text for value in distinct if (text := literal(value, kind)) is not None]
     if distinct and not written:
         return
-    yield Query("null", f"{column} IS NULL")
+    yield SampledQuery("null", f"{column} IS NULL")
     if pa.types.is_floating(kind) and not pa.types.is_float16(kind):
         nan = f"cast('NaN' as {'float' if pa.types.is_float32(kind) else 'double'})"
-        yield Query("equal", f"{column} = {nan}")
+        yield SampledQuery("equal", f"{column} = {nan}")
     if not written:
         return
     if ranges and not pa.types.is_boolean(kind):
         at = np.unique(np.linspace(0, len(written) - 1, min(_CUTS, max(2, samples // 3), len(written))).astype(int))
         cuts = [written[place] for place in at]
-        yield Query("range", f"{column} < {cuts[0]}")
+        yield SampledQuery("range", f"{column} < {cuts[0]}")
         for low, high in pairwise(cuts):
-            yield Query("range", f"{column} >= {low} AND {column} < {high}")
-        yield Query("range", f"{column} >= {cuts[-1]}")
+            yield SampledQuery("range", f"{column} >= {low} AND {column} < {high}")
+        yield SampledQuery("range", f"{column} >= {cuts[-1]}")
     some = [written[place] for place in sorted(random.permutation(len(written))[: max(4, samples // 2)].tolist())]
-    yield from (Query("equal", f"{column} = {value}") for value in dict.fromkeys([written[0], written[-1], *some]))
+    yield from (
+        SampledQuery("equal", f"{column} = {value}") for value in dict.fromkeys([written[0], written[-1], *some])
+    )
     for start in range(0, len(written), _IN_LIST):
         listed = written[start : start + _IN_LIST]
-        yield Query("in", f"{column} IN ({', '.join(listed)})")
+        yield SampledQuery("in", f"{column} IN ({', '.join(listed)})")
     absent = _absent(distinct, kind)
     if absent is not None:
-        yield Query("absent", f"{column} = {absent}")
+        yield SampledQuery("absent", f"{column} = {absent}")
 
 
 def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
@@ -272,7 +276,7 @@ def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
     return None
 
 
-def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
+def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
     """Membership of one label, of any and of all of several."""
     kind = values.type.value_type
     lists = [value for value in values.to_pylist() if value]
@@ -281,19 +285,19 @@ def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.rando
     if not written:
         return
     chosen = [written[place] for place in sorted(random.permutation(len(written))[:samples].tolist())]
-    yield from (Query("label", f"array_has_any({column}, [{label}])") for label in chosen)
+    yield from (SampledQuery("label", f"array_has_any({column}, [{label}])") for label in chosen)
     for start in range(0, len(written), _IN_LIST):
-        yield Query("any label", f"array_has_any({column}, [{', '.join(written[start : start + _IN_LIST])}])")
+        yield SampledQuery("any label", f"array_has_any({column}, [{', '.join(written[start : start + _IN_LIST])}])")
     several = [label_list for label_list in lists if len(label_list) > 1 and None not in label_list][
         : max(1, samples // 8)
     ]
     for combination in several:
         both = [literal(label, kind) for label in combination[:2]]
         if None not in both:
-            yield Query("all labels", f"array_has_all({column}, [{', '.join(map(str, both))}])")
+            yield SampledQuery("all labels", f"array_has_all({column}, [{', '.join(map(str, both))}])")
 
 
-def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[Query]:
+def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
     """Parts of the texts, three characters and longer."""
     texts = [value for value in values.to_pylist() if value and len(value) >= _GRAM]
     if not texts:
@@ -307,13 +311,13 @@ def _grams(column: str, values: pa.ChunkedArray, samples: int, random: np.random
         if not set(part) & set("%_\\"):
             parts.add(part)
     for part in sorted(parts):
-        yield Query("part", f"contains({column}, {literal(part, pa.string())})")
-    yield Query("absent", f"contains({column}, '{_NO_WORD}')")
+        yield SampledQuery("part", f"contains({column}, {literal(part, pa.string())})")
+    yield SampledQuery("absent", f"contains({column}, '{_NO_WORD}')")
 
 
 def text_queries(
     index: AskedIndex, values: pa.ChunkedArray, samples: int, random: np.random.Generator
-) -> Iterator[Query]:
+) -> Iterator[SampledQuery]:
     """Words, several words at once, and phrases if the index has positions."""
     texts = [" ".join(value) if isinstance(value, list) else value for value in values.to_pylist() if value]
     words = [matches for text in texts if (matches := _WORDS.findall(text))]
@@ -323,19 +327,19 @@ def text_queries(
     for at in random.permutation(len(words))[:samples].tolist():
         document = words[at]
         asked.add(document[int(random.integers(0, len(document)))])
-    yield from (Query("word", words=word, column=index.column) for word in sorted(asked))
+    yield from (SampledQuery("word", words=word, column=index.column) for word in sorted(asked))
     for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
         some = sorted(set(random.choice(words[at], size=3).tolist()))
-        yield Query("words", words=" ".join(some), column=index.column)
+        yield SampledQuery("words", words=" ".join(some), column=index.column)
     if index.details.get("with_position"):
         for at in random.permutation(len(words))[: max(2, samples // 8)].tolist():
             if len(words[at]) > 1:
                 start = int(random.integers(0, len(words[at]) - 1))
-                yield Query("phrase", words=" ".join(words[at][start : start + 2]), column=index.column)
-    yield Query("absent", words=_NO_WORD, column=index.column)
+                yield SampledQuery("phrase", words=" ".join(words[at][start : start + 2]), column=index.column)
+    yield SampledQuery("absent", words=_NO_WORD, column=index.column)
 
 
-def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int) -> Iterator[Query]:
+def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int) -> Iterator[SampledQuery]:
     """Equality of what is at the path of the index."""
     path = str(index.details.get("path", ""))
     if "." in path:
@@ -344,13 +348,13 @@ def _json(index: AskedIndex, column: str, values: pa.ChunkedArray, samples: int)
     for value in scalars[: max(4, samples)]:
         key = "'" + path.replace("'", "''") + "'"
         if isinstance(value, bool):
-            yield Query("equal", f"json_get_bool({column}, {key}) = {str(value).lower()}")
+            yield SampledQuery("equal", f"json_get_bool({column}, {key}) = {str(value).lower()}")
         elif isinstance(value, int):
-            yield Query("equal", f"json_get_int({column}, {key}) = {value}")
+            yield SampledQuery("equal", f"json_get_int({column}, {key}) = {value}")
         elif isinstance(value, float):
-            yield Query("equal", f"json_get_float({column}, {key}) = {value!r}")
+            yield SampledQuery("equal", f"json_get_float({column}, {key}) = {value!r}")
         else:
-            yield Query("equal", f"json_get_string({column}, {key}) = {literal(value, pa.string())}")
+            yield SampledQuery("equal", f"json_get_string({column}, {key}) = {literal(value, pa.string())}")
 
 
 def _at(text: Any, path: str) -> bool | int | float | str | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, Reader
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries
 
 
@@ -79,14 +79,14 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search found: addresses and vectors of rows."""
 
     addresses: NDArray[np.uint64]
     vectors: NDArray[Any]
 
 
-def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: Reader) -> IndexAnswers:
+def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) -> IndexAnswers:
     """Measure one vector index; arguments as :func:`memwal_ops.formats.lance.answers.ask.ask`.
 
     Raises:
@@ -212,7 +212,7 @@ def tie(distance: float) -> float:
 
 
 def _exact(
-    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], metric: str, reader: Reader
+    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], metric: str, reader: RowReader
 ) -> tuple[Nearest, int]:
     """The exact nearest rows of these fragments, and how many rows they have. One pass; memory by the batch."""
     nearest = Nearest.of(len(asked))
@@ -275,7 +275,7 @@ def search(
     *,
     k: int = K,
     nprobes: int = NPROBES,
-) -> list[Found]:
+) -> list[SearchResult]:
     """For each query the addresses and vectors that the index finds in these fragments."""
     nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": k, "nprobes": nprobes}
     if refine is not None:
@@ -293,7 +293,7 @@ def search(
     of = hits["query_index"].to_numpy() if "query_index" in hits.column_names else np.zeros(hits.num_rows, np.int32)
     addresses = hits[ROW_ADDRESS].to_numpy()
     vectors = matrix_of(hits[index.column]) if hits.num_rows else np.empty((0, asked.shape[1]), asked.dtype)
-    return [Found(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
+    return [SearchResult(addresses[of == number], vectors[of == number]) for number in range(len(asked))]
 
 
 def of_index(pinned: Pinned, index: AskedIndex) -> dict[str, Any]:
@@ -337,7 +337,7 @@ class _Measured:
 
 
 def _measured(
-    index: AskedIndex, asked: NDArray[Any], truth: Nearest, found: list[Found], metric: str, seed: int
+    index: AskedIndex, asked: NDArray[Any], truth: Nearest, found: list[SearchResult], metric: str, seed: int
 ) -> _Measured:
     """Compare what was found with the nearest rows.
 
@@ -414,7 +414,9 @@ def _excess(
     return mean_by_query(differences, seed)
 
 
-def _found_itself(asked: NDArray[Any], own: NDArray[np.uint64], found: list[Found], metric: str) -> Interval | None:
+def _found_itself(
+    asked: NDArray[Any], own: NDArray[np.uint64], found: list[SearchResult], metric: str
+) -> Interval | None:
     """The share of rows that the search by their own vector finds, or one that is the same."""
     hits = 0
     for number, answer in enumerate(found):

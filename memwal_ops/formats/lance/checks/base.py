@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.core.verification import Inconsistency, Severity, finding_of
 from memwal_ops.errors import (
     ForeignRootError,
     GenerationMissingError,
@@ -69,10 +69,10 @@ _PAGE = runbook(TableCorruptError.exit_code) or ""
 _NEWEST_VERSIONS = 100
 
 
-def check_files(table: Table) -> Iterator[Finding]:
+def check_files(table: Table) -> Iterator[Inconsistency]:
     """Every file that the newest version needs exists and is complete, and so does its transaction file."""
     for damage in damages(table):
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "base_file", damage.path, f"It {damage.why}.",
             "Queries by the index fail; all rows are there." if damage.folder == INDICES_FOLDER
             else "Scans of the newest version fail.",
@@ -80,7 +80,7 @@ def check_files(table: Table) -> Iterator[Finding]:
         )  # fmt: skip
     name = table.manifest.manifest.transaction_file
     if name and not _is_transaction(table, f"{TRANSACTIONS_FOLDER}/{name}"):
-        yield Finding(
+        yield Inconsistency(
             Severity.WARNING, "transaction_file", f"{TRANSACTIONS_FOLDER}/{name}",
             "The newest version names it, and it is missing or damaged.",
             "A commit that began before this version cannot be compared with it, and fails.",
@@ -95,7 +95,7 @@ def _is_transaction(table: Table, path: str) -> bool:
         return False
 
 
-def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
+def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Inconsistency]:
     """Each version's manifest has its own number inside and can be read; none lost all rows by a fault."""
     manifests = {
         version: path
@@ -108,14 +108,14 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
             continue  # reported below
         evidence, keeper = f"{path} is missing or damaged.", kept.get(version)
         if keeper is not None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "version_unreadable", f"version {version}", evidence,
                 f"Readers of that version fail, and it is to be kept: {keeper}.",
                 "Restore the file from a backup. If nobody needs the version: delete the tag or branch, or release the "
                 "hold; memwal-ops expire URI deletes it then.", _PAGE,
             )  # fmt: skip
             continue
-        yield Finding(
+        yield Inconsistency(
             Severity.WARNING, "version_unreadable", f"version {version}", evidence,
             "Readers of that version fail; the newest does not need the file.",
             "memwal-ops expire URI deletes the version once nothing keeps it.", runbook(26) or "",
@@ -133,20 +133,20 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Finding]:
             )  # fmt: skip
             continue
         if decoded.manifest.version != version:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "version_manifest", path, f"Its content is that of version {decoded.manifest.version}.",
                 "Readers of that version read another one, and gc and expire delete nothing.",
                 "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
         why = lost_dictionary(decoded) if version != table.version else None  # of the newest, with its files
         if why is not None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR if version in kept else Severity.WARNING, "version_unreadable", path, f"It {why}.",
                 "Readers of that version read other values, or fail.", LOST_VALUES, _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in decoded.manifest.fragments)
         if rows_before and not decoded.manifest.fragments and version == table.version:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "version_emptied", path,
                 f"It has no fragments; the version before has {rows_before:,} rows.",
                 "If the rows were not deleted on purpose, the newest version hides them.",
@@ -165,12 +165,12 @@ def _kept(table: Table) -> Mapping[int, str]:
     return names.protected()
 
 
-def check_references(table: Table) -> Iterator[Finding]:
+def check_references(table: Table) -> Iterator[Inconsistency]:
     """Tags on the table's branch name versions that are listed."""
     own = table.branch.name
     for name, (branch, version) in sorted(tags_of(table).items()):
         if branch == own and not table.has_revision(version):
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
                 "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",
             )  # fmt: skip
@@ -180,18 +180,18 @@ _INDEX = "the MemWAL index"
 _SNAPSHOT_AGAIN = "memwal-ops snapshot URI makes a new one."
 
 
-def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
+def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Inconsistency]:
     """Progress is that of regions that exist, and below the generation that each writes."""
     for region_id, merged in sorted(table.index.merged_generations.items()):
         if region_id not in table.regions.region_ids:
-            yield Finding(
+            yield Inconsistency(
                 Severity.INFO, "progress_of_unknown_region", _INDEX,
                 f"It has merged generation {merged} of region {region_id}, which has no folder.",
                 "None: the region was removed, or the table is a branch or a clone.", "None.",
             )  # fmt: skip
         elif region_id in regions and merged >= regions[region_id].manifest.current_generation:
             now = regions[region_id].manifest.current_generation
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "progress", _INDEX,
                 f"It has merged generation {merged} of region {region_id}, whose writer is at generation {now}.",
                 "The region's next generation would count as merged, and its rows be lost.",
@@ -199,12 +199,12 @@ def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
             )  # fmt: skip
 
 
-def check_catchup(table: Table) -> Iterator[Finding]:
+def check_catchup(table: Table) -> Iterator[Inconsistency]:
     """No entry of ``index_catchup`` exceeds what its index covers, nor names an index that does not exist."""
     indexes = base_indexes(table)
     recorded = table.index.index_catchup
     for name in sorted(recorded.keys() - indexes.keys()):
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "catchup_of_unknown_index", _INDEX, f"It has catch-up entries of an index {name!r}.",
             "None: the index was dropped.", "None: memwal-ops catchup URI leaves them out at its next commit.",
         )  # fmt: skip
@@ -212,7 +212,7 @@ def check_catchup(table: Table) -> Iterator[Finding]:
         claimed = recorded.get(name)
         wrong = claimed is not None and any(number > correct.get(region, 0) for region, number in claimed.items())
         if claimed is None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.INFO, "index_behind", f"the index {name!r}",
                 "It does not cover what was merged since, and has no catch-up entry, which the specification reads as "
                 "caught up.",
@@ -220,7 +220,7 @@ def check_catchup(table: Table) -> Iterator[Finding]:
                 runbook(18) or "", about=name,
             )  # fmt: skip
         elif wrong and not history_shows_coverage(table, indexes[name]):
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "index_catchup", f"the index {name!r}",
                 "No version that is left shows that the fragments that it covers reach as far as its catch-up entry: "
                 "some were rewritten since, or versions have expired.",
@@ -229,7 +229,7 @@ def check_catchup(table: Table) -> Iterator[Finding]:
                 about=name,
             )  # fmt: skip
         elif wrong:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "index_catchup", f"the index {name!r}",
                 "It is recorded as caught up further than the fragments that it covers.",
                 "A query by this index skips generations, and misses their rows.",
@@ -237,27 +237,27 @@ def check_catchup(table: Table) -> Iterator[Finding]:
             )  # fmt: skip
     for name in table.index.maintained_indexes:
         if name not in indexes:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "maintained_index", _INDEX,
                 f"Writers are to maintain an index {name!r}, which does not exist.",
                 "Writers fail, or skip it.", "Create the index, or initialise MemWAL without it.",
             )  # fmt: skip
 
 
-def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator[Finding]:
+def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator[Inconsistency]:
     """Every scalar index has the fragments that it claims, and finds a sample of their rows; those ``found`` do not."""
     for name, index in sorted(base_indexes(table).items()):
         fault = None if name in found else checked_fault(table, index)
         if fault is None:
             continue
         if fault.proven:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "index_rows", f"the index {name!r}", f"It {fault.why}.",
                 "Queries by it fail, or miss rows that exist; pylance's merge_insert would insert their keys again.",
                 "memwal-ops catchup URI builds it anew.", runbook(18) or "", about=name,
             )  # fmt: skip
         else:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "index_rows", f"the index {name!r}", f"It {fault.why}.",
                 "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
                 f"See the page; once no release before 14.0 writes the table, memwal-ops catchup URI --index {name} "
@@ -265,7 +265,7 @@ def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator
             )  # fmt: skip
 
 
-def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Finding]:
+def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Inconsistency]:
     """No vector index got rows that hide all others, but those ``found``.
 
     pylance's update into one segment leaves no trace of that: ``--answers`` measures it.
@@ -273,14 +273,14 @@ def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Findi
     for name, index in sorted(base_indexes(table).items()):
         error = dot_product_error(table, index) if len(index.segments) > 1 and name not in found else None
         if error is not None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "index_distances", f"the index {name!r}",
                 f"It has {len(index.segments)} segments. {error}", "Searches by it do not find the nearest rows.",
                 error.remedy, runbook(18) or "", about=name,
             )  # fmt: skip
 
 
-def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Finding]:
+def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Iterator[Inconsistency]:
     """The region snapshot decodes, and is not newer than the manifests."""
     try:
         snapshot = read_snapshot(table)
@@ -293,7 +293,7 @@ def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
     for row in rows:
         state = regions.get(row.region_id)
         if state is not None and row.state is not None and row.state.version > state.manifest.version:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "snapshot", "the region snapshot",
                 f"It has manifest version {row.state.version} of region {row.region_id}; "
                 f"the newest is {state.manifest.version}.",
@@ -310,20 +310,20 @@ _MIXED = "Entries that one writer acknowledged count as flushed by the other: th
 _STOPS = "Merges stop before it; readers of the region do not see these rows, or fail."
 
 
-def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterator[Finding]:
+def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterator[Inconsistency]:
     """Every version that is kept decodes, and no number in them ever decreases; the hint names one of them."""
     manifest = state.manifest
     store = table.region(manifest.region_id)
     versions = store.versions()
     hint = store.hint()
     if hint is None:
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "version_hint", f"{store.folder}/version_hint.json", "It is missing, or cannot be read.",
             "Readers list the folder instead.", "None: the next writer, or gc, writes it.",
             about=str(manifest.region_id),
         )  # fmt: skip
     elif hint < manifest.version:
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "version_hint", f"{store.folder}/version_hint.json",
             f"It names version {hint}; the newest is {manifest.version}.",
             "Readers need a request for each version in between.", "None: the next writer, or gc, writes it.",
@@ -345,7 +345,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
         for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
             before, now = (getattr(state, name) or 0 for state in (older or stored, stored))
             if now < before:
-                yield Finding(
+                yield Inconsistency(
                     Severity.ERROR, name, store.path(version), f"{name} falls from {before} to {now}.",
                     "Two writers, or a restored folder: a fenced writer may be accepted again, rows may be replayed "
                     "twice or not at all.",
@@ -357,7 +357,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
 
 def check_generations(
     table: Table, state: RegionBacklog, contents: RegionContents, history: SchemaHistory, *, deep: bool
-) -> Iterator[Finding | Generation]:
+) -> Iterator[Inconsistency | Generation]:
     """Every listed generation has its directory; every unmerged one has its files, and columns that the base table has.
 
     Args:
@@ -373,7 +373,7 @@ def check_generations(
     files = look_at_generations(table, state, footers=True)
     for root in sorted({*files.foreign_roots.values()}):
         generations = [number for number, named in files.foreign_roots.items() if named == root]
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, ForeignRootError.reason, f"{root} in {manifest.region_id}",
             f"By the manifests of {counted(len(generations), 'generation')} from {min(generations)} on, their table is "
             "at that path.",
@@ -384,7 +384,7 @@ def check_generations(
     numbers = listed_as_stored(manifest.source)  # decoded, they are in order
     late = next((after for before, after in pairwise(numbers) if after <= before), None)
     if late is not None:
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "generation_order", str(manifest.region_id),
             f"Its manifest lists generation {late} twice, or behind a higher one.",
             "Jobs order by number and count it once; a reader that uses the list may read an older row.",
@@ -396,7 +396,7 @@ def check_generations(
         exists = flushed.path in contents.directories
         if flushed.generation <= merged:
             if not exists:
-                yield Finding(
+                yield Inconsistency(
                     Severity.WARNING, "merged_generation_missing", ref.folder,
                     f"Generation {flushed.generation} is merged and listed, and its directory is missing.",
                     "The base table has its rows; a reader of an older version, or one whose index lacks them, fails.",
@@ -419,7 +419,7 @@ def check_generations(
     listed = {flushed.path for flushed in manifest.flushed_generations}
     for name, directory in sorted(contents.directories.items()):
         if parse_generation_dir(name) is not None and name not in listed:
-            yield Finding(
+            yield Inconsistency(
                 Severity.INFO, "unlisted_generation", f"_mem_wal/{manifest.region_id}/{name}",
                 f"No manifest lists it; {directory.objects} objects, {directory.bytes:,} bytes.",
                 "It uses space: a flush that was not finished, or a generation that was removed from the list.",
@@ -427,7 +427,7 @@ def check_generations(
             )  # fmt: skip
 
 
-def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> Iterator[Finding]:
+def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> Iterator[Inconsistency]:
     """Above the last flushed entry the log has no gap, its epochs never fall, and none is above the manifest's."""
     manifest, region_id = state.manifest, state.manifest.region_id
     layout = table.layout_of(region_id)
@@ -453,7 +453,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
             above = (
                 f"a claim of the manifest's epoch {manifest.writer_epoch}" if late else f"an entry of epoch {highest}"
             )
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "wal_epoch", path, f"It was written under epoch {epoch}, behind {above}.",
                 "A writer that was fenced continued to write, or the manifests are older than the log.",
                 "Stop the region's writers; find out which of them wrote it before you trust any of its rows.",
@@ -462,7 +462,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
         highest = max(highest, epoch)
 
 
-def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
+def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Inconsistency:
     """A listing of the region's folder, or why there is none."""
     try:
         return read_region_contents(table.store, state.manifest.region_id, table.layout_of(state.manifest.region_id))
@@ -472,10 +472,10 @@ def contents_of(table: Table, state: RegionBacklog) -> RegionContents | Finding:
         return finding_of(error, "mixed_layouts", str(state.manifest.region_id), _MIXED)
 
 
-def check_unrecognized(contents: RegionContents) -> Iterator[Finding]:
+def check_unrecognized(contents: RegionContents) -> Iterator[Inconsistency]:
     """Objects in a region's folder that neither Lance nor memwal-ops writes."""
     for path in sorted(contents.strays):
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "unrecognized", path, "No writer of this format creates such a file.",
             "No job reads or deletes it.", "Remove it yourself if it is yours.",
         )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.core.verification import Finding, Severity, finding_of
+from memwal_ops.core.verification import Inconsistency, Severity, finding_of
 from memwal_ops.errors import (
     DuplicateKeysError,
     GenerationCorruptError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from memwal_ops.formats.lance.answers.asked_index import Reader
+    from memwal_ops.formats.lance.answers.asked_index import RowReader
     from memwal_ops.formats.lance.files.named_files import Damage
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
@@ -55,21 +55,21 @@ _MISSED = "Other programs miss rows by it, and return older ones. Reads of memwa
 _UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fail."
 
 
-def check_base_keys(table: Table, reader: Reader) -> Iterator[Finding]:
+def check_base_keys(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
     """Check that no key is NULL or a duplicate."""
     yield from check_keys(table, table.primary_key, reader)
 
 
-def check_keys(table: Table, columns: Sequence[str], reader: Reader) -> Iterator[Finding]:
+def check_keys(table: Table, columns: Sequence[str], reader: RowReader) -> Iterator[Inconsistency]:
     """:func:`check_base_keys` with other columns as the key."""
     repeated = reader.repeated_keys(table, columns)
     if repeated.marked:
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "null_keys", "the base table", f"{repeated.marked:,} key values are NULL.",
             "No merge can update or delete these rows.", "Give them keys, or delete them.", _PAGE,
         )  # fmt: skip
     if repeated.values:
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "duplicate_keys", "the base table",
             f"{repeated.values:,} keys are in it more than once ({repeated.rows:,} rows).",
             "Readers get them twice; a merge replaces all of them by one.",
@@ -77,20 +77,20 @@ def check_keys(table: Table, columns: Sequence[str], reader: Reader) -> Iterator
         )  # fmt: skip
 
 
-def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
+def check_row_ids(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
     """In a table with stable row ids, no two rows have the same id, and none has one at or above the next id."""
     if not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS:
         return
     repeated = reader.repeated_row_ids(table)
     if twice := repeated.rows - repeated.values:
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "row_ids", "the base table",
             f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
             "Indexes and readers that look rows up by id get the wrong ones.",
             "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
         )  # fmt: skip
     if repeated.marked:
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "row_ids", "the newest version",
             f"{repeated.marked:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be "
             "assigned.",
@@ -99,7 +99,7 @@ def check_row_ids(table: Table, reader: Reader) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _check_required(table: Table, generation: Generation) -> Iterator[Finding]:
+def _check_required(table: Table, generation: Generation) -> Iterator[Inconsistency]:
     """No row of a generation, but tombstones, is NULL in a column that must have a value."""
     names = [name for name in required_columns(table.schema) if name not in table.primary_key]
     if not names:
@@ -114,7 +114,7 @@ def _check_required(table: Table, generation: Generation) -> Iterator[Finding]:
         yield finding_of(error, "generation_rows", generation.ref.folder, _STOPS)
 
 
-def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generation]]) -> Iterator[Finding]:
+def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generation]]) -> Iterator[Inconsistency]:
     """Every unmerged generation reads, has no NULL key, fits its key files, and shares no key with another region.
 
     Memory: the key columns of all unmerged generations.
@@ -134,12 +134,12 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
             keys = rows.select(range(len(table.primary_key)))
             nulls = sum(column.null_count for column in keys.columns)
             if nulls:
-                yield Finding(
+                yield Inconsistency(
                     Severity.ERROR, "null_keys", generation.ref.folder, f"{nulls:,} key values are NULL.",
                     "Merges refuse the generation.", "Ask the writer's owner; the rows are in the log.", _PAGE,
                 )  # fmt: skip
             if generation.ref.rows is not None and generation.ref.rows != generation.physical_rows:
-                yield Finding(
+                yield Inconsistency(
                     Severity.INFO, "row_count", generation.ref.folder,
                     f"It has {generation.physical_rows:,} rows; the region's manifest records {generation.ref.rows:,}.",
                     "Budgets of merges are estimated wrongly.", "None.",
@@ -152,7 +152,7 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
     shared = counts.filter(pa.compute.greater(counts[f"{_REGION}_count_distinct"], 1))
     if shared.num_rows:
         region = sorted(opened)[shared[f"{_REGION}_min"][0].as_py()]
-        yield Finding(
+        yield Inconsistency(
             Severity.ERROR, "shared_keys", region_folder(region),
             f"{shared.num_rows:,} keys are unmerged in this region and in another one.",
             "Which row is newer is unknown: merges of both stop.",
@@ -160,17 +160,17 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
         )  # fmt: skip
 
 
-def check_indexes(damages: Iterable[Damage], about: str, *, deep: bool) -> Iterator[Finding]:
+def check_indexes(damages: Iterable[Damage], about: str, *, deep: bool) -> Iterator[Inconsistency]:
     """Findings of the damaged index files of a generation; ``deep``: :func:`check_key_files` reads the key index."""
     for damage in damages:
         if not (deep and damage.path.endswith(KEY_INDEX_PAGES)):
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "generation_index", damage.path, f"It is damaged: {damage.why}.", _UNUSED,
                 damage.remedy, _FILES_PAGE, about=about,
             )  # fmt: skip
 
 
-def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Finding]:
+def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Inconsistency]:
     """The bloom filter decodes, and has a sample of the generation's keys."""
     path = f"{generation.ref.folder}/{BLOOM_FILTER}"
     kinds = [table.schema.field(name).type for name in table.primary_key]
@@ -185,7 +185,7 @@ def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Findi
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
 
 
-def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Iterator[Finding]:
+def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Iterator[Inconsistency]:
     """Every live row is in the bloom filter, and in the key index by its address; a file that is not there is none.
 
     Args:
@@ -216,9 +216,9 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
         yield finding_of(error, "key_index", path, f"{_UNUSED} {MERGE_IT}")
 
 
-def _lacks(check: str, path: str, missed: int, of: str = "of the generation") -> Finding:
+def _lacks(check: str, path: str, missed: int, of: str = "of the generation") -> Inconsistency:
     what = f"It lacks the keys of {missed:,} rows {of}."
-    return Finding(Severity.ERROR, check, path, what, _MISSED, MERGE_IT, _FILES_PAGE)
+    return Inconsistency(Severity.ERROR, check, path, what, _MISSED, MERGE_IT, _FILES_PAGE)
 
 
 def _not_indexed(pages: pa.Table, values: pa.Array, addresses: pa.ChunkedArray) -> int:

@@ -102,7 +102,7 @@ def _possible(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileRoot:
     """A root of files: a folder of a store.
 
     ``has_folders``: data, deletion and index files have their folders there, as in a dataset's root. ``uri``: of a base
@@ -138,7 +138,7 @@ class NamedFile:
     which it deletes rows.
     """
 
-    place: Place
+    place: FileRoot
     path: str
     size: int
     has_footer: bool = False
@@ -241,13 +241,13 @@ class Places:
     def __init__(self, location: Location, store: Store, manifest: table_pb2.Manifest, folder: str = "") -> None:
         """No request is made."""
         self._location, self._store = location, store
-        self.own = Place(store, folder)
+        self.own = FileRoot(store, folder)
         roots = (base.path.rstrip("/").removesuffix(f"/{log_folder(folder)}") for base in manifest.base_paths)
         self.foreign_root = next((root for root in roots if folder and root != location.uri), None)
         self._bases = {base.id: base for base in manifest.base_paths}
-        self._opened: dict[int, Place] = {}
+        self._opened: dict[int, FileRoot] = {}
 
-    def of(self, entry: _Entry) -> Place:
+    def of(self, entry: _Entry) -> FileRoot:
         """The place of a data file, deletion file or index.
 
         Raises:
@@ -265,28 +265,28 @@ class Places:
             self._opened[entry.base_id] = self._open(self._bases[entry.base_id])
         return self._opened[entry.base_id]
 
-    def _open(self, base: table_pb2.BasePath) -> Place:
+    def _open(self, base: table_pb2.BasePath) -> FileRoot:
         if self.own.folder:
             own_log(self._location, self.own.folder, base.path)
-            return Place(self._store, log_folder(self.own.folder), base.is_dataset_root)
+            return FileRoot(self._store, log_folder(self.own.folder), base.is_dataset_root)
         path, own = absolute_base(self._location.folder, base.path.rstrip("/")), f"{self._location.folder}/"
         if path.startswith(own):
-            return Place(self._store, path.removeprefix(own), base.is_dataset_root)
+            return FileRoot(self._store, path.removeprefix(own), base.is_dataset_root)
         if self._location.files is not None:
             raise NotExportedError(f"The files at {path} are not in the export.")
-        return Place(open_store(resolve(path, self._location.lance_options)), "", base.is_dataset_root, path)
+        return FileRoot(open_store(resolve(path, self._location.lance_options)), "", base.is_dataset_root, path)
 
     def data_files(self, manifest: table_pb2.Manifest) -> Iterator[NamedFile]:
         """The data and deletion files that the manifest names. Raises: see :meth:`of`."""
         return files_of(manifest, self.of)
 
-    def index_folder(self, index: table_pb2.IndexMetadata) -> tuple[Place, str]:
+    def index_folder(self, index: table_pb2.IndexMetadata) -> tuple[FileRoot, str]:
         """The place of an index, and its folder in the place's store. Raises: see :meth:`of`."""
         place = self.of(index)
         return place, place.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))
 
 
-def files_of(manifest: table_pb2.Manifest, place_of: Callable[[_Entry], Place | None]) -> Iterator[NamedFile]:
+def files_of(manifest: table_pb2.Manifest, place_of: Callable[[_Entry], FileRoot | None]) -> Iterator[NamedFile]:
     """The data and deletion files of a manifest, but those that have no place.
 
     Raises ``InvalidFormatError``: a deletion file of an unknown type.

@@ -47,7 +47,7 @@ _CONCURRENT_READS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class BlockedRegion:
     """A blocked region, with the error.
 
     ``generation`` is the first one that cannot be merged; None if the region as a whole is unreadable. ``drops``:
@@ -117,7 +117,7 @@ class Backlog:
     """
 
     regions: Mapping[UUID, RegionBacklog]
-    blocked: tuple[Blocked, ...]
+    blocked: tuple[BlockedRegion, ...]
     unrecorded: Mapping[UUID, RegionRecord] = field(default_factory=dict)
 
     @property
@@ -156,7 +156,7 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
     known = table.regions.region_ids if table.log.shows_progress else ()
     ids = sorted(known if region_ids is None else region_ids)
     regions: dict[UUID, RegionBacklog] = {}
-    blocked: list[Blocked] = []
+    blocked: list[BlockedRegion] = []
     unrecorded: dict[UUID, RegionRecord] = {}
     mixed = mixed_regions(table.store, ids, migrated=table.layout_record is not None)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
@@ -165,14 +165,14 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
             if outcome is None:
                 continue
             if isinstance(outcome, MemwalOpsError):
-                blocked.append(Blocked(region_id, None, outcome))
+                blocked.append(BlockedRegion(region_id, None, outcome))
                 continue
             merged = table.index.merged_generations.get(region_id, 0)
             if outcome.record is not None:
                 unrecorded[region_id] = outcome.record
             if outcome.replaced is not None:
                 regions[region_id] = RegionBacklog(outcome.manifest, merged, ())
-                blocked.append(Blocked(region_id, None, outcome.replaced))
+                blocked.append(BlockedRegion(region_id, None, outcome.replaced))
                 continue
             region, fault = subtract(outcome.manifest, merged)
             if fault is not None:
@@ -184,7 +184,7 @@ def backlog_of(table: Table, region_ids: Iterable[UUID] | None = None) -> Backlo
     return Backlog(regions, still_blocked(table, blocked), unrecorded)
 
 
-def still_blocked(table: Table, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
+def still_blocked(table: Table, blocked: Sequence[BlockedRegion]) -> tuple[BlockedRegion, ...]:
     """The faults except those of generations that were merged and collected since the table was opened."""
     if all(fault.generation is None for fault in blocked):
         return tuple(blocked)
@@ -211,7 +211,7 @@ def _read_region(table: Table, region_id: UUID) -> _Read | MemwalOpsError | None
         return error
 
 
-def subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Blocked | None]:
+def subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, BlockedRegion | None]:
     """Unmerged generations up to the first that is missing from the list.
 
     Every number between the progress and ``current_generation`` was flushed (S0-036, S0-150), so a
@@ -229,12 +229,12 @@ def subtract(manifest: RegionManifest, merged: int) -> tuple[RegionBacklog, Bloc
                 f"listed in manifest version {manifest.version}, but generation {top} was flushed."
             )
             region = RegionBacklog(manifest, merged, tuple(pending))
-            return region, Blocked(manifest.region_id, generation, error)
+            return region, BlockedRegion(manifest.region_id, generation, error)
         pending.append(generation_ref(manifest.region_id, flushed))
     return RegionBacklog(manifest, merged, tuple(pending)), None
 
 
-def _told_apart(table: Table, region: RegionBacklog, fault: Blocked) -> Blocked:
+def _told_apart(table: Table, region: RegionBacklog, fault: BlockedRegion) -> BlockedRegion:
     """The fault; with ``DrainedElsewhereError`` if it is proven that another program dropped the generations.
 
     Timeline without the versions: a merge records 3; gc drops 1 to 3; the table is restored to before. The region's

@@ -30,7 +30,7 @@ import pyarrow as pa
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
-from memwal_ops.formats.lance.files.named_files import Place, Places, damaged_deletions, sizes_of
+from memwal_ops.formats.lance.files.named_files import FileRoot, Places, damaged_deletions, sizes_of
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
     VERSIONS_FOLDER,
@@ -162,7 +162,7 @@ def read_written_by(store: Store, folder: str, version: int) -> WrittenBy:
 def _logged(store: Store, folder: str, manifest: table_pb2.Manifest, flush: Flush) -> Flush:
     if not manifest.base_paths or not manifest.fragments:
         return flush
-    log = Place(store, log_folder(folder), has_folders=False)
+    log = FileRoot(store, log_folder(folder), has_folders=False)
     entry = store.head(log.path("", manifest.fragments[0].files[0].path))
     return flush if entry is None else Flush(None, nanoseconds(entry.last_modified), flush.opened)
 

@@ -29,7 +29,7 @@ from memwal_ops.errors import (
     MemwalOpsError,
     ObjectNotFoundError,
 )
-from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Place, Places, sizes_of
+from memwal_ops.formats.lance.files.named_files import Damage, FileRoot, NamedFile, Places, sizes_of
 from memwal_ops.formats.lance.files.versions import (
     PAGE,
     VERSIONS_FOLDER,
@@ -38,7 +38,7 @@ from memwal_ops.formats.lance.files.versions import (
     is_ascending,
     version_of_main,
 )
-from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog, still_blocked
+from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, RegionBacklog, still_blocked
 from memwal_ops.formats.lance.generations.generation import (
     GenerationRef,
     generation_ref,
@@ -227,7 +227,7 @@ def checked_backlog(table: Table, backlog: Backlog, limit: int | None = None) ->
     }
     known = {fault.region_id: fault for fault in backlog.blocked}
     states = [
-        Blocked(region_id, *state.fault)
+        BlockedRegion(region_id, *state.fault)
         for region_id, state in files.items()
         if state.fault is not None and _is_first(state.fault[0], known.get(region_id))
     ]
@@ -282,7 +282,7 @@ def _oldest_directory(table: Table, region_id: UUID) -> datetime | None:
     return min(times, default=None)
 
 
-def _is_first(generation: int, known: Blocked | None) -> bool:
+def _is_first(generation: int, known: BlockedRegion | None) -> bool:
     """Whether a region is blocked before the generation that was known to block it; never if all of it is blocked."""
     return known is None or (known.generation is not None and generation < known.generation)
 
@@ -331,7 +331,7 @@ def _damaged_indexes(
 
     No merge reads them: the rows are right without.
     """
-    place, folders = Place(table.store, ref.folder), [f"{ref.folder}/{KEY_INDEX}"]
+    place, folders = FileRoot(table.store, ref.folder), [f"{ref.folder}/{KEY_INDEX}"]
     sizes: dict[str, int] = {}
     for index in named.indexes:
         folder = f"{ref.folder}/{index_key(index)}"

@@ -53,7 +53,7 @@ _TENSOR_TYPES = {1: "<f2", 2: "<f4", 3: "<f8"}
 
 
 @dataclass(frozen=True, slots=True)
-class Codebook:
+class CodebookParameters:
     """The parameters that determine the partition and the code of a vector.
 
     Two are equal if vectors get the same partitions and codes from both; sizes are not compared.
@@ -79,7 +79,7 @@ class Codebook:
         return str(described.get("type", "")).endswith("PQ") and described.get("distance_type") == "dot"
 
 
-def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
+def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> CodebookParameters:
     """The codebook of one index segment, published or not; a few small reads at the ends of two files.
 
     Raises:
@@ -89,7 +89,7 @@ def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> Codebook:
     return codebook_at(table.location, index_folder(table, entry), entry.name)
 
 
-def codebook_at(location: Location, folder: str, name: str) -> Codebook:
+def codebook_at(location: Location, folder: str, name: str) -> CodebookParameters:
     """Read the codebook of the segment in ``folder``, a URI; ``name`` is that of the index, for error messages."""
     with _decoding(f"The codebook of index {name} cannot be read from {folder}", _BY_HAND):
         index = open_index_file(location, f"{folder}/{_INDEX_FILE}")
@@ -103,7 +103,7 @@ def codebook_at(location: Location, folder: str, name: str) -> Codebook:
         for position in _POSITIONS:
             if parameters.get(position) is not None:
                 quantizer[position] = _digest(bytes(storage.read_global_buffer(parameters[position])))
-    return Codebook(
+    return CodebookParameters(
         json.dumps(described, sort_keys=True),
         len(sizes),
         _digest(centroids + bytes(str(list(model.centroids)), "ascii")),

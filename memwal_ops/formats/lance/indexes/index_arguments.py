@@ -19,7 +19,7 @@ from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
-from memwal_ops.formats.lance.files.named_files import Place
+from memwal_ops.formats.lance.files.named_files import FileRoot
 from memwal_ops.formats.lance.files.versions import index_key
 from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
 from memwal_ops.formats.lance.indexes.codebook import MODEL_FILES, partitions_of, read_model, vector_parameters
@@ -201,7 +201,7 @@ def parameters_kept(table: Table, index: BaseIndex) -> dict[str, Any] | None:
 
 
 def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> bool:
-    folder, place = index_key(entry), Place(table.store, "")
+    folder, place = index_key(entry), FileRoot(table.store, "")
     stored = {meta.path: meta.size for meta in table.store.list(folder)}
     named = {f"{folder}/{file.path}": int(file.size_bytes) for file in entry.files}
     # Releases that list no files of an index: that with the parameters must be there.

@@ -111,7 +111,7 @@ def dot_product_error(table: Table, index: BaseIndex) -> DotProductIndexError | 
 _LAST_WRITERS = 32
 _CONCURRENT_READS = 8
 # Versions are immutable: by table, path, time and tag. A reader that follows a table reads each one once.
-_KNOWN: dict[tuple[object, ...], Written] = {}
+_KNOWN: dict[tuple[object, ...], VersionWriter] = {}
 _MAX_KNOWN = 4096
 # Fields of a transaction: create index, rewrite, reserve fragments.
 _MAINTENANCE = frozenset({103, 104, 107})
@@ -120,7 +120,7 @@ _LANCEDB = {8: "0.34", 9: "0.36", 10: "0.37", 11: "0.38", 12: "0.39", 13: "0.40"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class VersionWriter:
     """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
 
     version: int
@@ -131,7 +131,7 @@ class Written:
     indexes: frozenset[tuple[str, int]]
 
     @classmethod
-    def of(cls, manifest: VersionManifest) -> Written:
+    def of(cls, manifest: VersionManifest) -> VersionWriter:
         """From a version's manifest."""
         writer, transaction = manifest.manifest.writer_version, manifest.transaction
         return cls(
@@ -151,20 +151,20 @@ def _maintains(transaction: table_pb2.Transaction) -> bool:
     return not numbers.isdisjoint(_MAINTENANCE)
 
 
-def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterator[Written]:
+def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterator[VersionWriter]:
     """The newest versions, at most 32, from the newest on; a version that was read before is not read again.
 
     Requests: one for each version but the newest, as far as they are taken; up to ``concurrent`` are read ahead.
     """
     listed = table.listed.versions
 
-    def known(version: int, manifest: VersionManifest | None = None) -> Written | None:
+    def known(version: int, manifest: VersionManifest | None = None) -> VersionWriter | None:
         file = listed.get(version)
         key = None if file is None else (table.location.uri, file.path, file.last_modified, file.e_tag)
         if manifest is None and key in _KNOWN:
             return _KNOWN[key]
         try:
-            written = Written.of(manifest or read_version_manifest(table.store, version, table.naming))
+            written = VersionWriter.of(manifest or read_version_manifest(table.store, version, table.naming))
         except (ObjectNotFoundError, InvalidFormatError):
             return None  # expired, or damaged: verify reports that
         if len(_KNOWN) >= _MAX_KNOWN:
@@ -179,7 +179,7 @@ def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterat
     yield from (written for written in chain([newest], older) if written is not None)
 
 
-def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
+def last_client(table: Table, *, within: int = _LAST_WRITERS) -> VersionWriter | None:
     """The newest version that the table's own writers wrote; None: none of the newest ``within`` is theirs.
 
     Requests: one for each newer version of ours.
@@ -190,7 +190,7 @@ def last_client(table: Table, *, within: int = _LAST_WRITERS) -> Written | None:
 
 def is_shared(table: Table) -> bool:
     """Whether another program is known to merge the table, too, or wrote rows of its newest version. No request."""
-    written = Written.of(table.manifest)
+    written = VersionWriter.of(table.manifest)
     return MERGED_ELSEWHERE in table.manifest.manifest.config or (written.writes and not written.ours)
 
 

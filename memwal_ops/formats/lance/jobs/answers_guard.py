@@ -16,7 +16,7 @@ import numpy as np
 from memwal_ops.core.documents import document
 from memwal_ops.errors import AnswersWorseError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.answers.ask import BY_MEMORY, ask
-from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
+from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
 from memwal_ops.formats.lance.answers.sample import MAX_BYTES, SAMPLES, sample_queries
 from memwal_ops.formats.lance.answers.vector import SearchError, compare_searches
 from memwal_ops.formats.lance.commit.commit import opened_with
@@ -49,7 +49,7 @@ _TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AnswerComparison:
     """Compared answers of one index, before and after.
 
     Attributes:
@@ -89,7 +89,7 @@ def compare_answers(
     note: CommitNote,
     context: RunContext,
     later: Table | None = None,
-) -> Comparison:
+) -> AnswerComparison:
     """Compare the answers of an index with those that it would give with other segments.
 
     Args:
@@ -106,7 +106,7 @@ def compare_answers(
         StorageError: rows of the table cannot be read.
     """
     if mode == OFF:
-        return Comparison(skipped="--answers off")
+        return AnswerComparison(skipped="--answers off")
     started = time.monotonic()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -120,7 +120,7 @@ def compare_answers(
     return replace(compared, seconds=time.monotonic() - started)
 
 
-def refuse_worse(index: BaseIndex, compared: Comparison, remedy: str) -> None:
+def refuse_worse(index: BaseIndex, compared: AnswerComparison, remedy: str) -> None:
     """Raise if the later state is worse.
 
     Raises:
@@ -133,7 +133,7 @@ def refuse_worse(index: BaseIndex, compared: Comparison, remedy: str) -> None:
         )
 
 
-def cost_of(compared: Iterable[Comparison], indexes: int, seconds: float) -> str | None:
+def cost_of(compared: Iterable[AnswerComparison], indexes: int, seconds: float) -> str | None:
     """What it took to compare answers, as text; None: nothing was asked.
 
     Args:
@@ -155,10 +155,10 @@ def cost_of(compared: Iterable[Comparison], indexes: int, seconds: float) -> str
 
 def _compare(
     table: Table, index: BaseIndex, after: Pinned, mode: str, note: CommitNote, context: RunContext
-) -> Comparison:
+) -> AnswerComparison:
     asked = after.indexes.get(index.name)
     if asked is None:
-        return Comparison(skipped="pylance does not describe it")
+        return AnswerComparison(skipped="pylance does not describe it")
     few = mode == SAMPLE
     if not asked.is_vector:
         return _of_scalar(table, index, after, asked, note, context, few=few)
@@ -168,7 +168,7 @@ def _compare(
     uncovered = before.fragments.keys() - index.covered
     known = _some(sorted(asked.covered & after.fragments.keys() - uncovered), table.version)
     if not known:
-        return Comparison(skipped="it had no rows")
+        return AnswerComparison(skipped="it had no rows")
     segments = tuple(replace(segment, fragments=segment.fragments & known) for segment in asked.segments)
     of_known = replace(asked, segments=segments)
     drawn = _draw(after, of_known, table.version, MAX_BYTES, few=few)
@@ -184,7 +184,7 @@ def _of_scalar(
     context: RunContext,
     *,
     few: bool,
-) -> Comparison:
+) -> AnswerComparison:
     small = asked.size <= _SMALL_INDEX
     texts = asked.type in BY_MEMORY
     rows = MAX_BYTES if not few else _FEW_BYTES_OF_TEXTS if texts else _FEW_BYTES
@@ -192,10 +192,10 @@ def _of_scalar(
     drawn = _draw(after, asked, table.version, budget, few=few)
     if few and not small:
         drawn = replace(drawn, queries=tuple(query for query in drawn.queries if query.what not in _WHOLE))
-    answers = ask(after, asked, drawn, Reader(context.checkpoint))
+    answers = ask(after, asked, drawn, RowReader(context.checkpoint))
     if answers.skipped:
-        return Comparison(skipped=answers.skipped)
-    compared = Comparison(answers.queries, answers.wrong, bytes_at_most=answers.bytes_at_most)
+        return AnswerComparison(skipped=answers.skipped)
+    compared = AnswerComparison(answers.queries, answers.wrong, bytes_at_most=answers.bytes_at_most)
     if not answers.wrong and not answers.error:
         return compared
     wrong_before, failed = _wrong_before(table, index, after, drawn, note, context)
@@ -220,7 +220,7 @@ def _wrong_before(
         asked = before.indexes.get(index.name)
         if asked is None:
             return 0, False
-        answers = ask(before, asked, _of_before(drawn, before, after), Reader(context.checkpoint))
+        answers = ask(before, asked, _of_before(drawn, before, after), RowReader(context.checkpoint))
     return answers.wrong, bool(answers.error)
 
 
@@ -241,15 +241,15 @@ def _some(fragments: Sequence[int], seed: int) -> frozenset[int]:
     return frozenset([*fragments[:1], *fragments[-1:], *chosen])
 
 
-def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries, *, few: bool) -> Comparison:
+def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries, *, few: bool) -> AnswerComparison:
     if drawn.skipped or drawn.rows is None:
-        return Comparison(skipped=drawn.skipped or "no rows could be drawn")
+        return AnswerComparison(skipped=drawn.skipped or "no rows could be drawn")
     rows: pa.Table = drawn.rows
     try:
         pooled = compare_searches(before, after, index, rows, drawn.seed)
     except SearchError as error:
         return _failing(before, index, rows, error)
-    compared = Comparison(
+    compared = AnswerComparison(
         pooled.queries, found=pooled.after, found_before=pooled.before, bytes_at_most=3 * rows.nbytes * 10
     )
     if pooled.change is None:
@@ -264,12 +264,12 @@ def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries
     )
 
 
-def _failing(before: Pinned, index: AskedIndex, rows: pa.Table, error: SearchError) -> Comparison:
+def _failing(before: Pinned, index: AskedIndex, rows: pa.Table, error: SearchError) -> AnswerComparison:
     """A search failed: worse, if it does not fail before."""
     try:
         compare_searches(before, before, index, rows)
     except SearchError:
-        return Comparison(skipped="it fails as it is")
+        return AnswerComparison(skipped="it fails as it is")
     except MemwalOpsError as failed:
-        return Comparison(skipped=str(failed))
-    return Comparison(1, 1, wrong_before=0, worse=f"it fails: {error}".rstrip("."))
+        return AnswerComparison(skipped=str(failed))
+    return AnswerComparison(1, 1, wrong_before=0, worse=f"it fails: {error}".rstrip("."))

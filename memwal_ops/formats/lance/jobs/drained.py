@@ -35,7 +35,7 @@ from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, genera
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, wal_entry_path
-from memwal_ops.formats.lance.indexes.index_faults import Written
+from memwal_ops.formats.lance.indexes.index_faults import VersionWriter
 from memwal_ops.formats.lance.jobs.merge import publish_progress
 from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
 from memwal_ops.formats.lance.log.region_columns import region_columns
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import lance
 
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked
+    from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
@@ -172,7 +172,7 @@ def _names(keys: Sequence[str]) -> str:
     return ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
 
 
-def compare(table: Table, fault: Blocked) -> DrainedRegion:
+def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
     """What is left of the generations that ``fault.drops`` names, compared with this version of the base table."""
     first, last = fault.drops[0].flushed.generation, fault.drops[-1].flushed.generation
     parts, unread = _read(table, fault)
@@ -229,7 +229,7 @@ def _texts(keys: Iterable[_Key]) -> tuple[str, ...]:
     return tuple(sorted(", ".join(map(str, key)) for key in keys))
 
 
-def _read(table: Table, fault: Blocked) -> tuple[list[_Part], tuple[int, ...]]:
+def _read(table: Table, fault: BlockedRegion) -> tuple[list[_Part], tuple[int, ...]]:
     """What can be read of generations, in the order of writes, and which of them cannot be read."""
     numbers = [drop.flushed.generation for drop in fault.drops]
     if any(map(holds_blobs, table.schema)):
@@ -407,7 +407,7 @@ def overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
 
 def _added_by_others(table: Table) -> frozenset[int]:
     """The fragments that the newest version added, if another program wrote it. One request."""
-    written = Written.of(table.manifest)
+    written = VersionWriter.of(table.manifest)
     if written.ours or not written.writes or table.version - 1 not in table.history.listed():
         return frozenset()
     try:
@@ -432,7 +432,7 @@ def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Pa
     return _logged(table, manifest, listed.ids[first], {merged: end})
 
 
-def list_again(table: Table, fault: Blocked, region: DrainedRegion) -> None:
+def list_again(table: Table, fault: BlockedRegion, region: DrainedRegion) -> None:
     """Write the rows that are not in the base table as the first of the dropped generations, and list it.
 
     It has the newest write of each of their keys, so that none of the others has a newer one. Timeline if the others
@@ -478,7 +478,7 @@ def list_again(table: Table, fault: Blocked, region: DrainedRegion) -> None:
         raise CommitLostError(f"Region {fault.region_id} was changed meanwhile.")
 
 
-def drained_regions(table: Table, backlog: Backlog) -> tuple[tuple[Blocked, DrainedRegion], ...]:
+def drained_regions(table: Table, backlog: Backlog) -> tuple[tuple[BlockedRegion, DrainedRegion], ...]:
     """The regions that are blocked by generations that another program dropped."""
     return tuple((fault, compare(table, fault)) for fault in backlog.blocked if fault.drops)
 
@@ -524,7 +524,7 @@ def accept(
             return table, tuple(regions)
 
 
-def _listed(table: Table, fault: Blocked, region: DrainedRegion) -> DrainedRegion:
+def _listed(table: Table, fault: BlockedRegion, region: DrainedRegion) -> DrainedRegion:
     """The region after what is missing was listed; of rows that cannot be written again, they are unknown."""
     if not region.adoptable or not region.missing:
         return region
@@ -535,7 +535,7 @@ def _listed(table: Table, fault: Blocked, region: DrainedRegion) -> DrainedRegio
     return region
 
 
-def with_rows(table: Table, faults: Iterable[Blocked]) -> tuple[Blocked, ...]:
+def with_rows(table: Table, faults: Iterable[BlockedRegion]) -> tuple[BlockedRegion, ...]:
     """The faults; those of generations that another program dropped say what was found of their rows."""
     return tuple(
         replace(fault, error=DrainedElsewhereError(f"{fault.error} {compare(table, fault).found()}"))

@@ -35,13 +35,13 @@ from memwal_ops.formats.lance.generations.generation_files import checked_backlo
 from memwal_ops.formats.lance.generations.wal import UnmergedFlushes
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations
 from memwal_ops.formats.lance.jobs.gc.collectors import views
-from memwal_ops.formats.lance.jobs.gc.evidence import Evidence, Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, GcEvidence
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.options import ExpireOptions, RetentionOptions
 from memwal_ops.formats.lance.retention.damage import NewestFiles, names_damage, require_complete
 from memwal_ops.formats.lance.retention.garbage import (
     Later,
-    Needed,
+    NeededFiles,
     find_garbage,
     put_back,
     read_set_aside,
@@ -252,7 +252,7 @@ def plan(table: Table, options: ExpireOptions, context: RunContext | None = None
     retention.refresh(table, now)
     expired, kept = _choose(table, retention, options, now, UnmergedFlushes())
     _require_expirable(table, options, kept)
-    needed = Needed()
+    needed = NeededFiles()
     needed.read(table, _young(table, kept), without=_paths(table, expired))
     for batch in _batches(retention, expired):
         needed.set_aside(table, batch, apply=False)
@@ -349,7 +349,7 @@ class _Run:
     now: datetime
     only: Collection[int] | None
     retention: LiveVersions
-    needed: Needed = field(default_factory=Needed)
+    needed: NeededFiles = field(default_factory=NeededFiles)
     objects: int = 0
     bytes: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -613,13 +613,13 @@ def _frees(table: Table, retention: LiveVersions, versions: Collection[int]) -> 
     """Number of generations that only these versions keep, and their bytes."""
     if not versions or not table.log.versions_hold_generations:
         return 0, 0
-    evidence = Evidence(table, retention, covered_generations(table), datetime.now(UTC), RetentionOptions())
+    evidence = GcEvidence(table, retention, covered_generations(table), datetime.now(UTC), RetentionOptions())
     left = retention.without(frozenset(versions))
     count = size = 0
     for _, log in views(evidence):
         for candidate in log.view.directories() if isinstance(log, WalView) else ():
             region_id, generation = candidate.region_id, candidate.generation
-            if candidate.kind is not Kind.GENERATION or generation is None or region_id is None:
+            if candidate.kind is not CandidateKind.GENERATION or generation is None or region_id is None:
                 continue
             unmet = [gate for gate in evidence.generation_gates(region_id, generation) if not gate.met]
             without = evidence.with_retention(left).generation_gates(region_id, generation)

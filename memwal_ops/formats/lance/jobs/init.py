@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import record
 from memwal_ops.errors import DuplicateKeysError, InvalidUsageError, MemwalOpsError
-from memwal_ops.formats.lance.answers.asked_index import Reader
+from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.commit import CommitLostError, check_rewritable
 from memwal_ops.formats.lance.commit.publication import commit_lost
@@ -61,7 +61,7 @@ def check_primary_key(table: Table, columns: Sequence[str]) -> bool:
     missing = sorted({*columns} - {*table.schema.names})
     if missing or len({*columns}) < len(columns):
         raise InvalidUsageError(f"{uri} has no column {', '.join(missing)}." if missing else "A column is named twice.")
-    for fault in check_keys(table, columns, Reader()):
+    for fault in check_keys(table, columns, RowReader()):
         raise DuplicateKeysError(
             f"{', '.join(columns)} cannot be the primary key of {uri}: {fault.evidence}",
             remedy="Remove these rows, or choose other columns.",

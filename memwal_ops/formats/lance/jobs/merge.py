@@ -42,11 +42,11 @@ from memwal_ops.formats.lance.commit.commit import (
     commit_details,
     commit_indexes,
 )
-from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, Engine, MergePass, PassResult
-from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergeEngine, MergePass, PassResult
+from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
 from memwal_ops.formats.lance.generations.backlog import (
     Backlog,
-    Blocked,
+    BlockedRegion,
     backlog_of,
     raised,
     restored_index,
@@ -54,7 +54,7 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog, oldest_unmerged
 from memwal_ops.formats.lance.generations.wal import read_unflushed
-from memwal_ops.formats.lance.indexes.index_faults import Written, is_shared
+from memwal_ops.formats.lance.indexes.index_faults import VersionWriter, is_shared
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damaged_base_files
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
@@ -106,7 +106,7 @@ class MergeReport(MergeOutcome):
     decision: MergeDecision
     run_id: str
     passes: tuple[PassReport, ...]
-    blocked: tuple[Blocked, ...]
+    blocked: tuple[BlockedRegion, ...]
     backlog_after: Backlog
     engine: str
     version: int
@@ -281,7 +281,7 @@ class MergePlan:
     """What a merge would do, by the manifests alone."""
 
     passes: tuple[MergePass, ...]
-    blocked: tuple[Blocked, ...]
+    blocked: tuple[BlockedRegion, ...]
     backlog: Backlog
     drained: tuple[DrainedRegion, ...] = ()
 
@@ -295,9 +295,9 @@ class _Limits:
     """
 
     last: dict[UUID, int]
-    blocked: dict[UUID, Blocked] = field(default_factory=dict)
+    blocked: dict[UUID, BlockedRegion] = field(default_factory=dict)
 
-    def block(self, fault: Blocked) -> None:
+    def block(self, fault: BlockedRegion) -> None:
         known = self.blocked.get(fault.region_id)
         if known is None or (known.generation or 0) > (fault.generation or 0):
             self.blocked[fault.region_id] = fault
@@ -381,7 +381,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
 
 @names_damage
 def apply(
-    table: Table, options: MergeOptions, context: RunContext | None = None, *, engine: Engine | None = None
+    table: Table, options: MergeOptions, context: RunContext | None = None, *, engine: MergeEngine | None = None
 ) -> MergeReport:
     """Merge everything that was flushed when the call began (S0-156 to S0-168).
 
@@ -431,7 +431,7 @@ def apply(
 
 def _overwritten(table: Table, backlog: Backlog) -> Mapping[str, tuple[str, ...]]:
     """By region the keys of which another program, which wrote the newest version, put older rows over newer ones."""
-    if not backlog.regions or not is_shared(table) or Written.of(table.manifest).ours:
+    if not backlog.regions or not is_shared(table) or VersionWriter.of(table.manifest).ours:
         return {}
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - as above
 
@@ -439,7 +439,7 @@ def _overwritten(table: Table, backlog: Backlog) -> Mapping[str, tuple[str, ...]
     return {region_id: keys for region_id, keys in found.items() if keys}
 
 
-def _compared(table: Table, blocked: tuple[Blocked, ...]) -> tuple[Blocked, ...]:
+def _compared(table: Table, blocked: tuple[BlockedRegion, ...]) -> tuple[BlockedRegion, ...]:
     """The faults; what another program dropped with what is left of its rows."""
     if not any(fault.drops for fault in blocked):
         return blocked
@@ -451,7 +451,7 @@ def _compared(table: Table, blocked: tuple[Blocked, ...]) -> tuple[Blocked, ...]
 def _merge_all(
     table: Table,
     options: MergeOptions,
-    engine: Engine,
+    engine: MergeEngine,
     choice: EngineChoice,
     backlog: Backlog,
     started: float,
@@ -595,18 +595,20 @@ def _choose(options: MergeOptions, backlog: Backlog) -> EngineChoice:
 
 
 @contextmanager
-def _running(choice: EngineChoice, options: MergeOptions, context: RunContext, *, needed: bool) -> Iterator[Engine]:
+def _running(
+    choice: EngineChoice, options: MergeOptions, context: RunContext, *, needed: bool
+) -> Iterator[MergeEngine]:
     if choice.name == "spark" and needed:
         from memwal_ops.core.spark.session import session  # noqa: PLC0415 - as above
-        from memwal_ops.formats.lance.engines.spark.engine import SparkEngine  # noqa: PLC0415 - not for a local merge
+        from memwal_ops.formats.lance.engines.spark.engine import SparkMergeEngine  # noqa: PLC0415 - not for a local merge
 
         context.report(Progress("starting Spark", "tasks", 0))
         with session(options.master) as spark:
-            yield SparkEngine(
+            yield SparkMergeEngine(
                 spark, on_progress=lambda stage: context.report(_stage_progress(stage)), checkpoint=context.checkpoint
             )
     else:
-        yield LocalEngine()
+        yield LocalMergeEngine()
 
 
 def _stage_progress(stage: StageProgress) -> Progress:
@@ -654,7 +656,7 @@ def _block(limits: _Limits, error: BlockedRegionsError, merged: Mapping[UUID, in
     """
     for region_id, (generation, cause) in error.causes.items():
         if generation is None or merged.get(region_id, 0) < generation:
-            limits.block(Blocked(region_id, generation, cause))
+            limits.block(BlockedRegion(region_id, generation, cause))
 
 
 def backlog(table: Table) -> Mapping[str, float]:

@@ -14,8 +14,8 @@ from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.verification import (
     AnswersOptions,
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     RowsRead,
     Severity,
     VerifyReport,
@@ -23,7 +23,7 @@ from memwal_ops.core.verification import (
     missing_object,
 )
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
-from memwal_ops.formats.lance.answers.asked_index import Reader
+from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import (
     check_catchup,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions
+    from memwal_ops.core.verification import VerificationOptions
     from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.generations.generation import Generation
     from memwal_ops.formats.lance.table import Table
@@ -112,7 +112,7 @@ class LanceVerifyReport(VerifyReport):
         return "\n".join([*lines, "", paragraph(engine, hanging="  ")])
 
 
-def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def verified(table: Table, options: VerificationOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version, the regions, and the objects of memwal-ops itself.
 
     Requests: one listing of each region and of the versions, one or two for each file of the newest version, each
@@ -141,17 +141,17 @@ plan = apply = or_plan(verified)
 
 @dataclass
 class _Region:
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Inconsistency] = field(default_factory=list)
     opened: list[Generation] = field(default_factory=list)
     generations: int = 0
     entries: int = 0
 
 
 class _Verification:
-    def __init__(self, table: Table, options: VerifyOptions, context: RunContext, reader: Reader) -> None:
+    def __init__(self, table: Table, options: VerificationOptions, context: RunContext, reader: RowReader) -> None:
         self.reader = reader
         self.table, self.options, self.context = table, options, context
-        self.findings = Findings(options.max_findings)
+        self.findings = Inconsistencies(options.max_findings)
         self.checks_all = not isinstance(options, AnswersOptions) or options.checks_all
         self.checked: dict[str, int] = {}
         self.history = SchemaHistory(table)
@@ -226,7 +226,7 @@ class _Verification:
         self._add("region snapshot", lambda: check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:
-            self.findings.add(Finding(
+            self.findings.add(Inconsistency(
                 Severity.INFO, "unrecognized", path, "It is not a region.", "No job reads or deletes it.",
                 "Remove it yourself if you put it there.",
             ))  # fmt: skip
@@ -246,13 +246,13 @@ class _Verification:
         """Ask the indexes."""
         self._add("answers of indexes", self._answers, named=True)
 
-    def _answers(self) -> list[Finding]:
+    def _answers(self) -> list[Inconsistency]:
         assert self.asked is not None  # noqa: S101 - the caller checked
         self.seed = self.asked.seed_at(self.table.version)
         self.answers, findings = check_answers(self.table, self.asked, self.context, self.seed, self.reader)
         return findings
 
-    def _add(self, what: str, check: Callable[[], Iterable[Finding]], *, named: bool = False) -> None:
+    def _add(self, what: str, check: Callable[[], Iterable[Inconsistency]], *, named: bool = False) -> None:
         """Run a check; if it cannot be finished, that is a finding. What an option ``named`` may not exist."""
         self.context.checkpoint()
         try:
@@ -287,7 +287,7 @@ class _Verification:
     def _checked(self, state: RegionBacklog) -> _Region:
         region = _Region()
         contents = contents_of(self.table, state)
-        if isinstance(contents, Finding):
+        if isinstance(contents, Inconsistency):
             region.findings.append(contents)
             return region
         region.entries = len(contents.wal.ids)
@@ -295,7 +295,7 @@ class _Verification:
         try:
             region.findings += check_manifests(self.table, state, deep=deep)
             for generation in check_generations(self.table, state, contents, self.history, deep=deep):
-                if isinstance(generation, Finding):
+                if isinstance(generation, Inconsistency):
                     region.findings.append(generation)
                     continue
                 region.generations += 1
@@ -313,20 +313,20 @@ class _Verification:
 
 @contextmanager
 def reader_of(
-    table: Table, options: VerifyOptions, context: RunContext
-) -> Iterator[tuple[Reader, EngineChoice | None]]:
+    table: Table, options: VerificationOptions, context: RunContext
+) -> Iterator[tuple[RowReader, EngineChoice | None]]:
     """What reads rows; Spark is started with the first that it reads."""
     if not isinstance(options, LanceVerifyOptions) or not options.reads_rows or exported_store(table) is not None:
-        yield Reader(context.checkpoint), None
+        yield RowReader(context.checkpoint), None
         return
     choice = choose_engine(options, "data to check", _size(table, options))
     if choice.name != "spark":
-        yield Reader(context.checkpoint), choice
+        yield RowReader(context.checkpoint), choice
         return
     from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader  # noqa: PLC0415 - Spark only
-    from memwal_ops.formats.lance.engines.spark.running import TaskRunner  # noqa: PLC0415
+    from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner  # noqa: PLC0415
 
-    with TaskRunner(options.master, context, "memwal-ops verify") as runner:
+    with LoggingTaskRunner(options.master, context, "memwal-ops verify") as runner:
         yield SparkReader(table, runner, context.checkpoint), choice
 
 

@@ -20,7 +20,7 @@ from memwal_ops.formats.lance.files.versions import (
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
 from memwal_ops.formats.lance.regions.manifests import is_id_prefix
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_manifest_name, region_folder
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _GENERATION = re.compile(r"[0-9]{1,20}")
 _OF_THE_BASE = "not a MemWAL object: deleted with the last version that refers to it"
-_GROUPED = {Kind.WAL_ENTRY, Kind.REGION_MANIFEST}
+_GROUPED = {CandidateKind.WAL_ENTRY, CandidateKind.REGION_MANIFEST}
 
 
 @names_damage
@@ -136,7 +136,7 @@ def _version(table: Table, path: str, options: RetentionOptions) -> list[LanceCa
     gate = Gate(
         met=name.version not in kept, text=kept.get(name.version, "older than 7 d; memwal-ops expire deletes it")
     )
-    return [LanceCandidate(Kind.BASE, path, state.size, 1, (gate,))]
+    return [LanceCandidate(CandidateKind.BASE, path, state.size, 1, (gate,))]
 
 
 def _why_in_base(table: Table, path: str) -> str:
@@ -166,7 +166,7 @@ def of_the_base(table: Table, path: str, text: str = _OF_THE_BASE) -> LanceCandi
     objects = list(table.store.list(path))
     meta = table.store.head(path) if not objects else None
     size = sum(meta.size for meta in objects) if meta is None else meta.size
-    return LanceCandidate(Kind.BASE, path, size, max(1, len(objects)), (Gate(met=False, text=text),))
+    return LanceCandidate(CandidateKind.BASE, path, size, max(1, len(objects)), (Gate(met=False, text=text),))
 
 
 def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, ...]:

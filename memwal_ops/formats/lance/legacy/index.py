@@ -173,7 +173,7 @@ def _work(region: str, mem_wals: Sequence[MemWal], meanings: Meanings) -> Region
 
 
 @dataclass(frozen=True, slots=True)
-class Unmerged:
+class UnmergedMemWals:
     """The unmerged MemWALs of a region, flushed or not.
 
     Attributes:
@@ -187,14 +187,14 @@ class Unmerged:
     fault: BlockedMemWal | None = None
 
 
-def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unmerged:
+def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> UnmergedMemWals:
     """The unmerged MemWALs of a region, in the order in which they were written."""
     ascending = sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
     done = last_done(ascending)
     waiting: list[MemWal] = []
 
-    def blocked(one: MemWal, error: errors.MemwalOpsError) -> Unmerged:
-        return Unmerged((), done, BlockedMemWal(region, one.id.generation, error))
+    def blocked(one: MemWal, error: errors.MemwalOpsError) -> UnmergedMemWals:
+        return UnmergedMemWals((), done, BlockedMemWal(region, one.id.generation, error))
 
     for mem_wal in ascending:
         meaning = meanings.of(mem_wal).meaning if mem_wal.state is State.FLUSHED else "unmerged"
@@ -212,7 +212,7 @@ def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unm
         )
     if waiting and waiting[0].id.generation < done:
         return blocked(waiting[0], _late(waiting[0], done))
-    return Unmerged(tuple(waiting), done)
+    return UnmergedMemWals(tuple(waiting), done)
 
 
 def _late(mem_wal: MemWal, done: int) -> errors.MemWalOrderError:

@@ -1,4 +1,4 @@
-"""``MemWalWriter``: one writer of a legacy region, on the state machine (S1-003 to S1-005, S1-015, S1-022 to S1-027).
+"""``LegacyRegionWriter``: the writer of a legacy region, by the state machine (S1-003 to S1-005, S1-015, S1-022 to 27).
 
 Each transition is one version of the table, published as exactly V + 1, with the base table's fragments. After a commit
 conflict, a change is planned again on the newest version, where its owner and preconditions are checked again; it
@@ -42,7 +42,7 @@ _INDEPENDENT = frozenset({103, 104, 107, 110, 114})
 _MAX_SKIPPED_IDS = 10_000
 
 
-class MemWalWriter:
+class LegacyRegionWriter:
     """Writes the MemWALs of one region. It owns the newest generation from the start, by its ``owner_id``."""
 
     def __init__(

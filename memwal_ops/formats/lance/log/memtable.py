@@ -19,7 +19,7 @@ from uuid import UUID
 from memwal_ops.errors import CodebookChangedError, UnsupportedFeatureError
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, index_folder, is_of_key
-from memwal_ops.formats.lance.indexes.codebook import Codebook, codebook_at
+from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, codebook_at
 from memwal_ops.formats.lance.indexes.index_arguments import IndexArguments, arguments_like, without_hints
 from memwal_ops.formats.lance.wire.bloom_filter import BloomFilter
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
@@ -343,7 +343,7 @@ class GenerationIndex:
 
     name: str
     arguments: IndexArguments
-    codebook: Codebook | None
+    codebook: CodebookParameters | None
 
 
 def generation_indexes(table: Table, *, strict: bool) -> tuple[GenerationIndex, ...]:

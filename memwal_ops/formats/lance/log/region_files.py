@@ -217,7 +217,7 @@ def put_generation(
 ATTEMPTS = 50
 
 
-def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, Claim]:
+def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[RegionManifest, StoredClaim]:
     """Claim a region, creating it if it does not exist, and return the manifest with the new epoch, and its claim.
 
     ``values`` are those of a new region that belongs to a spec (S0-084); None claims an existing region, or creates a
@@ -257,7 +257,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
         # predecessor, and neither is ever fenced.
         if manifests.commit(next_manifest, ours_if_equal=False):
             refuse_migrated(table, region_id)
-            return next_manifest, Claim.of(table, next_manifest)
+            return next_manifest, StoredClaim.of(table, next_manifest)
         wait(attempt)
     raise errors.CommitConflictError(
         f"Region {region_id} was claimed by other writers in {ATTEMPTS} consecutive attempts."
@@ -265,7 +265,7 @@ def claim(table: Table, region_id: UUID, values: RegionValues | None) -> tuple[R
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class StoredClaim:
     """A claim as the store has it. By it a writer detects that its region was replaced by another one.
 
     Epochs restart with each region. Timeline by the epoch alone: A claims epoch 1; the table is removed and created
@@ -279,7 +279,7 @@ class Claim:
     written: datetime | None
 
     @classmethod
-    def of(cls, table: Table, claimed: RegionManifest) -> Claim:
+    def of(cls, table: Table, claimed: RegionManifest) -> StoredClaim:
         """The claim that was just published; one request."""
         path = table.region(claimed.region_id).path(claimed.version)
         meta = table.store.head(path)

@@ -38,7 +38,7 @@ from memwal_ops.errors import (
     TableCorruptError,
 )
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER
-from memwal_ops.formats.lance.files.named_files import Damage, NamedFile, Place, Places, files_of
+from memwal_ops.formats.lance.files.named_files import Damage, FileRoot, NamedFile, Places, files_of
 from memwal_ops.formats.lance.files.versions import (
     BASE_FOLDERS,
     DATA_FOLDER,
@@ -232,7 +232,7 @@ class _Expected:
 
     def __init__(
         self,
-        place: Place,
+        place: FileRoot,
         files: Iterable[NamedFile],
         indexes: Iterable[str] = (),
         opened: Collection[str] = frozenset(),
@@ -391,7 +391,7 @@ def _written_since(table: Table, version: int) -> frozenset[str]:
 
 
 def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expected:
-    place = Place(table.store, "")
+    place = FileRoot(table.store, "")
     files = [*files_of(table.manifest.manifest, lambda entry: None if entry.HasField("base_id") else place)]
     folders = []
     for index in table.manifest.index_entries:
@@ -426,7 +426,7 @@ def wrong_at_base_paths(table: Table) -> dict[str, str]:
     if not manifest.base_paths:
         return {}
     places = Places(table.location, table.store, manifest)
-    there: dict[Place, list[NamedFile]] = {}
+    there: dict[FileRoot, list[NamedFile]] = {}
     for file in files_of(manifest, lambda entry: places.of(entry) if entry.HasField("base_id") else None):
         there.setdefault(file.place, []).append(file)
     wrong: dict[str, str] = {}
@@ -612,7 +612,7 @@ def _needed_files(table: Table, version: VersionManifest) -> Mapping[str, NamedF
     try:
         files = [*Places(table.location, table.store, manifest).data_files(manifest)]
     except NotExportedError:
-        own = Place(table.store, "")
+        own = FileRoot(table.store, "")
         files = [*files_of(manifest, lambda entry: None if entry.HasField("base_id") else own)]
     return folders | {str(file): file for file in files}
 

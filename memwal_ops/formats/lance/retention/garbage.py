@@ -222,7 +222,7 @@ _MISSING = 1000
 
 
 @dataclass(slots=True)
-class Needed:
+class NeededFiles:
     """The files that manifests need, by key, as far as these were read.
 
     Attributes:
@@ -363,7 +363,7 @@ class Garbage:
 
 def find_garbage(
     store: Store,
-    needed: Needed,
+    needed: NeededFiles,
     now: datetime,
     on_batch: Callable[[list[ObjectMeta]], bool] = lambda _: True,
     newest: NewestFiles | None = None,
@@ -389,7 +389,7 @@ def find_garbage(
 
 
 def _garbage(
-    store: Store, needed: Needed, now: datetime, found: Garbage, absent: set[str], newest: NewestFiles | None
+    store: Store, needed: NeededFiles, now: datetime, found: Garbage, absent: set[str], newest: NewestFiles | None
 ) -> Iterator[ObjectMeta]:
     for folder in (*BASE_FOLDERS, VERSIONS_FOLDER):
         for meta in store.list(folder):

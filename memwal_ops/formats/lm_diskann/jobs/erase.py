@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from memwal_ops.core.certificate import NOT_SEEN, Erasure, Survey, run_erasure
-from memwal_ops.core.erasure import EraseReport, Holder
+from memwal_ops.core.certificate import NOT_SEEN, Erasure, TableSurvey, run_erasure
+from memwal_ops.core.erasure import EraseReport, RowHolder
 from memwal_ops.core.holds import holds_in_force
 from memwal_ops.core.options import OptionError
 from memwal_ops.errors import ObjectNotFoundError, StorageError
@@ -240,18 +240,18 @@ class FolderErasure(Erasure):
         """See the base class."""
         return self.options.cut(datetime.now(UTC))
 
-    def survey(self) -> Survey:
+    def survey(self) -> TableSurvey:
         """See the base class."""
         self.context.checkpoint()
         self.table = self.table.newest()
-        survey = Survey(self.table)
+        survey = TableSurvey(self.table)
         with publishing.locked_store(self.table.location.uri, self.table.parameters, _WAIT) as store:
             survey.living = 0 if self.options.where is None else len(store.matching(self.options.where))
             survey.holders += self._in_store(store)
             survey.holders += self._in_graph(store)
             if not self._is_recorded(store):
-                survey.holders.append(Holder("store", NAME, "it may have deleted rows in free parts of its file"))
-                survey.holders.append(Holder("view", files.CURRENT, "it may list deleted rows"))
+                survey.holders.append(RowHolder("store", NAME, "it may have deleted rows in free parts of its file"))
+                survey.holders.append(RowHolder("view", files.CURRENT, "it may list deleted rows"))
             survey.holders += self._kept(store) if survey.holders else ()
         survey.holders += self._source(survey.living)
         for meta in self.table.store.list():
@@ -260,67 +260,73 @@ class FolderErasure(Erasure):
             survey.holders += [] if holder is None else [holder]
         return survey
 
-    def _in_store(self, store: Store) -> Iterator[Holder]:
+    def _in_store(self, store: Store) -> Iterator[RowHolder]:
         [dead], [deltas] = (
             store.columns(f"SELECT count(*) FROM {name}") for name in ("lmd_tombstoned_nodes", "lmd_delta_blocks")
         )
         if dead[0]:
-            yield Holder("node", files.GRAPH, f"{counted(int(dead[0]), 'deleted node')} with its vector in the graph")
+            yield RowHolder(
+                "node", files.GRAPH, f"{counted(int(dead[0]), 'deleted node')} with its vector in the graph"
+            )
         if deltas[0]:
-            yield Holder("delta block", NAME, f"{counted(int(deltas[0]), 'delta block')} to be merged first")
+            yield RowHolder("delta block", NAME, f"{counted(int(deltas[0]), 'delta block')} to be merged first")
 
-    def _in_graph(self, store: Store) -> Iterator[Holder]:
+    def _in_graph(self, store: Store) -> Iterator[RowHolder]:
         folder, layout = self.table.location.uri, self.table.parameters.layout
         leftovers = unclean(folder, store, layout, store.state.epoch)
         if len(leftovers.free):
-            yield Holder("slot", files.GRAPH, f"{counted(len(leftovers.free), 'free slot')} with a block of before")
+            yield RowHolder("slot", files.GRAPH, f"{counted(len(leftovers.free), 'free slot')} with a block of before")
         if len(leftovers.nodes):
-            yield Holder(
+            yield RowHolder(
                 "block", files.GRAPH, f"{counted(len(leftovers.nodes), 'block')} with links of before in unused parts"
             )
         beyond = os.path.getsize(os.path.join(folder, files.GRAPH)) - store.state.slot_count * layout.block_size
         if beyond > 0:
-            yield Holder("end of the graph", files.GRAPH, f"{beyond:,} bytes beyond its slots")
+            yield RowHolder("end of the graph", files.GRAPH, f"{beyond:,} bytes beyond its slots")
 
-    def _kept(self, store: Store) -> Iterator[Holder]:
+    def _kept(self, store: Store) -> Iterator[RowHolder]:
         """Who reads an older epoch: its blocks stay."""
         folder, epoch = self.table.location.uri, store.state.epoch
         if files.needed_from(folder, epoch) >= epoch:
             return
         reader = files.lowest_reader(folder)
         if reader is not None and reader < epoch:
-            yield Holder("reader", f"at epoch {reader}", "its process must read again, or end", blocks=True)
+            yield RowHolder("reader", f"at epoch {reader}", "its process must read again, or end", blocks=True)
         for hold in holds_in_force(self.table.store, store_time(self.table.store)):
             if min(hold.versions) < epoch:
-                yield Holder("hold", f"{hold.number} of epoch {min(hold.versions)}", "it must be released", blocks=True)
+                yield RowHolder(
+                    "hold", f"{hold.number} of epoch {min(hold.versions)}", "it must be released", blocks=True
+                )
 
-    def _source(self, living: int) -> Iterator[Holder]:
+    def _source(self, living: int) -> Iterator[RowHolder]:
         state = self.table.state
         source = read_source(self.table.location.uri, state.followed)
         if source is None:
             return
         if state.unusable:
-            yield Holder("table", source.uri, "the index cannot follow it: memwal-ops catchup --rebuild", blocks=True)
+            yield RowHolder(
+                "table", source.uri, "the index cannot follow it: memwal-ops catchup --rebuild", blocks=True
+            )
         elif behind := versions_behind(source, state.followed):
-            yield Holder("table", source.uri, f"{counted(behind, 'version')} of it are to be followed first")
+            yield RowHolder("table", source.uri, f"{counted(behind, 'version')} of it are to be followed first")
         if living:
-            yield Holder("row", f"{living:,}", f"living in {source.uri}: erase them there first", blocks=True)
+            yield RowHolder("row", f"{living:,}", f"living in {source.uri}: erase them there first", blocks=True)
 
-    def _classify(self, meta: ObjectMeta) -> tuple[str | None, Holder | None]:
+    def _classify(self, meta: ObjectMeta) -> tuple[str | None, RowHolder | None]:
         path = meta.path
         if path in _WHY:
             return _WHY[path], None
         if path.startswith((_OWN, f"{files.READERS}/")):
             return _NO_ROWS, None
         if path in publishing.stale_files(self.table.location.uri, self.table.parameters):
-            return None, Holder("view", path, "a view that was replaced, or not finished")
+            return None, RowHolder("view", path, "a view that was replaced, or not finished")
         if path.startswith("view/"):
             return "it was made of that store", None
         if path.startswith((LOG, STAGED)):
-            return None, Holder("leftover", path, "left by a killed run")
-        return None, Holder("unrecognized", path, "not a file of the index: move or delete it", blocks=True)
+            return None, RowHolder("leftover", path, "left by a killed run")
+        return None, RowHolder("unrecognized", path, "not a file of the index: move or delete it", blocks=True)
 
-    def erase(self) -> Survey:
+    def erase(self) -> TableSurvey:
         """See the base class."""
         survey = self.survey()
         if survey.living or survey.holders:
@@ -330,7 +336,7 @@ class FolderErasure(Erasure):
             source.announce(self.table.parameters.uuid, self.table.location.uri, self.table.state.followed)
         return survey
 
-    def _work(self) -> Survey:
+    def _work(self) -> TableSurvey:
         self._delete()
         self.context.step("catchup")
         healed = catchup.apply(self.table, IndexCatchupOptions(), self.context)
@@ -338,7 +344,7 @@ class FolderErasure(Erasure):
         self.context.step("merge")
         merged = merge.apply(self.table.newest(), IndexMergeOptions(), self.context)
         self.count("blocks_merged", merged.blocks)
-        self.faults += [Holder("delta block", str(part.node), part.why, blocks=True) for part in merged.blocked]
+        self.faults += [RowHolder("delta block", str(part.node), part.why, blocks=True) for part in merged.blocked]
         self._collect()
         self._scrub()
         self._collect()

@@ -22,7 +22,16 @@ import numpy as np
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcDecision, GcReport, KindText, Verdict, unrecognized
+from memwal_ops.core.candidates import (
+    UNKNOWN,
+    Candidate,
+    CollectionReport,
+    Gate,
+    GcDecision,
+    KindText,
+    Verdict,
+    unrecognized,
+)
 from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lm_diskann import files, merging, publishing
@@ -165,7 +174,7 @@ class IndexKind(enum.StrEnum):
     READER = "reader"
 
 
-class IndexGcReport(GcReport[Candidate]):
+class IndexGcReport(CollectionReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = {  # noqa: RUF012 - as in the base class

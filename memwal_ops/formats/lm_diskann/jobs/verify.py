@@ -19,8 +19,8 @@ from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
 from memwal_ops.core.verification import (
     AnswersPlan,
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     Severity,
     VerifyReport,
     finding_of,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import VerifyOptions
+    from memwal_ops.core.verification import VerificationOptions
     from memwal_ops.formats.lm_diskann.table import Table
     from memwal_ops.formats.lm_diskann.view import View
 
@@ -174,7 +174,7 @@ def verified(table: Table, options: IndexVerifyOptions, context: RunContext) -> 
     _check_name(options)
     seed = options.seed_at(table.revision)
     answers: list[IndexAnswers] = []
-    checks, checked = Verified(Findings(options.max_findings)), dict[str, Any]()
+    checks, checked = Verified(Inconsistencies(options.max_findings)), dict[str, Any]()
     if not options.checks_all:
         checks.findings.extend(
             finding_of(fault, fault.reason, "the folder", "Readers or jobs stop.") for fault in table.faults
@@ -218,7 +218,7 @@ def _is_low(measured: Recall, least: float) -> bool:
     return measured.share.high < least or measured.itself.high < _FINDS_ITSELF
 
 
-def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Finding]:
+def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Inconsistency]:
     """The finding about recall below the objective: a warning if rows find themselves and the codebook fits them."""
     if not _is_low(measured, least):
         return
@@ -232,7 +232,7 @@ def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Finding]:
         remedy = "memwal-ops catchup URI builds the graph anew, with a codebook trained on the rows of now."
     elif lost:
         remedy = f"memwal-ops repair URI --deep --apply connects nodes that no path leads to. {_BY_BUILD}"
-    yield Finding(
+    yield Inconsistency(
         Severity.ERROR if stale or lost else Severity.WARNING, "index_recall_low", f"the index {GRAPH!r}", f"{why}.",
         "Searches by it do not find the nearest rows.", remedy, _PAGE,
     )  # fmt: skip
@@ -273,7 +273,7 @@ _DAMAGED_STORE = "store"
 _NEEDED = "A reader or a hold needs epochs from {} on; repair again when it has ended."
 
 
-def _verified_for_repair(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
+def _verified_for_repair(table: Table, options: VerificationOptions, context: RunContext) -> VerifyReport:
     """The findings; those about the view record whether the store has any."""
     report = verified(table, IndexVerifyOptions(deep=options.deep, max_findings=options.max_findings), context)
     if report.findings.counts.keys() - OF_VIEW - {FOLLOW_DAMAGED, OLD_VERSION_DAMAGED}:
@@ -284,7 +284,7 @@ def _verified_for_repair(table: Table, options: VerifyOptions, context: RunConte
     return report
 
 
-def _fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
+def _fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     if finding.check == "unreachable":
         return Fix("graph:", "link unreachable nodes again", _link)
     if finding.check == OLD_VERSION_DAMAGED:
@@ -315,7 +315,7 @@ def _remap(table: Table, keep: Keep) -> FixAttempt:
     del keep  # the replaced entries contradict the blocks, which are kept
     with table.open(IndexVerifyOptions().wait.total_seconds()) as index:
         store, folder = index.writable(), table.location.uri
-        blocks = Check(folder, table.parameters, store, Verified(Findings(1)), RunContext()).read_blocks()
+        blocks = Check(folder, table.parameters, store, Verified(Inconsistencies(1)), RunContext()).read_blocks()
         if (why := verification.refusal(store, blocks)) is not None:
             raise UnsafeError(why)
         changes = verification.changes(store, blocks)
@@ -334,7 +334,7 @@ def _give_up(table: Table, keep: Keep) -> FixAttempt:
         if needed > store.state.retained_from:
             merging.give_up(index, needed, table.durable)
             merging.finish(index, table.durable)  # a view without the versions that are given up
-        checks = Verified(Findings(1))
+        checks = Verified(Inconsistencies(1))
         Check(folder, table.parameters, store, checks, RunContext()).read_blocks()
         if OLD_VERSION_DAMAGED in checks.findings.counts:
             raise UnsafeError(_NEEDED.format(needed))

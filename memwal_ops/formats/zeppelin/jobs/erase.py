@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core import collector
-from memwal_ops.core.byte_scan import ErasedValues, Scanned
+from memwal_ops.core.byte_scan import ErasedValues, ScanScope
 from memwal_ops.core.candidates import UNKNOWN, Verdict
-from memwal_ops.core.certificate import NOT_SEEN, Erasure, Survey, run_erasure
-from memwal_ops.core.erasure import EraseReport, Holder
+from memwal_ops.core.certificate import NOT_SEEN, Erasure, TableSurvey, run_erasure
+from memwal_ops.core.erasure import EraseReport, RowHolder
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import MemwalOpsError, VersionGoneError
@@ -130,7 +130,7 @@ class NamespaceErasure(Erasure):
     matches: Test | None
     now: datetime
     wanted: dict[str, Any] | None
-    _left: Survey | None = field(default=None, init=False)
+    _left: TableSurvey | None = field(default=None, init=False)
     _read: dict[str, str | None] = field(default_factory=dict, init=False)
     not_seen: ClassVar[tuple[str, ...]] = (
         *NOT_SEEN,
@@ -155,17 +155,17 @@ class NamespaceErasure(Erasure):
             reader_grace=reader_grace, orphan_min_age=orphan_min_age, keep_revisions=1, allow_unsafe=unsafe
         )
 
-    def survey(self) -> Survey:
+    def survey(self) -> TableSurvey:
         """See the base class."""
         self.context.checkpoint()
         newest = self.table.newest()
         if self._left is not None and newest.data == self._left.table.data:
             return self._left
         self.table = newest
-        survey = Survey(newest, living=len(self._living()))
+        survey = TableSurvey(newest, living=len(self._living()))
         if self.matches is None and (left := contested(newest)).ids:
             survey.holders.append(
-                Holder("row", "wal/", f"{left}: delete them by an append, or write them again", blocks=True)
+                RowHolder("row", "wal/", f"{left}: delete them by an append, or write them again", blocks=True)
             )
         evidence = gc.NamespaceEvidence.of(newest, self.gc_options, self.now)
         objects, report = gc.NamespaceObjects(newest, evidence), gc.ZeppelinGcReport(applied=False)
@@ -265,22 +265,22 @@ class NamespaceErasure(Erasure):
         own = path.startswith("_mem_wal_ops/") and not path.startswith(f"{QUARANTINE_FOLDER}/")
         return _NO_ROWS if own or _LISTS.fullmatch(path) else None
 
-    def _holder(self, path: str, why: str | None, candidate: Candidate | None) -> Holder:
+    def _holder(self, path: str, why: str | None, candidate: Candidate | None) -> RowHolder:
         kind = "segment" if path.startswith("segments/") else "fragment" if path.startswith("wal/") else "object"
         text = why or "no revision lists it any more, and it is not searched"
         if candidate is None or candidate.kind == UNKNOWN:
-            return Holder("unrecognized", path, "it is not searched: move or delete it", blocks=True)
+            return RowHolder("unrecognized", path, "it is not searched: move or delete it", blocks=True)
         if path in self.table.manifest.fragment_keys or f"{path}/" in self.table.manifest.prefixes:
-            return Holder(kind, path, f"{text}; it is compacted first")
+            return RowHolder(kind, path, f"{text}; it is compacted first")
         if candidate.verdict is Verdict.DELETE:
-            return Holder(kind, path, text)
+            return RowHolder(kind, path, text)
         unmet = [gate for gate in candidate.gates if not gate.met]
         blocks = any(keeper in gate.text for gate in unmet for keeper in _KEEPERS)
         later = self.now + max(self.gc_options.reader_grace, _NEXT_RUN)
         until = None if blocks else max((gate.until or later for gate in unmet), default=later)
-        return Holder(kind, path, f"{text}; {candidate.why}", until, blocks)
+        return RowHolder(kind, path, f"{text}; {candidate.why}", until, blocks)
 
-    def erase(self) -> Survey:
+    def erase(self) -> TableSurvey:
         """See the base class."""
         if self.options.certificate is not None and self.matches is not None:
             self._remember()
@@ -295,7 +295,7 @@ class NamespaceErasure(Erasure):
             merged = merge.apply(self.table.newest(), ZeppelinMergeOptions(), self.context)
             self.count("fragments_merged", merged.fragments)
             if merged.blocked is not None:
-                self.faults.append(Holder("fragment", merged.blocked.id, str(merged.blocked.error), blocks=True))
+                self.faults.append(RowHolder("fragment", merged.blocked.id, str(merged.blocked.error), blocks=True))
         if self.survey().holders:
             if self.options.certificate is not None and self.matches is None:
                 self._remember()
@@ -345,11 +345,11 @@ class NamespaceErasure(Erasure):
                 for attribute, value in (attributes or {}).items():
                     self.values.add(f"the attribute {attribute!r:.40}", value)
 
-    def scanned(self) -> Scanned | None:
+    def scanned(self) -> ScanScope | None:
         """See the base class."""
         if self.options.certificate is None:
             return None
-        return Scanned(self.table.store, self._forget, lambda path: ("object", _REMEDY[path.endswith(_AVERAGES)]))
+        return ScanScope(self.table.store, self._forget, lambda path: ("object", _REMEDY[path.endswith(_AVERAGES)]))
 
     def _forget(self, values: ErasedValues) -> None:
         """Have values forget what living rows have, and the names of fields."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcReport, KindText, age_gate, unrecognized
+from memwal_ops.core.candidates import UNKNOWN, Candidate, CollectionReport, Gate, KindText, age_gate, unrecognized
 from memwal_ops.core.explanation import Explanation, explain
 from memwal_ops.core.holds import announced_expiry
 from memwal_ops.errors import BusyError, TableReplacedError
@@ -83,7 +83,7 @@ class NamespaceKind(enum.StrEnum):
 _SEGMENTS = {NamespaceKind.SEGMENT, NamespaceKind.ORPHAN_SEGMENT}
 
 
-class ZeppelinGcReport(GcReport[Candidate]):
+class ZeppelinGcReport(CollectionReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = {  # noqa: RUF012 - as in the base class

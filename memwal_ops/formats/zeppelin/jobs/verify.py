@@ -24,8 +24,8 @@ from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.repair import Choice, RepairJob
 from memwal_ops.core.verification import (
     AnswersPlan,
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     Severity,
     VerifyReport,
     finding_of,
@@ -62,7 +62,7 @@ _FAR = timedelta(days=1)
 
 def check_namespace(
     table: Namespace, options: ZeppelinVerifyOptions, context: RunContext, checked: dict[str, Any]
-) -> Iterator[Finding]:
+) -> Iterator[Inconsistency]:
     """Yield every finding, and count in ``checked`` what was read. Raises ``StorageError``: the store failed."""
     checked |= {"fragments": 0, "rows": 0, "clusters": 0, "objects": Counter[str]()}
     yield from _settings(table)
@@ -79,15 +79,15 @@ def check_namespace(
         yield from _unneeded(table, checked["objects"])
 
 
-def _settings(table: Namespace) -> Iterator[Finding]:
+def _settings(table: Namespace) -> Iterator[Inconsistency]:
     if (why := table.manifest.unwritable) is not None:
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "writable", "manifest.json", f"It cannot be written by this release: {why}.",
             "merge and gc refuse the namespace.", "Let its Zeppelin server maintain it, or migrate it.",
         )  # fmt: skip
     if table.manifest.dialect == NATIVE:
         if table.meta.metric is None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "settings", META, "It is missing, or has no distance_metric.",
                 "A Zeppelin server does not find the namespace; merge refuses it.", remedies.META,
                 errors.runbook(9) or "",
@@ -96,13 +96,13 @@ def _settings(table: Namespace) -> Iterator[Finding]:
         flat = (SegmentReader(table.store, one) for one in table.manifest.segments if not one.hierarchical)
         live = table.manifest.fragment_keys.union(need.path for one in flat for need in one.needed(None))
         for key in filter(live.__contains__, table.manifest.pending):
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "pending_deletes", key, "It is pending deletion, and the live manifest needs it.",
                 "A gc that deletes it loses rows; memwal-ops keeps it.", "Remove the key from pending_deletes.",
             )  # fmt: skip
 
 
-def _lease(table: Namespace) -> Iterator[Finding]:
+def _lease(table: Namespace) -> Iterator[Inconsistency]:
     try:
         stored = read_lease(table)
     except errors.TableCorruptError as error:
@@ -112,14 +112,14 @@ def _lease(table: Namespace) -> Iterator[Finding]:
         return
     lease, now = stored[0], datetime.now(UTC)
     if lease.token < table.manifest.token:
-        yield Finding(
+        yield Inconsistency(
             Severity.WARNING, "tokens", "lease.json",
             f"Its token is {lease.token}; the manifest has {table.manifest.token} already.",
             "The lease was deleted or restored: a compactor that continues from its token is refused.",
             "None for memwal-ops: it continues above both. Never delete lease.json.",
         )  # fmt: skip
     if lease.expires - now > _FAR:
-        yield Finding(
+        yield Inconsistency(
             Severity.WARNING, "compactor_lease", "lease.json",
             f"{lease.holder} holds it until {lease.expires.isoformat()}.",
             "No compaction can start before that; the clock of its holder, or the local one, is wrong.",
@@ -128,7 +128,7 @@ def _lease(table: Namespace) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _log(table: Namespace, context: RunContext, checked: dict[str, Any]) -> Iterator[Finding]:
+def _log(table: Namespace, context: RunContext, checked: dict[str, Any]) -> Iterator[Inconsistency]:
     try:
         dimensions = dimensions_of(table)
     except errors.SegmentCorruptError:
@@ -145,20 +145,20 @@ def _log(table: Namespace, context: RunContext, checked: dict[str, Any]) -> Iter
         contested = contested.difference(fragment.deletes) | hidden.intersection(fragment.ids)
         both = {*fragment.ids} & {*fragment.deletes}
         if both:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "fragment", ref.key, f"{min(both)!r} is both written and deleted in it.",
                 "The write counts; readers that apply deletes last would not show it.", "Fix the writer.",
             )  # fmt: skip
 
     if contested:
-        yield Finding(
+        yield Inconsistency(
             Severity.WARNING, "pending_ids", "manifest.json",
             f"{Contested(tuple(sorted(contested)))}.",
             "No query returns them; merge keeps their rows in the log, as it is not defined which came later.",
             "Delete them by an append, or write them again.",
         )  # fmt: skip
     if table.manifest.pending_keys:
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "pending_ids", "manifest.json",
             f"{len(table.manifest.pending_keys)} entries of pending_deletes look like object keys, for example "
             f"{table.manifest.pending_keys[0]!r}.",
@@ -168,7 +168,7 @@ def _log(table: Namespace, context: RunContext, checked: dict[str, Any]) -> Iter
     ids = table.manifest.fragment_ids
     if table.manifest.dialect == WIKI and ids != sorted(ids):
         late = next(b for a, b in pairwise(ids) if b < a)
-        yield Finding(
+        yield Inconsistency(
             Severity.INFO, "order", f"wal/{late}.fragment.json",
             "Its ULID is below that of the fragment listed before it.",
             "None for memwal-ops, which uses the order of the list. A reader that sorts by ULID returns other rows.",
@@ -190,7 +190,7 @@ class _Segment:
         self.reader = SegmentReader(table.store, segment)
         self.metric = metric_of(table, options.metric)[0]
 
-    def check(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[Inconsistency]:
         centroids = self.reader.centroids()
         dimensions = self.table.meta.dimensions
         if dimensions is not None and centroids.shape[1] != dimensions:
@@ -214,7 +214,7 @@ class _Segment:
                 yield self._error(f"Cluster {number} has {rows.vectors.shape[1]} dimensions.")
                 continue
             if finite(rows.attributes) != rows.attributes:
-                yield Finding(
+                yield Inconsistency(
                     Severity.WARNING, "attributes", self.segment.prefix_of(number) + attributes_name(number),
                     "It has NaN or Infinity, which are not JSON.",
                     "Readers that are strict about JSON cannot read the cluster's attributes.",
@@ -233,7 +233,7 @@ class _Segment:
         lengths = np.linalg.norm(points, axis=1, keepdims=True)
         return points / np.where(lengths, lengths, 1)
 
-    def _rows(self, number: int, rows: Rows, to: Any, random: np.random.Generator) -> Iterator[Finding]:
+    def _rows(self, number: int, rows: Rows, to: Any, random: np.random.Generator) -> Iterator[Inconsistency]:
         if not np.isfinite(rows.vectors).all():
             yield self._error(f"Cluster {number} has a vector with a value that is not a finite number.")
             return
@@ -244,13 +244,13 @@ class _Segment:
         slack = _NEAR * (1 + np.abs(far).max(initial=0))
         wrong = int((far[:, number] > far.min(axis=1, initial=np.inf) + slack).sum())
         if wrong:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "assignment", f"{self.segment.prefix_of(number)}cluster_{number}.bin",
                 f"{wrong} of {len(chosen)} rows are nearer to another centroid, for the metric {self.metric}.",
                 "Queries that probe few clusters miss them.", "memwal-ops merge URI --retrain",
             )  # fmt: skip
 
-    def _indexes(self, number: int, rows: Rows) -> Iterator[Finding]:
+    def _indexes(self, number: int, rows: Rows) -> Iterator[Inconsistency]:
         compares = self.options.deep and self.table.manifest.dialect == WIKI
         for kind, name, fields in (
             ("bitmap", bitmap_name(number), self.segment.bitmap_fields),
@@ -267,7 +267,7 @@ class _Segment:
             except (errors.SegmentCorruptError, errors.InvalidFormatError) as error:
                 yield _index(path, str(error))
 
-    def _others(self) -> Iterator[Finding]:
+    def _others(self) -> Iterator[Inconsistency]:
         for item in self.reader.needed(None):
             if item.has_rows or _INDEX.match(item.path.rpartition("/")[2]):
                 continue
@@ -278,7 +278,7 @@ class _Segment:
             except errors.SegmentCorruptError as error:
                 yield _index(item.path, str(error))
 
-    def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Finding]:
+    def _whole(self, sizes: list[int], hashes: Any) -> Iterator[Inconsistency]:
         segment = self.segment
         twice = len(hashes) - len(np.unique(hashes))
         if twice:
@@ -286,27 +286,27 @@ class _Segment:
         if len(sizes) == segment.clusters and sum(sizes) != segment.vectors:
             yield self._error(f"It has {sum(sizes)} rows; the manifest has {segment.vectors}.")
         if sizes and imbalance(sizes) > self.options.retrain_imbalance_threshold:
-            yield Finding(
+            yield Inconsistency(
                 Severity.INFO, "imbalance", segment.prefix,
                 f"Its largest cluster has {max(sizes)} rows, its smallest {min(sizes)}.",
                 "Queries that probe the largest read more than others.", "memwal-ops merge URI --retrain",
             )  # fmt: skip
 
-    def _error(self, evidence: str) -> Finding:
-        return Finding(
+    def _error(self, evidence: str) -> Inconsistency:
+        return Inconsistency(
             Severity.ERROR, "segment", self.segment.prefix, evidence, "Queries return wrong rows, or miss some.",
             errors.SegmentCorruptError.remedy, errors.runbook(62) or "",
         )  # fmt: skip
 
 
-def _index(path: str, wrong: str) -> Finding:
-    return Finding(
+def _index(path: str, wrong: str) -> Inconsistency:
+    return Inconsistency(
         Severity.ERROR, "index", path, wrong, "Queries that use it return wrong rows, or fail.", REWRITE,
         errors.runbook(62) or "",
     )  # fmt: skip
 
 
-def _history(table: Namespace) -> Iterator[Finding]:
+def _history(table: Namespace) -> Iterator[Inconsistency]:
     listed = Listings(table.store)
     try:
         check_live(table)
@@ -321,13 +321,13 @@ def _history(table: Namespace) -> Iterator[Finding]:
             yield finding_of(error, "history", revision.path, consequence)
             continue
         if missing is not None and revision.number != table.revision:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "history", revision.path, f"It lists {missing}, which is missing or cut.",
                 "Readers of that revision fail.", "None, if no reader uses it; gc will delete the record.",
             )  # fmt: skip
 
 
-def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Finding]:
+def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Inconsistency]:
     try:
         evidence = NamespaceEvidence.of(table, ZeppelinGcOptions(), datetime.now(UTC))
     except errors.TableCorruptError as error:
@@ -337,13 +337,13 @@ def _unneeded(table: Namespace, counts: Counter[str]) -> Iterator[Finding]:
         for candidate in stage.candidates:
             counts[str(candidate.kind)] += 1
             if candidate.verdict is Verdict.UNKNOWN:
-                yield Finding(
+                yield Inconsistency(
                     Severity.INFO, "unrecognized", candidate.path, candidate.why, "None: gc keeps it.",
                     "Delete it by hand if it is yours.",
                 )  # fmt: skip
     for kind, folder in ((NamespaceKind.ORPHAN_FRAGMENT, "wal/"), (NamespaceKind.ORPHAN_SEGMENT, "segments/")):
         if counts[kind]:
-            yield Finding(
+            yield Inconsistency(
                 Severity.INFO, "orphans", folder,
                 f"{counts[kind]} that no manifest lists: left by killed runs, or about to be listed.",
                 "Storage that nothing reads.", "memwal-ops gc URI --apply deletes them in two runs.",
@@ -366,7 +366,7 @@ def verified(table: Namespace, options: ZeppelinVerifyOptions, context: RunConte
     """Check all objects. Raises ``StorageError`` if the store fails."""
     context = context or RunContext()
     checked: dict[str, Any] = {}
-    findings = Findings(options.max_findings)
+    findings = Inconsistencies(options.max_findings)
     if options.checks_all:
         findings.extend(check_namespace(table, options, context, checked))
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memwal_ops.core.job import read_only_job
 from memwal_ops.core.options import Options, count
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import VerificationOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,6 @@ Examples:
   memwal-ops verify 'iceberg+sql:///data/catalog.db#sales.orders' --deep
 
 Exit codes: 0 healthy, or warnings only; 9 an error was found; others: runbooks/README.md.""",
-    options=VerifyOptions,
+    options=VerificationOptions,
     load="memwal_iceberg.verify",
 )

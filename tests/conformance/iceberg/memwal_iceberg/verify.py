@@ -15,7 +15,14 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import FileFormat, ManifestEntryStatus
 
 from memwal_iceberg.files import Contents, Missing, entries_of, live, manifests_of
-from memwal_ops.core.verification import Finding, Findings, RowsRead, Severity, VerifyOptions, VerifyReport
+from memwal_ops.core.verification import (
+    Inconsistencies,
+    Inconsistency,
+    RowsRead,
+    Severity,
+    VerificationOptions,
+    VerifyReport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +44,7 @@ class Verification:
     """A run on one table."""
 
     table: Table
-    findings: Findings
+    findings: Inconsistencies
     deep: bool
     context: RunContext
     sizes: Mapping[str, int]
@@ -152,15 +159,15 @@ class Verification:
                 place, evidence = f"snapshot {snapshot.snapshot_id}", f"{key} is {summary[key]}, counted {counted}"
                 remedy = "The next snapshot continues from these totals; correct what reports them."
                 consequence = "Rows are read as before; engines and dashboards that use the totals are wrong."
-                self.findings.add(Finding(Severity.WARNING, "summary", place, evidence, consequence, remedy))
+                self.findings.add(Inconsistency(Severity.WARNING, "summary", place, evidence, consequence, remedy))
 
     def _error(self, check: str, place: str, evidence: str, consequence: str, remedy: str) -> None:
-        self.findings.add(Finding(Severity.ERROR, check, place, evidence, consequence, remedy))
+        self.findings.add(Inconsistency(Severity.ERROR, check, place, evidence, consequence, remedy))
 
 
-def plan(table: Table, options: VerifyOptions, context: RunContext) -> VerifyReport:
+def plan(table: Table, options: VerificationOptions, context: RunContext) -> VerifyReport:
     sizes = {meta.path: meta.size for meta in table.store.list()}
-    run = Verification(table, Findings(options.max_findings), options.deep, context, sizes)
+    run = Verification(table, Inconsistencies(options.max_findings), options.deep, context, sizes)
     for snapshot in table.iceberg.metadata.snapshots:
         run.snapshot(snapshot)
     read = RowsRead.ALL if options.deep else RowsRead.NONE

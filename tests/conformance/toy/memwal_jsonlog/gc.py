@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memwal_jsonlog.table import base_path, number_of
 from memwal_ops.core import collector
 from memwal_ops.core.anchors import Anchor, anchor_at
-from memwal_ops.core.candidates import UNKNOWN, Candidate, Gate, GcReport, KindText, unrecognized
+from memwal_ops.core.candidates import UNKNOWN, Candidate, CollectionReport, Gate, KindText, unrecognized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = {"entry": KindText("log entries", ("log entry", "log entries")), UNKNOWN: KindText("unknown")}
 
 
-class Report(GcReport[Candidate]):
+class Report(CollectionReport[Candidate]):
     """The report of gc, as in every format."""
 
     kinds = KINDS

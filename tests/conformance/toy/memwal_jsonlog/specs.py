@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from memwal_ops.core.collector import CollectOptions
 from memwal_ops.core.job import JobSpec, MetricSpec
-from memwal_ops.core.maintain import MaintainOptions
+from memwal_ops.core.maintain import MaintenanceOptions
 from memwal_ops.core.options import Options, count
 
 
@@ -48,6 +48,6 @@ GC = JobSpec(
 MAINTAIN = JobSpec(
     name="maintain",
     summary="Run merge and gc, in that order.",
-    options=MaintainOptions,
+    options=MaintenanceOptions,
     load="memwal_ops.core.maintain:JOB",
 )

@@ -22,7 +22,7 @@ from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.log.create import create_mem_wal
 from memwal_ops.formats.lance.options import CompactOptions, ExpireOptions
-from memwal_ops.formats.lance.retention.garbage import Needed, put_back
+from memwal_ops.formats.lance.retention.garbage import NeededFiles, put_back
 from memwal_ops.storage.external_manifests import MARK
 from memwal_ops.storage.locations import below
 from tests.support.gc_options import IMMEDIATE
@@ -98,7 +98,7 @@ def test_expire_keeps_entries_and_what_is_named(dynamo_table: DynamoTable) -> No
 
 def test_a_version_that_turns_out_to_be_needed_is_put_back(dynamo_table: DynamoTable) -> None:
     table = _open(dynamo_table)
-    Needed().set_aside(table, [2])
+    NeededFiles().set_aside(table, [2])
     table.store.delete_many([f"_versions/{2**64 - 3}.manifest"])
     assert put_back(table, [2], [1, 3]) == (2,)
     assert dynamo_table.ids(version=2) == [*range(20)]

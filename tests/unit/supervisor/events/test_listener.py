@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.errors import StorageCredentialsError
-from memwal_ops.storage.queues import Message, Queue
+from memwal_ops.storage.queues import Queue, QueueMessage
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events import EventListener, Routes
+from memwal_ops.supervisor.events import EventListener, TableRoutes
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from tests.support.s3_events import created
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ class FakeQueue(Queue):
 
     def __init__(self, *bodies: object, receives: int = 1) -> None:
         self.waiting = [
-            Message(
+            QueueMessage(
                 str(number), body if isinstance(body, str) else json.dumps(body), f"h{number}", receives, time.time()
             )
             for number, body in enumerate(bodies)
@@ -42,7 +42,7 @@ class FakeQueue(Queue):
         self.made += 1
         return self
 
-    def receive(self, seconds: int = 20) -> list[Message]:
+    def receive(self, seconds: int = 20) -> list[QueueMessage]:
         if self.errors:
             raise self.errors.pop(0)
         found, self.waiting = self.waiting[:10], self.waiting[10:]
@@ -82,7 +82,7 @@ class Heard:
         )
         tables = [replace(one, format="lance") for one in settings.tables]
         found = [FoundTable(one.name, one.uri, one) for one in tables if one.uri is not None]
-        self.listener.routes = Routes(found, tables)
+        self.listener.routes = TableRoutes(found, tables)
 
     def hear(self, messages: int) -> None:
         """Until so many messages were received."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.events import Routes, announces_commit
+from memwal_ops.supervisor.events import TableRoutes, announces_commit
 from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
 TEXT = """
@@ -25,13 +25,13 @@ tables:
 
 
 @pytest.fixture
-def routes(tmp_path: Path) -> Routes:
+def routes(tmp_path: Path) -> TableRoutes:
     path = tmp_path / "config.yaml"
     path.write_text(TEXT)
     entries = load_settings(str(path), {}).tables
     found = [FoundTable(entry.name, entry.uri, entry) for entry in entries if entry.uri is not None]
     branch = FoundTable("orders/tree/dev", "s3://b/lake/orders.lance/tree/dev", found[0].settings)
-    return Routes([*found, branch], entries)
+    return TableRoutes([*found, branch], entries)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def routes(tmp_path: Path) -> Routes:
         ("b", "/", None, ""),
     ],
 )
-def test_tables_by_keys(routes: Routes, bucket: str, key: str, table: str | None, path: str) -> None:
+def test_tables_by_keys(routes: TableRoutes, bucket: str, key: str, table: str | None, path: str) -> None:
     tables, below = routes.tables_of(bucket, key)
     assert ([one.name for one in tables], below) == ([] if table is None else [table], path)
 
@@ -71,7 +71,7 @@ def test_tables_by_keys(routes: Routes, bucket: str, key: str, table: str | None
         ("db/notes/1.txt", None),
     ],
 )
-def test_new_tables(routes: Routes, key: str, folder: str | None) -> None:
+def test_new_tables(routes: TableRoutes, key: str, folder: str | None) -> None:
     assert routes.new_table("b", key) == folder
     assert routes.new_table("other", key) is None
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memwal_ops.supervisor.membership.reading import BEATS, View, owner
+from memwal_ops.supervisor.membership.reading import BEATS, FleetView, owner
 
 HEARTBEAT = 15.0
 TICK = HEARTBEAT / BEATS
 TABLES = [f"s3://lake/t{number}.lance" for number in range(2000)]
 
 
-def read(view: View, at: float, **newest: int) -> View:
+def read(view: FleetView, at: float, **newest: int) -> FleetView:
     return view.after(newest, at, at + 0.01)
 
 
@@ -43,15 +43,15 @@ def test_a_table_has_one_owner_whatever_the_order_of_the_members() -> None:
 
 
 def test_a_member_lives_from_its_first_record_on() -> None:
-    assert read(View(HEARTBEAT), 0, b=1).living == {"b"}
+    assert read(FleetView(HEARTBEAT), 0, b=1).living == {"b"}
 
 
 def test_a_member_that_deleted_its_records_has_left_at_once() -> None:
-    assert read(read(View(HEARTBEAT), 0, b=1, c=5), TICK, c=6).living == {"c"}
+    assert read(read(FleetView(HEARTBEAT), 0, b=1, c=5), TICK, c=6).living == {"c"}
 
 
 def test_a_member_without_a_new_record_is_dead_within_two_heartbeats() -> None:
-    view, at = read(View(HEARTBEAT), TICK, b=1), TICK  # its record was written just after 0
+    view, at = read(FleetView(HEARTBEAT), TICK, b=1), TICK  # its record was written just after 0
     while view.living:
         assert at <= 2 * HEARTBEAT
         at += TICK
@@ -60,7 +60,7 @@ def test_a_member_without_a_new_record_is_dead_within_two_heartbeats() -> None:
 
 
 def test_a_dead_member_that_writes_again_lives() -> None:
-    view = View(HEARTBEAT)
+    view = FleetView(HEARTBEAT)
     for at in range(9):
         view = read(view, at * TICK, b=1)
     assert view.living == set()
@@ -68,7 +68,7 @@ def test_a_dead_member_that_writes_again_lives() -> None:
 
 
 def test_nobody_is_dead_after_a_time_without_readings() -> None:
-    view = read(View(HEARTBEAT), 0, b=1, c=1)
+    view = read(FleetView(HEARTBEAT), 0, b=1, c=1)
     view = read(view, 20 * HEARTBEAT, b=1, c=1)
     assert view.living == {"b", "c"}
     for tick in range(1, 7):
@@ -78,14 +78,14 @@ def test_nobody_is_dead_after_a_time_without_readings() -> None:
 
 def test_nobody_is_dead_by_an_outage_that_took_a_write_on_each_side_of_it() -> None:
     """The shortest history of bug 6 of docs/models/membership.pml."""
-    view = read(View(HEARTBEAT), 0, b=1)
+    view = read(FleetView(HEARTBEAT), 0, b=1)
     for tick in (1, 4, 5):
         view = read(view, tick * TICK, b=1)
     assert view.living == {"b"}
 
 
 def test_a_dead_member_stays_dead_after_a_time_without_readings() -> None:
-    view = View(HEARTBEAT)
+    view = FleetView(HEARTBEAT)
     for at in range(9):
         view = read(view, at * TICK, b=1)
     assert read(view, 20 * HEARTBEAT, b=1).living == set()
@@ -93,12 +93,12 @@ def test_a_dead_member_stays_dead_after_a_time_without_readings() -> None:
 
 def test_the_age_counts_from_the_end_of_one_reading_to_the_begin_of_another() -> None:
     """A reading that took long proves nothing: its answer may be older than the record that follows it."""
-    view = View(HEARTBEAT).after({"b": 1}, 0.0, 10.0)
+    view = FleetView(HEARTBEAT).after({"b": 1}, 0.0, 10.0)
     assert view.after({"b": 1}, 11.0, 10.0 + 3 * HEARTBEAT).living == {"b"}
 
 
 def test_records_of_the_dead_are_forgotten_later() -> None:
-    view, at = View(HEARTBEAT), 0.0
+    view, at = FleetView(HEARTBEAT), 0.0
     while not view.forgotten:
         view, at = read(view, at, b=1, c=int(at)), at + TICK
         assert at < 30 * HEARTBEAT
@@ -108,7 +108,7 @@ def test_records_of_the_dead_are_forgotten_later() -> None:
 
 
 def test_a_member_announces_itself_once_it_knows_who_lives() -> None:
-    view = read(View(HEARTBEAT), 0, b=1, c=1)
+    view = read(FleetView(HEARTBEAT), 0, b=1, c=1)
     assert not view.settled
     view = read(view, TICK, b=2, c=1, d=1)
     assert not view.settled  # of c it is not known yet
@@ -116,7 +116,7 @@ def test_a_member_announces_itself_once_it_knows_who_lives() -> None:
         view = read(view, at * TICK, b=1 + at, c=1, d=at)
     assert view.settled
     assert view.living == {"b", "d"}
-    assert View(HEARTBEAT).after({}, 0, 0).settled
+    assert FleetView(HEARTBEAT).after({}, 0, 0).settled
 
 
 # -- several of them, at random
@@ -128,7 +128,7 @@ class Process:
 
     name: str
     offset: float
-    view: View = field(default_factory=lambda: View(HEARTBEAT))
+    view: FleetView = field(default_factory=lambda: FleetView(HEARTBEAT))
     number: int = 0
     frozen: bool = False
 

@@ -17,10 +17,10 @@ import pytest
 from memwal_ops.core.fleet_budget import CHARGED, Amounts, Charge, FleetBudget, Others
 from memwal_ops.errors import ObjectNotFoundError, StorageError
 from memwal_ops.storage.api import ObjectMeta
-from memwal_ops.supervisor.membership.reading import BEATS, Reading, View
+from memwal_ops.supervisor.membership.reading import BEATS, FleetView, Reading
 from memwal_ops.supervisor.membership.records import (
     MAX_CHARGES,
-    Document,
+    MemberRecord,
     MemberRecords,
     is_same,
     others_of,
@@ -79,7 +79,7 @@ class Supervisor:
     history: list[tuple[float, float]]
     known: int = 1
     budget: FleetBudget = field(default_factory=lambda: FleetBudget({"cpu": LIMIT}, PER))
-    view: View = field(default_factory=lambda: View(HEARTBEAT))
+    view: FleetView = field(default_factory=lambda: FleetView(HEARTBEAT))
     runs: list[tuple[float, float]] = field(default_factory=list)
     joined: bool = False
 
@@ -92,10 +92,10 @@ class Supervisor:
                 self.budget.add(ended, Amounts(cpu))
         self.budget.meet(Others(living=self.known - 1, until=0.0), at + self.offset)
 
-    def document(self, at: float) -> Document:
+    def document(self, at: float) -> MemberRecord:
         now = at + self.offset
         use = published(self.budget.limits, PER, self.budget.own, self.in_flight, now, shadow=False)
-        return Document("p", self.instance, "h", "1", "now", 1, 1, "", json.loads(json.dumps(use)))
+        return MemberRecord("p", self.instance, "h", "1", "now", 1, 1, "", json.loads(json.dumps(use)))
 
     def beat(self, at: float) -> None:
         if not self.joined:
@@ -285,7 +285,7 @@ def reading_of_a_dead_one(charges: list[Any], in_flight: list[Any]) -> tuple[Sto
     store = Store()
     dead, records = (MemberRecords(store, name) for name in ("dead", "us"))  # type: ignore[arg-type]  # what they use of it
     use = published({"cpu": 1.0}, PER, [], Amounts(), 0.0, shadow=False)
-    document = Document("p", "dead", "h", "1", "now", 1, 1, "", {**use, "charges": charges, "in_flight": in_flight})
+    document = MemberRecord("p", "dead", "h", "1", "now", 1, 1, "", {**use, "charges": charges, "in_flight": in_flight})
     dead.begin(dead.listed())
     dead.beat(document)
     records.begin(records.listed())

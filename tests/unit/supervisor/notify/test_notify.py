@@ -17,12 +17,12 @@ import structlog
 from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings
 from memwal_ops.supervisor.config.model import NotifyConfig, TargetConfig
 from memwal_ops.supervisor.notify import (
-    Change,
+    FindingChange,
     FindingNotifier,
     Findings,
-    Found,
     Message,
     NotificationError,
+    TableFinding,
     after,
     changes,
     send,
@@ -37,11 +37,11 @@ PAGE = "runbooks/alerts/MemwalOpsJobFailing.md"
 SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
 
 
-def found(table: str = "orders", what: str = "merge failed 3 times in a row.", level: str = "warning") -> Found:
-    return Found(table, level, what, "Look: memwal-ops history --table orders", PAGE)
+def found(table: str = "orders", what: str = "merge failed 3 times in a row.", level: str = "warning") -> TableFinding:
+    return TableFinding(table, level, what, "Look: memwal-ops history --table orders", PAGE)
 
 
-def kinds(made: list[Change]) -> list[tuple[str, str]]:
+def kinds(made: list[FindingChange]) -> list[tuple[str, str]]:
     return [(change.kind, change.found.table) for change in made]
 
 
@@ -69,18 +69,18 @@ def test_a_worse_or_another_reason_is_a_change() -> None:
     ]  # fmt: skip
 
 
-def message(*made: Change, link: str = "https://ops.example.com") -> Message:
+def message(*made: FindingChange, link: str = "https://ops.example.com") -> Message:
     return Message("ops@host pid 7", link, "2030-01-01T00:00:00+00:00", made)
 
 
 def test_the_words_of_a_message() -> None:
-    text = message(Change("new", found("a/b c")), Change("resolved", found("users"))).text()
+    text = message(FindingChange("new", found("a/b c")), FindingChange("resolved", found("users"))).text()
     assert "NEW warning: a/b c: merge failed 3 times in a row." in text
     assert "Do: Look: memwal-ops history --table orders" in text
     assert f"Page: https://ops.example.com/{PAGE}" in text
     assert "https://ops.example.com/tables/a%2Fb%20c" in text
     assert "RESOLVED: users: merge failed" in text
-    many = message(*(Change("new", found(str(number))) for number in range(300)))
+    many = message(*(FindingChange("new", found(str(number))) for number in range(300)))
     assert "And 280 more changes." in many.text()
     assert (len(many.document()["changes"]), many.document()["omitted"]) == (200, 100)
     assert many.title == "memwal-ops: 300 new"
@@ -88,7 +88,7 @@ def test_the_words_of_a_message() -> None:
 
 def test_hostile_words_stay_words() -> None:
     """A table's name and an error come from a store."""
-    bad = Change("new", found("<!channel>\nBcc: x@example.com", "<script>\x1b[2J & \u202e"))
+    bad = FindingChange("new", found("<!channel>\nBcc: x@example.com", "<script>\x1b[2J & \u202e"))
     assert "<" not in message(bad).slack()["text"]
     assert "\n" not in message(bad).title
     with mail_receiver() as (port, mails):
@@ -103,7 +103,7 @@ def test_a_webhook_is_signed_as_standard_webhooks_are(tmp_path: Path) -> None:
     file.write_text(f"{SECRET}\n")
     with http_receiver() as server:
         target = TargetConfig(name="ops", type="webhook", url=f"{server.url}/hook?x=1", secret_file=str(file))
-        send(target, message(Change("new", found())))
+        send(target, message(FindingChange("new", found())))
     ((path, headers, body),) = server.received
     assert path == "/hook?x=1"
     content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
@@ -121,7 +121,7 @@ def test_chats(kind: Any) -> None:
         pytest.importorskip("apprise", reason="the extra memwal-ops[notify] is not installed")
     with http_receiver() as server:
         url = f"json://{server.url.removeprefix('http://')}/" if kind == "apprise" else server.url
-        send(TargetConfig(name="c", type=kind, url=url), message(Change("new", found())))
+        send(TargetConfig(name="c", type=kind, url=url), message(FindingChange("new", found())))
     ((_, _, body),) = server.received
     document = json.loads(body)
     if kind == "slack":
@@ -139,7 +139,7 @@ def test_a_refusal_names_no_secret(tmp_path: Path) -> None:
             server.status = status
             target = TargetConfig(name="ops", type="slack", url=f"{server.url}/T000/secretpart")
             with pytest.raises(NotificationError, match=f"ops: the server answered {status}") as caught:
-                send(target, message(Change("new", found())))
+                send(target, message(FindingChange("new", found())))
             assert "secretpart" not in str(caught.value)
     assert {path for path, _, _ in server.received} == {"/T000/secretpart"}, "no redirect is followed"
     for url in (
@@ -148,16 +148,19 @@ def test_a_refusal_names_no_secret(tmp_path: Path) -> None:
         "http://127.0.0.1/secretpart\nhttp://x/",
     ):
         with pytest.raises(NotificationError, match="its URL is invalid") as caught:
-            send(TargetConfig(name="ops", type="slack", url=url), message(Change("new", found())))
+            send(TargetConfig(name="ops", type="slack", url=url), message(FindingChange("new", found())))
         assert "secretpart" not in str(caught.value)
     with (
         raw_server(b"SSH-2.0\r\n") as (port, _),
         pytest.raises(NotificationError, match=r"BadStatusLine: SSH-2\.0"),
     ):
-        send(TargetConfig(name="ops", type="slack", url=f"http://127.0.0.1:{port}/x"), message(Change("new", found())))
+        send(
+            TargetConfig(name="ops", type="slack", url=f"http://127.0.0.1:{port}/x"),
+            message(FindingChange("new", found())),
+        )
     missing = TargetConfig(name="ops", type="slack", url_file=str(tmp_path / "none"))
     with pytest.raises(NotificationError, match="url_file cannot be read"):
-        send(missing, message(Change("new", found())))
+        send(missing, message(FindingChange("new", found())))
 
 
 class Stage:

@@ -12,8 +12,8 @@ from memwal_ops.supervisor.observe.overview import (
     GROUPS,
     PAGE_ROWS,
     SORTS,
+    FleetQuery,
     Overview,
-    Query,
     group_names,
     groups_of,
     page_of,
@@ -37,24 +37,28 @@ def overview(count: int = 250) -> Overview:
 @pytest.mark.parametrize("sort", [*SORTS])
 @pytest.mark.parametrize("order", ["up", "down"])
 def test_every_column_sorts_with_the_unknown_last(sort: str, order: str) -> None:
-    query, rows = Query.read(f"sort={sort}&order={order}"), overview().rows()
-    pages = [page_of(rows, Query.read(f"sort={sort}&order={order}&page={page}"))[0] for page in (1, 2, 3)]
+    query, rows = FleetQuery.read(f"sort={sort}&order={order}"), overview().rows()
+    pages = [page_of(rows, FleetQuery.read(f"sort={sort}&order={order}&page={page}"))[0] for page in (1, 2, 3)]
     assert [len(page) for page in pages] == [PAGE_ROWS, PAGE_ROWS, 51]
     shown = [row for page in pages for row in page]
     assert {row.name for row in shown} == {row.name for row in rows}
     values = [SORTS[sort](row) for row in shown]
     known = [value for value in values if value is not None]
     assert values[: len(known)] == sorted(known, reverse=order == "down")
-    assert Query.read(query.link(page=3).partition("?")[2]) == Query.read(f"sort={sort}&order={order}&page=3")
+    assert FleetQuery.read(query.link(page=3).partition("?")[2]) == FleetQuery.read(f"sort={sort}&order={order}&page=3")
 
 
 def test_filters_and_totals() -> None:
     rows = overview().rows()
-    assert [row.name for row in rows if Query.read("state=critical").matches(row)] == ["payments", "clicks", "sessions"]
-    assert [row.name for row in rows if Query.read("q=BLOCKED+generation_missing").matches(row)] == ["payments"]
-    assert [row.name for row in rows if Query.read("format=lm_diskann").matches(row)] == ["idx"]
-    assert sum(Query.read("q=team%3Dsearch2").matches(row) for row in rows) == 83
-    assert sum(Query.read("in=s3%3A%2F%2Flake%2Fdb1").matches(row) for row in rows) == 83
+    assert [row.name for row in rows if FleetQuery.read("state=critical").matches(row)] == [
+        "payments",
+        "clicks",
+        "sessions",
+    ]
+    assert [row.name for row in rows if FleetQuery.read("q=BLOCKED+generation_missing").matches(row)] == ["payments"]
+    assert [row.name for row in rows if FleetQuery.read("format=lm_diskann").matches(row)] == ["idx"]
+    assert sum(FleetQuery.read("q=team%3Dsearch2").matches(row) for row in rows) == 83
+    assert sum(FleetQuery.read("in=s3%3A%2F%2Flake%2Fdb1").matches(row) for row in rows) == 83
     sums = totals(rows)
     assert (sums.tables, sums.critical, sums.warning, sums.ok) == (251, 3, 0, 248)
     assert (sums.held, sums.free, sums.free_table) == (7, "2126-01-02T00:00:00+00:00", "payments")
@@ -63,13 +67,13 @@ def test_filters_and_totals() -> None:
 
 @pytest.mark.parametrize("group", [*GROUPS, "label:team", "label:tier"])
 def test_groups_lead_to_their_tables(group: str) -> None:
-    rows, query = overview().rows(), Query.read(f"group={group}")
+    rows, query = overview().rows(), FleetQuery.read(f"group={group}")
     groups = groups_of(rows, query)
     assert len(groups) > 1
     assert sum(sums.tables for _, _, sums in groups) == len(rows)
     assert group in group_names(rows)
     for _, link, sums in groups:
-        inner = Query.read(link.partition("?")[2])
+        inner = FleetQuery.read(link.partition("?")[2])
         assert not inner.group
         assert sum(inner.matches(row) for row in rows) == sums.tables
 
@@ -82,13 +86,13 @@ def test_any_query_string_shows_tables(seed: int) -> None:
     values = ["", "name", "critical", "-1", "0", "99999999999999999999", "²", "%ff", "a%20b", "[", "down", "database"]
     for _ in range(300):
         text = "&".join(f"{rng.choice(keys)}={rng.choice(values)}" for _ in range(rng.randrange(6)))
-        query = Query.read(text)
+        query = FleetQuery.read(text)
         shown, pages = page_of([row for row in rows if query.matches(row)], query)
         assert len(shown) <= PAGE_ROWS
         assert pages >= 1
         assert re.fullmatch(r"/(\?[!-~]*)?", query.link())
-    assert Query.read("&".join(f"a{at}=1" for at in range(40))).page == 1
-    assert Query.read("q=" + "a" * 100_000).q == ""
+    assert FleetQuery.read("&".join(f"a{at}=1" for at in range(40))).page == 1
+    assert FleetQuery.read("q=" + "a" * 100_000).q == ""
 
 
 def test_nothing_is_read_once_it_is_closed() -> None:

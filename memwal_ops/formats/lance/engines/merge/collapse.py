@@ -4,7 +4,7 @@ Newest is the highest (generation, row address) (S0-192). Reading keys first cos
 payload of every row that a later generation supersedes; it also means that the base is joined once, however many
 generations wrote a key. Memory: the key columns of the pass and 16 bytes a row.
 
-It is the first step of every engine, so that the interface of engines is here, too (:class:`Engine`): an engine carries
+It is the first step of every engine, so that the interface (:class:`MergeEngine`) is here, too: an engine carries
 out one pass as one base version, or raises. The job (``jobs.merge``) decides which generations make a pass, in which
 order, and how errors are handled. Engines differ in where the work runs.
 """
@@ -126,7 +126,7 @@ def _unpack(causes: list[dict[str, Any]]) -> BlockedRegionsError:
 carry(BlockedRegionsError, _pack, _unpack)
 
 
-class Engine(Protocol):
+class MergeEngine(Protocol):
     """Carries out passes."""
 
     @property

@@ -214,13 +214,13 @@ def _in_part(table: Table, keys: pa.Table, modulus: int, remainder: int) -> npt.
     return in_part
 
 
-class LocalEngine:
+class LocalMergeEngine:
     """Merges passes in this process."""
 
     name = "local"
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
-        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.run`."""
+        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine.run`."""
         try:
             with copies_of(table, merge_pass.max_bytes) as copies:
                 return _run(table, merge_pass, copies, note, on_rows)
@@ -229,7 +229,7 @@ class LocalEngine:
             pa.default_memory_pool().release_unused()
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`."""
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine.refuse_shared_keys`."""
         try:
             refuse_shared_keys(table, whole)
         finally:

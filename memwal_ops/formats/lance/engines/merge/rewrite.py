@@ -273,7 +273,7 @@ def rewrite(
         InvariantViolatedError: not exactly the winners were written.
         StorageError: the store failed; what had been written is deleted.
     """
-    target = Target(table.location, table.dataset)
+    target = BaseVersion(table.location, table.dataset)
     new_fragments = write_winners(target, generations, winners.upserts, superseded.row_ids, max_bytes, on_rows)
     updated: list[FragmentMetadata] = []
     removed: list[int] = []
@@ -290,7 +290,7 @@ def rewrite(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BaseVersion:
     """The base version that files are written for. Each process opens its own handle."""
 
     location: Location
@@ -303,7 +303,7 @@ def all_field_ids(dataset: lance.LanceDataset) -> tuple[int, ...]:
 
 
 def write_winners(
-    target: Target,
+    target: BaseVersion,
     generations: Sequence[Generation],
     upserts: Sequence[npt.NDArray[np.bool_]],
     row_ids: npt.NDArray[np.int64] | None,
@@ -350,7 +350,7 @@ def write_winners(
 
 
 def _write(
-    target: Target,
+    target: BaseVersion,
     generations: Sequence[Generation],
     masks: Sequence[npt.NDArray[np.bool_]],
     max_bytes: int,
@@ -416,7 +416,9 @@ def _winning_batches(
         )
 
 
-def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tuple[list[FragmentMetadata], list[int]]:
+def delete_superseded(
+    target: BaseVersion, addresses: npt.NDArray[np.uint64]
+) -> tuple[list[FragmentMetadata], list[int]]:
     """Deletion vectors for the fragments that hold ``addresses`` (ascending).
 
     Returns:
@@ -429,7 +431,7 @@ def delete_superseded(target: Target, addresses: npt.NDArray[np.uint64]) -> tupl
     )
 
 
-def _without(target: Target, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[int, FragmentMetadata | None]]:
+def _without(target: BaseVersion, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[int, FragmentMetadata | None]]:
     """Each fragment that holds ``addresses``, with its new deletion vector; None if no row is left of it."""
     if addresses.size == 0:
         return

@@ -141,7 +141,7 @@ _MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """The result of a look-up: rows in the base's columns. ``opened`` generations were read for them."""
 
     rows: pa.Table
@@ -176,7 +176,7 @@ def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -
     return keys.group_by(names, use_threads=False).aggregate([]).select(names)
 
 
-def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Opened) -> Found:
+def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Opened) -> LookupResult:
     """The newest row of each of these keys that has one; of a key that was deleted none.
 
     A generation whose bloom filter has none of the keys is not opened (S0-218); one without a filter is. Once all keys
@@ -208,10 +208,10 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
         parts.append(in_log.rows)
         missing = without_keys(missing, done, names)
     parts.append(_in_base(table, missing, names))
-    return Found(_joined(parts), count)
+    return LookupResult(_joined(parts), count)
 
 
-def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Opened) -> tuple[Found, pa.Table]:
+def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Opened) -> tuple[LookupResult, pa.Table]:
     """The newest rows in a region's generations, and the keys that were found, deleted ones among them."""
     names = keys.column_names
     newest_first = region.flushed[::-1]
@@ -231,7 +231,7 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
             parts.append(last_rows(generation, last))
             found_keys.append(last.select(names).cast(keys.schema))
             keys = without_keys(keys, found_keys[-1], names)
-    return Found(_joined(parts), count), pa.concat_tables(found_keys)
+    return LookupResult(_joined(parts), count), pa.concat_tables(found_keys)
 
 
 def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:

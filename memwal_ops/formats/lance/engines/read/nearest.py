@@ -62,7 +62,7 @@ _NUMBER = "__memwal_ops_number"
 
 
 @dataclass(frozen=True)
-class Query:
+class VectorQuery:
     """The parameters of a search.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Source(Protocol):
         """Those of the rows that are live."""
 
 
-def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
+def nearest(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> pa.Table:
     """The ``k`` live rows that are nearest to a vector, with ``_distance``, the nearest first.
 
     Raises:
@@ -111,7 +111,7 @@ def nearest(unmerged: Unmerged, query: Query, opened: Opened) -> pa.Table:
     return rows.take(pc.sort_indices(rows, [(DISTANCE, "ascending")])).slice(0, query.k)
 
 
-def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
+def nearest_plan(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> str:
     """The plan of :func:`nearest`: which index is used for which source."""
     filters = [
         f"bf[{region.region_id}][gen={ref.generation}]" for region in unmerged.regions for ref in region.flushed[::-1]
@@ -131,7 +131,7 @@ def nearest_plan(unmerged: Unmerged, query: Query, opened: Opened) -> str:
     )
 
 
-def _sources(unmerged: Unmerged, query: Query, opened: Opened) -> list[_Source]:
+def _sources(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> list[_Source]:
     """The base first, then each region from the newest rows to the oldest."""
     table = unmerged.table
     if query.column not in table.schema.names:
@@ -183,7 +183,7 @@ def _live(source: _Source, k: int) -> pa.Table:
 class _Search:
     """How a source is searched."""
 
-    query: Query
+    query: VectorQuery
     metric: str
     refine_factor: int | None
 
@@ -371,7 +371,9 @@ class _Memory:
         return found
 
 
-def _bridging(unmerged: Unmerged, query: Query, index: BaseIndex | None, opened: Opened) -> list[Generation] | None:
+def _bridging(
+    unmerged: Unmerged, query: VectorQuery, index: BaseIndex | None, opened: Opened
+) -> list[Generation] | None:
     """The merged generations whose indexes cover all that the base's does not; None: not needed, or not all exist."""
     if index is None or coverage(index.covered, unmerged.table.manifest).complete:
         return None

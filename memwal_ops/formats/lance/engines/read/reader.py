@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.formats.lance.engines.read.lookup import (
-    Found,
+    LookupResult,
     condition_of,
     key_index,
     keys_of,
@@ -14,7 +14,7 @@ from memwal_ops.formats.lance.engines.read.lookup import (
     search,
     search_plan,
 )
-from memwal_ops.formats.lance.engines.read.nearest import Query, nearest, nearest_plan
+from memwal_ops.formats.lance.engines.read.nearest import VectorQuery, nearest, nearest_plan
 from memwal_ops.formats.lance.engines.read.opened import Opened, look_up_plan
 from memwal_ops.formats.lance.engines.read.pruning import WantedKeys
 from memwal_ops.formats.lance.engines.read.scan import Scan
@@ -66,11 +66,11 @@ class Reader:
         """
         return self.find(keys).rows
 
-    def find(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> Found:
+    def find(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> LookupResult:
         """As :meth:`get`, and how many generations were opened for it."""
         given = keys_of(self.table, keys)
 
-        def read(table: Table) -> Found:
+        def read(table: Table) -> LookupResult:
             wanted = WantedKeys(table, given)
             unmerged = read_unmerged(table, self.consistency, wanted=wanted, writers=self._writers())
             return look_up(unmerged, given, wanted, self._opened)
@@ -100,7 +100,7 @@ class Reader:
             UnsupportedFeatureError: a filter, and a generation that has other columns than the table.
             StorageError: a vector of another length.
         """
-        query = Query(column, vector, k, filter, nprobes, refine_factor)
+        query = VectorQuery(column, vector, k, filter, nprobes, refine_factor)
         return at_newest(
             self.table, lambda table: nearest(self.scan(filter=filter).unmerged(table), query, self._opened)
         )
@@ -141,7 +141,7 @@ class Reader:
         filter: str | None = None,  # noqa: A002 - Lance's word
     ) -> str:
         """The plan of :meth:`nearest` (S0-205), and which index is used for which rows (S0-201)."""
-        query = Query(column, vector, k, filter)
+        query = VectorQuery(column, vector, k, filter)
         scan = self.scan(filter=filter)
         return at_newest(self.table, lambda table: nearest_plan(scan.unmerged(table), query, self._opened))
 

@@ -288,7 +288,7 @@ _ROWS_PER_TASK = 50_000
 _SHARE_OF_BUDGET = 4
 
 
-class SparkEngine:
+class SparkMergeEngine:
     """Merges passes on a Spark session, which the caller stops.
 
     Args:
@@ -318,7 +318,7 @@ class SparkEngine:
     def run(
         self, table: Table, merge_pass: collapse.MergePass, note: CommitNote, on_rows: Callable[[int], None]
     ) -> collapse.PassResult:
-        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.run`.
+        """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine.run`.
 
         Raises ``SparkUnavailableError``: the executors' Python cannot run our tasks; ``SparkJobFailedError``: a stage
         failed.
@@ -327,7 +327,7 @@ class SparkEngine:
             return self._pass(table, merge_pass).run(note, on_rows)
 
     def refuse_shared_keys(self, table: Table, whole: collapse.MergePass) -> None:
-        """See :class:`memwal_ops.formats.lance.engines.merge.collapse.Engine`; raises as :meth:`run`."""
+        """See :class:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine`; raises as :meth:`run`."""
         rows = [generation.rows for generation in whole.generations]
         if None not in rows and fits(sum(filter(None, rows)), table, self._driver_key_bytes):
             passes.refuse_shared_keys(table, replace(whole, max_bytes=_SHARE_OF_BUDGET * self._driver_key_bytes))

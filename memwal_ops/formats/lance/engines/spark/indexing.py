@@ -26,11 +26,11 @@ import pyarrow.compute as pc
 from lance.indices import IndicesBuilder
 from lance.lance import indices as trained_models
 
-from memwal_ops.core.spark.runner import Stage
+from memwal_ops.core.spark.runner import SparkStage
 from memwal_ops.core.spark.stages import in_parts, part_numbers, reported
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard, from_pylance, to_pylance
 from memwal_ops.formats.lance.engines.merge.locate import key_code
-from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options, open_dataset
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.log import get_logger
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 _SAMPLE_RATE = 256
 
 
-class SparkBuilder(TaskRunner):
-    """Builds indexes by tasks. Arguments as of :class:`TaskRunner`.
+class SparkBuilder(LoggingTaskRunner):
+    """Builds indexes by tasks. Arguments as of :class:`LoggingTaskRunner`.
 
     Attributes:
         least_bytes: data files of that size are one part, which one process indexes as fast as several.
@@ -78,21 +78,21 @@ class SparkBuilder(TaskRunner):
         work = _Work(table.location.refreshed(), table.version, name, parts.arguments)
         groups = self._groups(parts)
         if parts.trained and len(groups) > 1:
-            stage = Stage("train", f"train {name}", f"training {name}")
+            stage = SparkStage("train", f"train {name}", f"training {name}")
             [model], figures["train"] = self.run(table, stage, [None], work.train)
             if model is None:
                 get_logger(__name__).info("index_not_divided", index=name, because="too few rows to train by a sample")
                 groups = [[*parts.sizes]]
             else:
                 work = replace(work, arguments=parts.arguments.with_options(model))
-        stage = Stage("segments", f"index fragments for {name}", f"indexing {name}")
+        stage = SparkStage("segments", f"index fragments for {name}", f"indexing {name}")
         task = work.segment if len(groups) > 1 else work.whole
         written, figures["segments"] = self.run(table, stage, groups, task)
         made = IndexBuild(tuple(map(table_pb2.IndexMetadata.FromString, written)), parts.replaced)
         if len(written) == 1:
             return made
         try:
-            stage = Stage("merge", f"merge segments of {name}", f"merging segments of {name}")
+            stage = SparkStage("merge", f"merge segments of {name}", f"merging segments of {name}")
             [merged], figures["merge"] = self.run(table, stage, [written], work.merge)
         finally:
             discard(table, made)
@@ -187,11 +187,11 @@ def _counted(
     return entry.SerializeToString()
 
 
-_REWRITE = Stage("rewrite", "rewrite groups of fragments", "rewriting")
+_REWRITE = SparkStage("rewrite", "rewrite groups of fragments", "rewriting")
 
 
-class SparkExecutor(TaskRunner):
-    """One Spark task for each task of the compaction. Arguments as of :class:`TaskRunner`."""
+class SparkExecutor(LoggingTaskRunner):
+    """One Spark task for each task of the compaction. Arguments as of :class:`LoggingTaskRunner`."""
 
     name = "spark"
     rows_per_commit = 64 << 20
@@ -263,7 +263,7 @@ def row_ids_of(next_row_id: int) -> ReadKeys:
 
 
 def count_repeated(
-    runner: TaskRunner, table: Table, stage: Stage, read: ReadKeys
+    runner: LoggingTaskRunner, table: Table, stage: SparkStage, read: ReadKeys
 ) -> tuple[tuple[int, int, int], Mapping[str, float]]:
     """Values of several rows, rows that have these, and the sum of marks; and figures of the stage.
 

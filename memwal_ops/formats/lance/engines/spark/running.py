@@ -88,7 +88,7 @@ def _owners(path: str) -> tuple[str, str]:
     return f"{folder}.lance", folder
 
 
-class TaskRunner(runner.TaskRunner):
+class LoggingTaskRunner(runner.TaskRunner):
     """Logs what lost attempts left. No version names these files; ``expire`` deletes them once they are old enough."""
 
     def log_leftovers(self, table: AnyTable, began: datetime) -> None:

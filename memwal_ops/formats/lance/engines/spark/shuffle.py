@@ -55,7 +55,7 @@ class Shuffle:
         self._configure()
 
     def refuse_shared_keys(self) -> None:
-        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.Engine.refuse_shared_keys`."""
+        """See :meth:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine.refuse_shared_keys`."""
         winners = self._winners()
         try:
             with self.run.stages.stage("keys", "compare the keys of all regions"):

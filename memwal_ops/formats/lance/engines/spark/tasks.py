@@ -28,7 +28,7 @@ from memwal_ops.core.spark.stages import reported
 from memwal_ops.errors import GenerationCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, read_keys
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, lookup_keys, scan_keys
-from memwal_ops.formats.lance.engines.merge.rewrite import Target, delete_superseded, write_winners
+from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion, delete_superseded, write_winners
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 
@@ -183,7 +183,7 @@ class Pass:
 
     def without(self, addresses: npt.NDArray[np.uint64]) -> dict[str, Any]:
         """Write deletion vectors that hide base rows (ascending); ``deleted`` is 0: who has their keys fills it in."""
-        updated, removed = delete_superseded(Target(self.location, self.base()), addresses)
+        updated, removed = delete_superseded(BaseVersion(self.location, self.base()), addresses)
         self.count(len(addresses), 0)
         return {
             "updated": [fragment.to_json() for fragment in updated],
@@ -336,7 +336,7 @@ def write_masked(
 ) -> list[dict[str, Any]]:
     """Write the winners of some generations, by a mask and, with stable row ids, an id for each of their rows."""
     fragments = write_winners(
-        Target(work.location, work.base()),
+        BaseVersion(work.location, work.base()),
         [work.open(ordinal) for ordinal in own_ordinals],
         masks,
         row_ids,

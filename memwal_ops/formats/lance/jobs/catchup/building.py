@@ -28,7 +28,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
 from memwal_ops.formats.lance.engines.merge.rewrite import IndexParts
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, index_folder, is_nested
-from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook, rotated_model
+from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, read_codebook, rotated_model
 from memwal_ops.formats.lance.indexes.index_arguments import (
     IndexArguments,
     arguments_like,
@@ -345,11 +345,13 @@ def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
         )
 
 
-def _codebooks(table: Table, index: BaseIndex, segments: Iterable[table_pb2.IndexMetadata]) -> frozenset[Codebook]:
+def _codebooks(
+    table: Table, index: BaseIndex, segments: Iterable[table_pb2.IndexMetadata]
+) -> frozenset[CodebookParameters]:
     return frozenset(read_codebook(table, entry) for entry in segments) if index.is_vector else frozenset()
 
 
-def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[Codebook] | None) -> None:
+def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[CodebookParameters] | None) -> None:
     """Refuse a build that does not cover its version, or has another codebook (``before`` is None: that is allowed)."""
     uncovered = coverage(covered_after(index, build), table.manifest).uncovered
     if uncovered:

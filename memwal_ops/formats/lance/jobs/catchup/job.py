@@ -69,7 +69,7 @@ _BY_HAND = "Create the new index yourself with dataset.create_index(..., name=NE
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class OldIndexUse:
     """What still needs the old index.
 
     A generation that lacks the new one; None: a log that is not flushed.
@@ -96,7 +96,7 @@ class MigrationReport:
     run_id: str
     old: str
     new: str
-    holds: tuple[Hold, ...]
+    holds: tuple[OldIndexUse, ...]
     next: str
     version: int
     seconds: float
@@ -159,7 +159,7 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
     )
 
 
-def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[Hold, ...]]:
+def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[OldIndexUse, ...]]:
     indexes = base_indexes(table)
     before, after = indexes.get(old), indexes.get(new)
     if old == new:
@@ -206,19 +206,23 @@ def _perform(table: Table, step: str, old: str, new: str, note: CommitNote) -> s
     return {"wait": "waiting", "done": "done"}[step]
 
 
-def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
+def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
     """Generations and logs that have only the old index."""
     index = table.index
     if old not in index.maintained_indexes and not index.maintain_all_indexes:
         return ()
     backlog = read_backlog(table)
     _ = table.layout  # read once, before the threads use it
-    holds = [Hold(fault.region_id, fault.generation, f"It cannot be read: {fault.error}") for fault in backlog.blocked]
+    holds = [
+        OldIndexUse(fault.region_id, fault.generation, f"It cannot be read: {fault.error}") for fault in backlog.blocked
+    ]
 
-    def hold_of(ref: GenerationRef) -> Hold | None:
+    def hold_of(ref: GenerationRef) -> OldIndexUse | None:
         with lance_errors("read the indexes of", ref.folder):
             names = {index.name for index in open_dataset(table.location, ref.folder).describe_indices()}
-        return None if new in names else Hold(ref.region_id, ref.generation, f"It was flushed without index {new}.")
+        return (
+            None if new in names else OldIndexUse(ref.region_id, ref.generation, f"It was flushed without index {new}.")
+        )
 
     with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
         holds += [hold for hold in pool.map(hold_of, backlog.pending) if hold is not None]
@@ -229,7 +233,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[Hold, ...]:
         region_id = region.manifest.region_id
         if has_log and region_id not in held and region_id not in known:
             because = f"It has unflushed rows, and no flushed generation shows that its writer maintains {new}."
-            holds.append(Hold(region_id, None, because))
+            holds.append(OldIndexUse(region_id, None, because))
     return tuple(sorted(holds, key=lambda hold: (hold.region_id, hold.generation or 0)))
 
 

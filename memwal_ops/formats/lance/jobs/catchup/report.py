@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from memwal_ops.core.options import EngineChoice
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.generations.backlog import Blocked
-    from memwal_ops.formats.lance.jobs.answers_guard import Comparison
+    from memwal_ops.formats.lance.generations.backlog import BlockedRegion
+    from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
 
 
 class CatchupDecision(enum.StrEnum):
@@ -101,7 +101,7 @@ class IndexReport:
     error: MemwalOpsError | None
     seconds: float
     method: str | None = None
-    answers: Comparison | None = None
+    answers: AnswerComparison | None = None
     why: str | None = None
     bytes_written: int = 0
     engine: EngineChoice | None = None
@@ -127,7 +127,7 @@ class CatchupReport:
     version: int
     commit_conflicts: int
     seconds: float
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[BlockedRegion, ...] = ()
     keeps_codebooks: bool = True
     cost: NextRun | None = None
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from memwal_ops.core.table_history import polled_options
 from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.answers.asked_index import Pinned, Reader
+from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
 from memwal_ops.formats.lance.answers.check import why_low
 from memwal_ops.formats.lance.answers.sample import sample_queries
 from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
@@ -215,7 +215,7 @@ def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
     if asked is None:
         return ""
     drawn = sample_queries(pinned, asked, seed=table.version)
-    return next(why_low(measure(pinned, asked, drawn, Reader(context.checkpoint))), "")
+    return next(why_low(measure(pinned, asked, drawn, RowReader(context.checkpoint))), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | Non
         bounds = scalar_bounds(table.location, index_folder(table, index.segments[-1]), index.name)
         if not pa.types.is_fixed_size_list(asked.arrow):
             raise UnsupportedFeatureError(f"{asked.column} is of type {asked.arrow}.")
-        counts = [*Reader(context.checkpoint).each(pinned, sorted(uncovered), _Beyond(asked, bounds))]
+        counts = [*RowReader(context.checkpoint).each(pinned, sorted(uncovered), _Beyond(asked, bounds))]
     except (StorageError, UnsupportedFeatureError) as error:
         return Misfit(f"whether new rows are within the bounds of its codes is not known: {error}", anew=False)
     beyond, rows = (sum(parts) for parts in zip(*counts, strict=True))

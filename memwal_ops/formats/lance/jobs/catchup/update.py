@@ -32,13 +32,13 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
 from memwal_ops.formats.lance.commit.rebased_commit import drop_index, lacks_columns
-from memwal_ops.formats.lance.generations.backlog import Blocked, backlog_of, with_listed_log
+from memwal_ops.formats.lance.generations.backlog import BlockedRegion, backlog_of, with_listed_log
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.index_arguments import has_no_update
 from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
-from memwal_ops.formats.lance.jobs.answers_guard import Comparison, compare_answers, refuse_worse
+from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.building import (
     ALWAYS,
     AUTO,
@@ -89,7 +89,7 @@ class _Run:
     builders: Builders
     retry: CommitRetry = field(default_factory=CommitRetry)
     methods: dict[str, str] = field(default_factory=dict)
-    compared: dict[str, Comparison] = field(default_factory=dict)
+    compared: dict[str, AnswerComparison] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     written: Counter[str] = field(default_factory=Counter)
 
@@ -234,7 +234,7 @@ def _check_options(table: Table, options: CatchupOptions) -> None:
         )
 
 
-def _replaced(table: Table) -> tuple[Blocked, ...]:
+def _replaced(table: Table) -> tuple[BlockedRegion, ...]:
     """Regions that reuse the id of a merged region: ``index_catchup`` entries under this id belong to the old one."""
     if not table.index.merged_generations:
         return ()
@@ -292,7 +292,7 @@ class _Outcome:
     error: MemwalOpsError | None
     seconds: float
     method: str | None = None
-    answers: Comparison | None = None
+    answers: AnswerComparison | None = None
     why: str | None = None
     bytes_written: int = 0
 

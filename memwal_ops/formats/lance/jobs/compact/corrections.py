@@ -32,7 +32,7 @@ from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_ve
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_by
 from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
-from memwal_ops.formats.lance.jobs.answers_guard import OFF, Comparison, compare_answers, refuse_worse
+from memwal_ops.formats.lance.jobs.answers_guard import OFF, AnswerComparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
@@ -315,7 +315,7 @@ class AnswersGuard:
     mode: str
     note: CommitNote
     context: RunContext
-    compared: list[tuple[str, Comparison]] = field(default_factory=list)
+    compared: list[tuple[str, AnswerComparison]] = field(default_factory=list)
 
     def commit(self, table: Table, dataset: lance.LanceDataset, commit: Callable[[lance.LanceDataset], object]) -> int:
         """Commit on ``table``, and return the published version.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.jobs.answers_guard import Comparison
+    from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison
     from memwal_ops.formats.lance.jobs.compact.planning import Setting
 
 
@@ -69,7 +69,7 @@ class CompactReport:
     version: int
     commit_conflicts: int
     seconds: float
-    answers: tuple[tuple[str, Comparison], ...] = ()
+    answers: tuple[tuple[str, AnswerComparison], ...] = ()
     error: MemwalOpsError | None = None
     expected_seconds: float | None = None
     engine_reason: str = ""

@@ -178,7 +178,7 @@ class _Documents:
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryCost:
     """What a query takes, with the opening of the table. ``seconds`` are of the processor."""
 
     requests: int
@@ -194,9 +194,9 @@ class Measured:
     versions: int
     files: int
     size: int
-    by_id: Query
-    nearest: Query
-    scan: Query
+    by_id: QueryCost
+    nearest: QueryCost
+    scan: QueryCost
     recall: float
 
 
@@ -217,13 +217,13 @@ def measure(made: _Documents) -> Measured:
     )
 
 
-def _time(uri: str, ask: Callable[[lance.LanceDataset], pa.Table]) -> Query:
+def _time(uri: str, ask: Callable[[lance.LanceDataset], pa.Table]) -> QueryCost:
     queries = []
     for _ in range(_REPEATED):
         started, table = time.process_time(), lance.dataset(uri)
         ask(table)
         spent, read = time.process_time() - started, table.io_stats_snapshot()
-        queries.append(Query(read.read_iops, read.read_bytes, spent))
+        queries.append(QueryCost(read.read_iops, read.read_bytes, spent))
     return min(queries, key=lambda query: query.seconds)
 
 
@@ -298,7 +298,7 @@ def _comparison(*states: Measured) -> str:
     return grid(("", "before", "after", "a week later"), rows, words=("",))
 
 
-def _query_rows(what: str, states: Sequence[Query]) -> Iterator[tuple[str, ...]]:
+def _query_rows(what: str, states: Sequence[QueryCost]) -> Iterator[tuple[str, ...]]:
     yield f"{what}: reads", *(f"{state.requests:,}" for state in states)
     yield "  bytes read", *(size_text(state.bytes) for state in states)
     yield "  processor time", *(f"{state.seconds * 1000:.1f} ms" for state in states)

@@ -20,7 +20,7 @@ from memwal_ops.core.byte_scan import ErasedValues
 from memwal_ops.core.certificate import NOT_SEEN, Erasure, run_erasure
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.erasure import EraseDecision, EraseReport, Holder
+from memwal_ops.core.erasure import EraseDecision, EraseReport, RowHolder
 from memwal_ops.core.run import run_job
 from memwal_ops.errors import MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.commit.commit import (
@@ -33,7 +33,7 @@ from memwal_ops.formats.lance.commit.commit import (
 )
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
-from memwal_ops.formats.lance.engines.merge.rewrite import Target as Base
+from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion as Base
 from memwal_ops.formats.lance.engines.merge.rewrite import delete_superseded, deletion_path
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
@@ -52,7 +52,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwal_ops.core.byte_scan import Scanned
+    from memwal_ops.core.byte_scan import ScanScope
     from memwal_ops.core.certificate import CheckReport
     from memwal_ops.formats.lance.jobs.catchup.report import IndexReport
     from memwal_ops.formats.lance.jobs.erase.survey import Survey
@@ -189,7 +189,7 @@ class TableErasure(Erasure):
         """See the base class."""
         return self.targets[0].before
 
-    def scanned(self) -> Scanned:
+    def scanned(self) -> ScanScope:
         """See the base class."""
         return scanned(self.table, self.options.where)
 
@@ -262,7 +262,7 @@ class TableErasure(Erasure):
         report = compact.apply(self.table, options, self.context, only=frozenset(found.stained))
         self.count("fragments_rewritten", report.fragments_removed)
         if report.error is not None:
-            self.faults.append(Holder("fragment", "not rewritten", str(report.error), blocks=True))
+            self.faults.append(RowHolder("fragment", "not rewritten", str(report.error), blocks=True))
 
     def _rebuild(self, found: Survey) -> None:
         self.context.step("catchup")
@@ -274,7 +274,7 @@ class TableErasure(Erasure):
             for name, decision in decided.items():
                 if name in found.indexes and decision not in {"updated", "dropped"}:
                     why = f"it was not built anew ({decision}): {found.indexes[name]}"
-                    self.faults.append(Holder("index", name, why, blocks=True))
+                    self.faults.append(RowHolder("index", name, why, blocks=True))
             reports += rebuilt.indexes
             self.table = self.table.newest()
         if self.table.log.shows_progress:  # merged generations go once every index covers them
@@ -282,7 +282,7 @@ class TableErasure(Erasure):
         for report in reports:
             if report.error is not None:
                 self.faults.append(
-                    Holder("index", report.name, f"it cannot be built anew: {report.error}", blocks=True)
+                    RowHolder("index", report.name, f"it cannot be built anew: {report.error}", blocks=True)
                 )
 
     def _erase_followers(self) -> None:
@@ -296,7 +296,7 @@ class TableErasure(Erasure):
                 report: Any = run_job(follower.folder, "erase", options, apply=True)
             except MemwalOpsError as error:
                 self.faults.append(
-                    Holder("index folder", follower.folder, f"it cannot be erased: {error}", blocks=True)
+                    RowHolder("index folder", follower.folder, f"it cannot be erased: {error}", blocks=True)
                 )
                 continue
             self.count("index_folders_erased", report.decision == EraseDecision.ERASED)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.core.erasure import Holder
+from memwal_ops.core.erasure import RowHolder
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import lance_errors, literal, open_dataset
 from memwal_ops.formats.lance.generations.region_identity import region_values_of
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import field_type
@@ -83,7 +83,7 @@ class LogSurvey(ABC):
         """Versions whose readers need a part of the log that holds such rows; of generations, ``reading`` has them."""
 
     @abstractmethod
-    def holders(self, versions_until: datetime | None) -> Iterable[Holder]:
+    def holders(self, versions_until: datetime | None) -> Iterable[RowHolder]:
         """What holds such rows, with what keeps it; versions may expire at ``versions_until``."""
 
     def empty_posts(self) -> int:
@@ -214,7 +214,7 @@ class RegionLogs(LogSurvey):
             numbers.append((UUID(region), parsed.generation))
         return numbers
 
-    def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
+    def holders(self, versions_until: datetime | None) -> Iterator[RowHolder]:
         """See the base class."""
         yield from self._regions()
         if not (self.entries or self.generations or self.unknown):
@@ -225,9 +225,9 @@ class RegionLogs(LogSurvey):
         for path, why in self.entries.items():
             yield self._holder("log entry", path, why, kept.get(path), versions_until)
         for path in self.unknown:
-            yield Holder("unrecognized", path, "not a file of the log: move or delete it", blocks=True)
+            yield RowHolder("unrecognized", path, "not a file of the log: move or delete it", blocks=True)
 
-    def _regions(self) -> Iterator[Holder]:
+    def _regions(self) -> Iterator[RowHolder]:
         """Regions that are named by a value of such rows, which no row that stays has."""
         for region_id in self.table.regions.region_ids if any(self.target.routing.values()) else ():
             try:
@@ -238,7 +238,7 @@ class RegionLogs(LogSurvey):
                 column, kind = str(spec_field.sources[0]), field_type(spec_field.result_type)
                 of_such_a_row = spec_field.transform == "identity" and value in self.target.routing.get(column, ())
                 if value is not None and of_such_a_row and not self._stays_in_use(column, value, kind):
-                    yield Holder("region", str(region_id), _NAMED.format(column), blocks=True)
+                    yield RowHolder("region", str(region_id), _NAMED.format(column), blocks=True)
                     break
 
     def _stays_in_use(self, column: str, value: Any, kind: pa.DataType) -> bool:
@@ -252,18 +252,18 @@ class RegionLogs(LogSurvey):
 
     def _holder(
         self, kind: str, path: str, why: str, kept: LanceCandidate | None, versions_until: datetime | None
-    ) -> Holder:
+    ) -> RowHolder:
         if kept is None or kept.verdict is Verdict.DELETE:
-            return Holder(kind, path, why)
+            return RowHolder(kind, path, why)
         unmet = [gate for gate in kept.gates if not gate.met]
         if not self.merged and any(gate.text.startswith(_NOT_MERGED) for gate in unmet):
-            return Holder(kind, path, f"{why}; it is merged first")
-        if kept.kind == Kind.UNKNOWN or any(self._stays(gate) for gate in unmet):
-            return Holder(kind, path, f"{why}; {kept.why}", blocks=True)
+            return RowHolder(kind, path, f"{why}; it is merged first")
+        if kept.kind == CandidateKind.UNKNOWN or any(self._stays(gate) for gate in unmet):
+            return RowHolder(kind, path, f"{why}; {kept.why}", blocks=True)
         if unmet and all(gate.text.startswith(_POST) for gate in unmet):
-            return Holder(kind, path, f"{why}; it is emptied, as its place must stay")
+            return RowHolder(kind, path, f"{why}; it is emptied, as its place must stay")
         until = max(self._until(path, gate, versions_until) for gate in unmet) if unmet else None
-        return Holder(kind, path, f"{why}; {kept.why}", until)
+        return RowHolder(kind, path, f"{why}; {kept.why}", until)
 
     @staticmethod
     def _stays(gate: Gate) -> bool:

@@ -17,7 +17,7 @@ import lance
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from memwal_ops.core.byte_scan import NotDecoded, Scanned
+from memwal_ops.core.byte_scan import NotDecoded, ScanScope
 from memwal_ops.formats.lance.files.datasets import lance_options, open_dataset
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_first_format
@@ -66,10 +66,10 @@ _REGION = (
 )
 
 
-def scanned(table: Table, where: str | None) -> Scanned:
+def scanned(table: Table, where: str | None) -> ScanScope:
     """What is scanned of a table. ``where``: the rows that must be gone; what others have is no trace of them."""
     rows = _RowsThatStay(table, where)
-    return Scanned(table.store, rows.forget, partial(_explain, table), partial(_decoded, table))
+    return ScanScope(table.store, rows.forget, partial(_explain, table), partial(_decoded, table))
 
 
 def prefixes(table: Table, column: str, value: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from memwal_ops.core import certificate
-from memwal_ops.core.erasure import SAFE_AGE, Holder, read_followers
+from memwal_ops.core.erasure import SAFE_AGE, RowHolder, read_followers
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, branch_location, open_dataset
@@ -34,7 +34,7 @@ from memwal_ops.formats.lance.files.versions import (
 )
 from memwal_ops.formats.lance.jobs.erase.log import RegionLogs, gc_options
 from memwal_ops.formats.lance.jobs.erase.target import DictionaryValues, Segments, Target, fragment_key
-from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE, Needed
+from memwal_ops.formats.lance.retention.garbage import UNFINISHED_AGE, NeededFiles
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from memwal_ops.formats.lance.table import load
 from memwal_ops.formats.lance.wire._pb import table_pb2
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Survey(certificate.Survey):
+class Survey(certificate.TableSurvey):
     """What holds such rows.
 
     Attributes:
@@ -90,12 +90,12 @@ _RECORD = re.compile(
     r"_mem_wal_ops/((leases/[^/]+|holds|expiries|erase|progress|schema)/\d{20}(-[0-9a-f]{16})?\.[a-z]+"
     r"|legacy/.+|followers/[^/]+\.json|(probe|clock)/[^/]+|swap\.lock)"
 )
-Verdict = tuple[str | None, Holder | None]
+Verdict = tuple[str | None, RowHolder | None]
 """Why an object cannot hold such a row, else None; and the holder, unless another one stands for the object."""
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class ObjectVerdicts:
     """What decides about objects.
 
     Attributes:
@@ -109,7 +109,7 @@ class Objects:
 
     target: Target
     found: Survey
-    needed: Needed
+    needed: NeededFiles
     kept: set[str]
     records: set[str]
     now: datetime
@@ -128,12 +128,12 @@ class Objects:
             return self._own(path)
         if path in self.found.on_branches:
             return self.found.on_branches[path], None  # where it may hold one, the branch is named
-        return None, Holder("unrecognized", path, "not a file of the table: move or delete it", blocks=True)
+        return None, RowHolder("unrecognized", path, "not a file of the table: move or delete it", blocks=True)
 
     def _of_the_base(self, meta: ObjectMeta, folder: str) -> Verdict:
         key = file_key(meta.path)
         if key is None and not is_unfinished(meta.path):
-            return None, Holder("unrecognized", meta.path, "not a file of Lance: move or delete it", blocks=True)
+            return None, RowHolder("unrecognized", meta.path, "not a file of Lance: move or delete it", blocks=True)
         if key is None or key not in self.needed.keys:
             return None, self._leftover(meta, _UNFINISHED, expired=key in self.needed.expired)
         if key not in self.kept:
@@ -151,9 +151,9 @@ class Objects:
             return "it was read: no row in it matches, deleted or not"
         return "none of its rows was deleted before that time"
 
-    def _leftover(self, meta: ObjectMeta, why: str, *, expired: bool = False) -> Holder:
+    def _leftover(self, meta: ObjectMeta, why: str, *, expired: bool = False) -> RowHolder:
         until = meta.last_modified + UNFINISHED_AGE
-        return Holder("leftover", meta.path, why, until if until > self.now and not expired else None)
+        return RowHolder("leftover", meta.path, why, until if until > self.now and not expired else None)
 
     def _manifest(self, meta: ObjectMeta) -> Verdict:
         if meta.path in {VERSION_HINT, CHECKED_MARK}:
@@ -169,12 +169,12 @@ class Objects:
         if path in self.records:
             return ("it is of an expired version, and was read: no expression in it can be of such a row", None)
         if path.startswith(f"{SET_ASIDE_FOLDER}/"):
-            return None, Holder("leftover", path, "the manifest of a version that is being expired")
+            return None, RowHolder("leftover", path, "the manifest of a version that is being expired")
         if path.startswith(f"{QUARANTINE_FOLDER}/"):
-            return None, Holder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
+            return None, RowHolder("quarantine", path, "kept by repair, and not searched: delete it", blocks=True)
         if _RECORD.fullmatch(path):
             return _NO_ROWS, None
-        return None, Holder("unrecognized", path, "not a record of memwal-ops: move or delete it", blocks=True)
+        return None, RowHolder("unrecognized", path, "not a record of memwal-ops: move or delete it", blocks=True)
 
 
 class Surveyor:
@@ -329,13 +329,13 @@ class Surveyor:
         except (ObjectNotFoundError, InvalidFormatError):
             return True
 
-    def _holders(self, table: Table, found: Survey) -> Iterator[Holder]:
+    def _holders(self, table: Table, found: Survey) -> Iterator[RowHolder]:
         for number, why in found.stained.items():
-            yield Holder("fragment", str(number), why)
+            yield RowHolder("fragment", str(number), why)
         for name, why in found.indexes.items():
-            yield Holder("index", name, why, blocks="shallow clone" in why)
+            yield RowHolder("index", name, why, blocks="shallow clone" in why)
         if found.newest_mentions:
-            yield Holder("transaction", f"version {table.version}", "it has the expression of a deletion")
+            yield RowHolder("transaction", f"version {table.version}", "it has the expression of a deletion")
         protected = self._retention.protected()
         listed = self._retention.versions
         following = dict(pairwise(listed))
@@ -343,10 +343,10 @@ class Surveyor:
             if version in protected:
                 kept = protected[version]
                 kind = next((kind for kind in ("tag", "hold", "branch") if kept.startswith(kind)), "version")
-                yield Holder(kind, kept.removeprefix(f"{kind} "), f"keeps version {version}: {why}", blocks=True)
+                yield RowHolder(kind, kept.removeprefix(f"{kind} "), f"keeps version {version}: {why}", blocks=True)
                 continue
             if version in self.kept:
-                yield Holder("version", str(version), f"{why}; it is kept: {self.kept[version]}", blocks=True)
+                yield RowHolder("version", str(version), f"{why}; it is kept: {self.kept[version]}", blocks=True)
                 continue
             until = None
             if self.older_than:
@@ -355,7 +355,7 @@ class Surveyor:
                     self._retention.written(version) + self.older_than,
                     self._retention.written(last) + min(self.older_than, SAFE_AGE),
                 )
-            yield Holder("version", str(version), why, until if until is not None and until > self.now else None)
+            yield RowHolder("version", str(version), why, until if until is not None and until > self.now else None)
 
     def followers(self, table: Table) -> Iterator[Follower]:
         """Indexes elsewhere that follow the table, and may have such rows."""
@@ -378,27 +378,27 @@ class Surveyor:
         """Whether the options name its folder, and it is here: any writer of the table can write a record."""
         return follower.is_here and os.path.realpath(follower.folder) in self._named
 
-    def _followers(self, table: Table) -> Iterator[Holder]:
+    def _followers(self, table: Table) -> Iterator[RowHolder]:
         for follower in self.followers(table):
             named = self.is_named(follower)
             where = "this table" if named else f"this table on {follower.host}, or did: {follower.path} records it"
             act = f"memwal-ops erase {follower.folder} --deleted-before {self.now:%Y-%m-%d} --apply"
             give = f"give --follower {follower.folder}, or " if follower.is_here and not named else ""
             why = f"follows {where}; {give}erase it, too: {act}"
-            yield Holder("index folder", follower.folder, why, blocks=not named)
+            yield RowHolder("index folder", follower.folder, why, blocks=not named)
         recorded = {os.path.realpath(follower.folder) for follower in read_followers(table.store)}
         for folder in sorted(self._named - recorded):
             why = f"is named, and no record in the table has it: memwal-ops catchup {folder} writes that"
-            yield Holder("index folder", folder, why, blocks=True)
+            yield RowHolder("index folder", folder, why, blocks=True)
 
-    def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[Holder]:
+    def _branches(self, table: Table, found: Survey, places: set[str]) -> Iterator[RowHolder]:
         """The other branches of the table, main among them, that have such rows; notes what their objects are."""
         for place in sorted(places - {table.branch.folder}):
             name = place.removeprefix(f"{BRANCHES_FOLDER}/")
             try:
                 branch = self._survey_branch(table, name or None)
             except MemwalOpsError as error:
-                yield Holder("branch", name or "main", f"it cannot be read: {error}", blocks=True)
+                yield RowHolder("branch", name or "main", f"it cannot be read: {error}", blocks=True)
                 continue
             name = name or "main"
             found.on_branches |= {f"{place}/{meta.path}": why for meta, why in branch.objects}
@@ -406,7 +406,7 @@ class Surveyor:
                 why = branch.holders[0]
                 remedy = f"erase it there, too: memwal-ops erase URI --branch {name}"
                 text = f"{why.kind} {why.name}: {why.why}; {remedy}, or delete the branch"
-                yield Holder("branch", name, text, blocks=True)
+                yield RowHolder("branch", name, text, blocks=True)
 
     def _survey_branch(self, table: Table, name: str | None) -> Survey:
         """Survey another branch, as a run of its own would."""
@@ -420,11 +420,11 @@ class Surveyor:
         self._clean |= surveyor.segments.proven.keys()
         return survey
 
-    def _objects(self, table: Table, found: Survey, without: tuple[str, ...]) -> Iterator[Holder]:
+    def _objects(self, table: Table, found: Survey, without: tuple[str, ...]) -> Iterator[RowHolder]:
         """Classify every object of the table; yields those that may hold such rows and are not named otherwise."""
         # Listed before the manifests: a version that is committed meanwhile is read, or not in the list.
         listed = [meta for meta in table.store.list() if not meta.path.startswith(without)]
-        needed = Needed()
+        needed = NeededFiles()
         needed.read(table)
         needed.read_records(table)
         kept = set(references(table.manifest).all)
@@ -432,7 +432,7 @@ class Surveyor:
             shown = _read(table, version)
             if (why := self._why(table, version, shown)) is not None or shown is None:
                 found.versions[version] = why or ""
-                yield Holder("version", str(version), f"{why}; it was committed while this run read the table")
+                yield RowHolder("version", str(version), f"{why}; it was committed while this run read the table")
             else:
                 kept |= references(shown).all
         for version, shown in self.others(table):
@@ -441,7 +441,7 @@ class Surveyor:
         in_log = {} if found.log is None else {meta.path: why for meta, why in found.log.objects}
         records = [meta for meta in listed if meta.path.startswith(f"{SET_ASIDE_FOLDER}/")]
         clean_records = {meta.path for meta in records if not self._record_mentions(table, meta.path)}
-        objects = Objects(self.target, found, needed, kept, clean_records, self.now)
+        objects = ObjectVerdicts(self.target, found, needed, kept, clean_records, self.now)
         for meta in listed:
             if meta.path in in_log:
                 found.objects.append((meta, in_log[meta.path]))

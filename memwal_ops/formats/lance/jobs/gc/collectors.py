@@ -27,7 +27,7 @@ from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFound
 from memwal_ops.formats.lance.files.versions import CHECKED_MARK, VERSIONS_FOLDER, is_of_checked_commit
 from memwal_ops.formats.lance.generations.generation_files import objects_in
 from memwal_ops.formats.lance.indexes.snapshots import decode_file
-from memwal_ops.formats.lance.jobs.gc.evidence import DIRECTORIES, Kind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.jobs.gc.evidence import DIRECTORIES, CandidateKind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
 from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from memwal_ops.core.anchors import Anchor, CommitGuard
-    from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence
+    from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, GcEvidence
     from memwal_ops.formats.lance.jobs.gc.region import RegionView
     from memwal_ops.storage.api import DeleteReport, ObjectMeta
 
@@ -63,7 +63,7 @@ _PROBE_AGE = timedelta(hours=1)
 _REGION_COLUMNS = {"region_id", "shard_id"}
 
 
-def table_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def table_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """All candidates that do not belong to a region, lazily."""
     yield from snapshot_candidates(evidence)
     yield from leftover_candidates(evidence)
@@ -76,7 +76,7 @@ def table_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
         yield unrecognized(path, 0, f"this version cannot be read, so that everything that it may need is kept: {why}")
 
 
-def snapshot_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def snapshot_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Files of region snapshots; all else in ``_indices/`` belongs to pylance and is not read."""
     for meta in evidence.table.store.list(INDICES_FOLDER):
         match = _SNAPSHOT.fullmatch(meta.path)
@@ -86,7 +86,7 @@ def snapshot_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
                 yield candidate
 
 
-def _snapshot_candidate(evidence: Evidence, meta: ObjectMeta, uuid: UUID) -> LanceCandidate | None:
+def _snapshot_candidate(evidence: GcEvidence, meta: ObjectMeta, uuid: UUID) -> LanceCandidate | None:
     gates: tuple[Gate, ...]
     if evidence.retention.names_index(uuid):
         gates = (Gate(met=False, text="a version that may be opened names it"),)
@@ -103,10 +103,10 @@ def _snapshot_candidate(evidence: Evidence, meta: ObjectMeta, uuid: UUID) -> Lan
             Gate(met=True, text="a region snapshot that no version, tag or branch names"),
             evidence.unfinished_gate(meta.last_modified),
         )
-    return LanceCandidate(Kind.SNAPSHOT, meta.path, meta.size, 1, gates)
+    return LanceCandidate(CandidateKind.SNAPSHOT, meta.path, meta.size, 1, gates)
 
 
-def leftover_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def leftover_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Detached manifests: those of memwal-ops with their transaction files, and those of other programs."""
     protected = evidence.retention.protected()
     for leftover in find_leftovers(evidence.table):
@@ -124,11 +124,11 @@ def leftover_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
         if leftover.transaction is not None:
             file = evidence.table.store.head(leftover.transaction)
             if file is not None:
-                yield LanceCandidate(Kind.LEFTOVER, leftover.transaction, file.size, 1, gates)
-        yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+                yield LanceCandidate(CandidateKind.LEFTOVER, leftover.transaction, file.size, 1, gates)
+        yield LanceCandidate(CandidateKind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
-def staged_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def staged_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Staged manifests of a table whose versions are, or were, recorded in DynamoDB: those of commits that lost."""
     store, listed = evidence.table.store, evidence.table.listed
     entries = manifest_entries(store)
@@ -140,10 +140,10 @@ def staged_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
         why = None if entries is None else entries.why_staged(meta.path)
         text = "a staged manifest: another commit has its version, or the table was migrated" if why is None else why
         gates = (Gate(met=why is None, text=text), evidence.unfinished_gate(meta.last_modified, "written"))
-        yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+        yield LanceCandidate(CandidateKind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
-def unchecked_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def unchecked_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Staged manifests of compactions that were killed before the version was checked; no version names them."""
     store, listed, scheme = evidence.table.store, evidence.table.listed, evidence.table.location.scheme
     by_dynamodb = manifest_entries(store) is not None or listed.has(f"{VERSIONS_FOLDER}/{MOVED}")
@@ -158,10 +158,10 @@ def unchecked_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
                 Gate(met=passed, text="the table is at its version, or a later one"),
                 evidence.unfinished_gate(meta.last_modified),
             )
-            yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+            yield LanceCandidate(CandidateKind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
-def own_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def own_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Objects of memwal-ops: the quarantine, and those of killed jobs that read the store's clock or probed writes."""
     age = max(evidence.options.orphan_min_age, _PROBE_AGE)
     store = evidence.table.store
@@ -174,15 +174,15 @@ def own_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
                 Gate(met=True, text="written by a job that probed the store and was killed"),
                 evidence.age_gate("a probe may be running: written", meta.last_modified, age),
             )
-            yield LanceCandidate(Kind.LEFTOVER, meta.path, meta.size, 1, gates)
+            yield LanceCandidate(CandidateKind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
-def quarantine_candidates(evidence: Evidence) -> Iterator[LanceCandidate]:
+def quarantine_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Objects that repairs replaced: always kept, since an operator may undo the repair."""
     for meta in evidence.table.store.list(QUARANTINE_FOLDER):
         name = meta.path.removeprefix(f"{QUARANTINE_FOLDER}/").partition("/")[0]
         why = f"memwal-ops repair URI --undo {name} needs it; delete the folder yourself when it is not needed"
-        yield LanceCandidate(Kind.QUARANTINE, meta.path, meta.size, 1, (Gate(met=False, text=why),))
+        yield LanceCandidate(CandidateKind.QUARANTINE, meta.path, meta.size, 1, (Gate(met=False, text=why),))
 
 
 _log = get_logger(__name__)
@@ -191,7 +191,9 @@ _DRAIN_ATTEMPTS = 8
 _NO_GAP = "an older version could not be deleted, and versions must not have a gap"
 
 
-def views(evidence: Evidence, regions: Iterable[UUID] | None = None) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
+def views(
+    evidence: GcEvidence, regions: Iterable[UUID] | None = None
+) -> Iterator[tuple[UUID, WalView | MemwalOpsError]]:
     """All regions, read in chunks and not further ahead; or the error of one that cannot be read."""
     ids = evidence.table.regions.region_ids if regions is None else regions
     _ = evidence.table.layout  # read once, before the threads use it
@@ -286,11 +288,11 @@ class RegionCollector(Collector[LanceCandidate]):
         with self._of_one_table():
             self._fence_flushes(batch)
             view = self._renewed()
-        if batch[0].kind is Kind.REGION_MANIFEST:
+        if batch[0].kind is CandidateKind.REGION_MANIFEST:
             self._point_past(batch[-1], view.newest.version)
         log = self.log.under(view)
         judged = (
-            log.revalidate(candidate) if candidate.kind is Kind.WAL_ENTRY else view.revalidate(candidate)
+            log.revalidate(candidate) if candidate.kind is CandidateKind.WAL_ENTRY else view.revalidate(candidate)
             for candidate in batch
         )
         return (candidate for candidate in judged if candidate is not None)
@@ -346,7 +348,7 @@ class RegionCollector(Collector[LanceCandidate]):
         """
         newest = self.view.newest
         if self._fenced or not any(
-            candidate.kind is Kind.ORPHAN and (candidate.generation or 0) >= newest.current_generation
+            candidate.kind is CandidateKind.ORPHAN and (candidate.generation or 0) >= newest.current_generation
             for candidate in batch
         ):
             return

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
-class Kind(enum.StrEnum):
+class CandidateKind(enum.StrEnum):
     """The kinds of candidates; ``gc --json`` prints the value."""
 
     GENERATION = "generation"
@@ -47,16 +47,18 @@ class Kind(enum.StrEnum):
 
 
 KINDS: Mapping[str, KindText] = {
-    Kind.GENERATION: KindText("generations"),
-    Kind.ORPHAN: KindText("orphan directories"),
-    Kind.WAL_ENTRY: KindText("WAL entries", ("WAL entry", "WAL entries")),
-    Kind.REGION_MANIFEST: KindText("region manifest versions", ("region manifest version", "region manifest versions")),
-    Kind.SNAPSHOT: KindText("external snapshots"),
-    Kind.LEFTOVER: KindText("leftovers of killed commits"),
-    Kind.QUARANTINE: KindText("kept by repair", ("object kept by repair", "objects kept by repair")),
-    Kind.UNKNOWN: KindText("unknown"),
+    CandidateKind.GENERATION: KindText("generations"),
+    CandidateKind.ORPHAN: KindText("orphan directories"),
+    CandidateKind.WAL_ENTRY: KindText("WAL entries", ("WAL entry", "WAL entries")),
+    CandidateKind.REGION_MANIFEST: KindText(
+        "region manifest versions", ("region manifest version", "region manifest versions")
+    ),
+    CandidateKind.SNAPSHOT: KindText("external snapshots"),
+    CandidateKind.LEFTOVER: KindText("leftovers of killed commits"),
+    CandidateKind.QUARANTINE: KindText("kept by repair", ("object kept by repair", "objects kept by repair")),
+    CandidateKind.UNKNOWN: KindText("unknown"),
 }
-DIRECTORIES = frozenset({Kind.GENERATION, Kind.ORPHAN})
+DIRECTORIES = frozenset({CandidateKind.GENERATION, CandidateKind.ORPHAN})
 """Kinds that are a directory with all its objects."""
 
 
@@ -84,11 +86,11 @@ class LanceCandidate(Candidate):
 
 def unrecognized(path: str, size: int, why: str, *, region_id: UUID | None = None, objects: int = 1) -> LanceCandidate:
     """A candidate that cannot be classified; it is kept."""
-    return LanceCandidate(Kind.UNKNOWN, path, size, objects, (Gate(met=False, text=why),), region_id=region_id)
+    return LanceCandidate(CandidateKind.UNKNOWN, path, size, objects, (Gate(met=False, text=why),), region_id=region_id)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class GcEvidence:
     """All inputs of a proof that do not belong to one region.
 
     Attributes:
@@ -105,7 +107,7 @@ class Evidence:
     now: datetime
     options: RetentionOptions
 
-    def reread(self) -> Evidence:
+    def reread(self) -> GcEvidence:
         """The same, read again. ``now`` stays: candidates do not age during a run.
 
         The table is opened again only if the listing of versions, which the retention needs anyway, does not end with
@@ -120,7 +122,7 @@ class Evidence:
         covered = self.covered if table.version == self.table.version else covered_generations(table)
         return replace(self, table=table, covered=covered)
 
-    def with_retention(self, retention: LiveVersions) -> Evidence:
+    def with_retention(self, retention: LiveVersions) -> GcEvidence:
         """The same evidence as if only these versions may be opened."""
         return replace(self, retention=retention)
 
@@ -188,7 +190,7 @@ class CurrentEvidence:
         anchors: of the table that was read first; empty for a plan, which deletes nothing.
     """
 
-    evidence: Evidence
+    evidence: GcEvidence
     anchors: tuple[Anchor, ...] = ()
     _complete: bool = False
 
@@ -220,8 +222,8 @@ class CurrentEvidence:
             anchor.check(self.evidence.table.store)
 
 
-def read_evidence(table: Table, options: RetentionOptions, now: datetime) -> Evidence:
+def read_evidence(table: Table, options: RetentionOptions, now: datetime) -> GcEvidence:
     """All inputs of proofs but the regions, as of now."""
     retention = LiveVersions()
     retention.refresh(table, now)
-    return Evidence(table, retention, covered_generations(table), now, options)
+    return GcEvidence(table, retention, covered_generations(table), now, options)

@@ -24,7 +24,7 @@ from memwal_ops.formats.lance.generations.generation_files import (
 )
 from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.indexes.index_faults import is_shared
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate, unrecognized
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.generations.generation_files import DirectoryContents
-    from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
+    from memwal_ops.formats.lance.jobs.gc.evidence import GcEvidence
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest
 
@@ -77,7 +77,7 @@ class RegionView:
         undeleted: deletable generation directories that count as needed, since their deletion failed.
     """
 
-    evidence: Evidence
+    evidence: GcEvidence
     contents: RegionContents
     newest: RegionManifest
     settled: RegionManifest | None
@@ -163,21 +163,21 @@ class RegionView:
             Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
             self.evidence.unfinished_gate(state.modified, "a write may be in progress: written"),
         )
-        return LanceCandidate(Kind.LEFTOVER, path, state.bytes, 1, gates, region_id=self.region_id)
+        return LanceCandidate(CandidateKind.LEFTOVER, path, state.bytes, 1, gates, region_id=self.region_id)
 
     def revalidate(self, candidate: LanceCandidate) -> LanceCandidate | None:
         """A candidate other than a log entry, with its gates checked again; None if it does not exist any more."""
-        if candidate.kind is Kind.LEFTOVER:
+        if candidate.kind is CandidateKind.LEFTOVER:
             return self._stray(candidate.path)
         name = candidate.name
-        if candidate.kind is Kind.REGION_MANIFEST:
+        if candidate.kind is CandidateKind.REGION_MANIFEST:
             version = parse_region_manifest_name(name)
             return None if version is None else self._manifest(version)
         state = self.contents.directories[name]
         listed = self.listed_at.get(name)
         return self._unlisted(name, state) if listed is None else self._listed(listed, state)
 
-    def with_evidence(self, evidence: Evidence) -> RegionView:
+    def with_evidence(self, evidence: GcEvidence) -> RegionView:
         """The same listing with current evidence and the current region manifest.
 
         If there is no newer one, it is not read again: its anchor is checked before each deletion.
@@ -214,7 +214,9 @@ class RegionView:
         elif drain:
             text = f"listed by region manifest version {self.newest.version}: gc --apply removes it from the list, and "
             gates += (Gate(met=False, text=f"{text}deletes it --reader-grace later"),)
-        return self._directory_candidate(Kind.GENERATION, flushed.path, flushed.generation, state, gates, drain=drain)
+        return self._directory_candidate(
+            CandidateKind.GENERATION, flushed.path, flushed.generation, state, gates, drain=drain
+        )
 
     def _unlisted(self, name: str, state: DirectoryContents) -> LanceCandidate:
         parsed = parse_generation_dir(name)
@@ -233,10 +235,10 @@ class RegionView:
                 gates += (Gate(met=False, text=f"{event}, just now"),)
             else:
                 gates += (self.evidence.age_gate(event, dropped.modified, self.evidence.options.reader_grace),)
-            return self._directory_candidate(Kind.GENERATION, name, generation, state, gates, drain=False)
+            return self._directory_candidate(CandidateKind.GENERATION, name, generation, state, gates, drain=False)
         unfinished = self.evidence.unfinished_gate(state.youngest, "a flush may be in progress: last written")
         gates = (*self.base_gates(), self._never_listed(), self._not_lost(generation), unfinished)
-        return self._directory_candidate(Kind.ORPHAN, name, generation, state, gates, drain=False)
+        return self._directory_candidate(CandidateKind.ORPHAN, name, generation, state, gates, drain=False)
 
     def _never_listed(self) -> Gate:
         broken = self.history().broken
@@ -281,7 +283,14 @@ class RegionView:
         return len(overwritten(self.evidence.table, self.newest))
 
     def _directory_candidate(
-        self, kind: Kind, name: str, generation: int, state: DirectoryContents, gates: tuple[Gate, ...], *, drain: bool
+        self,
+        kind: CandidateKind,
+        name: str,
+        generation: int,
+        state: DirectoryContents,
+        gates: tuple[Gate, ...],
+        *,
+        drain: bool,
     ) -> LanceCandidate:
         path = f"{self.folder}/{name}"
         return LanceCandidate(kind, path, state.bytes, state.objects, gates, drain, self.region_id, generation)
@@ -311,7 +320,7 @@ class RegionView:
             gates.append(Gate(met=False, text="it may show what another program merged, and dropped"))
         path = self.evidence.table.region(self.region_id).path(version)
         size = self.contents.manifests[version].bytes
-        return LanceCandidate(Kind.REGION_MANIFEST, path, size, 1, tuple(gates), region_id=self.region_id)
+        return LanceCandidate(CandidateKind.REGION_MANIFEST, path, size, 1, tuple(gates), region_id=self.region_id)
 
     def history(self) -> _History:
         """The content of all existing versions, also those since the listing; each is read once."""
@@ -341,7 +350,7 @@ class RegionView:
         history.listed |= dict.fromkeys((flushed.path for flushed in manifest.flushed_generations), version)
 
 
-def read_region_view(evidence: Evidence, region_id: UUID) -> RegionView:
+def read_region_view(evidence: GcEvidence, region_id: UUID) -> RegionView:
     """List a region, then read its newest manifest, then its settled one.
 
     Requests: the hint, a listing (one per 1,000 objects), a HEAD, one or two manifests.
@@ -360,7 +369,7 @@ def read_region_view(evidence: Evidence, region_id: UUID) -> RegionView:
     raise AssertionError  # pragma: no cover - the loop returns or raises
 
 
-def _read_region_view(evidence: Evidence, region_id: UUID) -> RegionView:
+def _read_region_view(evidence: GcEvidence, region_id: UUID) -> RegionView:
     manifests = evidence.table.region(region_id)
     # Before the listing: a version that is published between the two is then never one that the listing lacks.
     hint = manifests.hint() or 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
 from memwal_ops.formats.lance.generations.wal import read_writer_epoch, wal_entry_path, wal_references
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
 from memwal_ops.formats.lance.wire.names import parse_wal_entry_name
 from memwal_ops.storage.api import LinkError
 from memwal_ops.text import duration_text
@@ -307,7 +307,7 @@ class WalView:
         path = wal_entry_path(self.view.region_id, entry_id, self.view.layout)
         size = self.view.contents.wal.size(at)
         gates = (*self._flushed_gates, *gates)
-        return LanceCandidate(Kind.WAL_ENTRY, path, size, 1, gates, region_id=self.view.region_id)
+        return LanceCandidate(CandidateKind.WAL_ENTRY, path, size, 1, gates, region_id=self.view.region_id)
 
     @cached_property
     def _flushed_gates(self) -> tuple[Gate, ...]:
@@ -352,7 +352,7 @@ class WalView:
             references = self._references_of(name)
             if references is None:
                 # A flush that was never published has its rows in the log behind replay_after, which is kept.
-                if candidate.kind is Kind.GENERATION and name in self.view.listed_at:
+                if candidate.kind is CandidateKind.GENERATION and name in self.view.listed_at:
                     by_entry[-1] = name
             else:
                 by_entry |= dict.fromkeys(references, name)

@@ -19,7 +19,7 @@ from memwal_ops.formats.lance.files.versions import (
     operation_of,
     read_version_manifest,
 )
-from memwal_ops.formats.lance.generations.backlog import Blocked, RegionBacklog, backlog_of, with_listed_log
+from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBacklog, backlog_of, with_listed_log
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
@@ -32,9 +32,9 @@ from memwal_ops.formats.lance.jobs.inspect.report import (
     DroppedIndexes,
     GenerationState,
     IndexState,
-    Inspection,
+    InspectedRegion,
     MergedElsewhere,
-    RegionState,
+    TableInspection,
 )
 from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
@@ -61,7 +61,7 @@ _EARLIER_VERSIONS = 16
 
 
 @names_damage
-def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> Inspection:
+def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> TableInspection:
     """One version of a table, and the newest state of its regions."""
     context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
@@ -76,7 +76,7 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     )
 
 
-def _merged_elsewhere(table: Table, found: Inspection) -> MergedElsewhere | None:
+def _merged_elsewhere(table: Table, found: TableInspection) -> MergedElsewhere | None:
     """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
     program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
     dropped = [fault.program for fault in found.faults if fault.drops]
@@ -95,7 +95,7 @@ def _merged_elsewhere(table: Table, found: Inspection) -> MergedElsewhere | None
 apply = plan
 
 
-def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
+def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> TableInspection:
     """One version of a table, and the newest state of its regions.
 
     Args:
@@ -121,18 +121,18 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> Inspection:
     versions, writer = check_versions(table), last_writer(table)
     fragments = len(table.manifest.manifest.fragments)
     indexes = index_states(table, table.index.index_catchup)
-    return Inspection(table, _rows(table), fragments, regions, indexes, backlog, versions, limit, writer)
+    return TableInspection(table, _rows(table), fragments, regions, indexes, backlog, versions, limit, writer)
 
 
-def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[RegionState, ...]:
+def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[InspectedRegion, ...]:
     """The regions of a table that was at this place before; what of them is merged is not known."""
 
-    def read(region_id: UUID) -> RegionState:
+    def read(region_id: UUID) -> InspectedRegion:
         try:
             backlog = RegionBacklog(table.region(region_id).latest(), 0, ())
         except REGION_FAULTS as error:
-            return RegionState(region_id, None, {}, (), None, Blocked(region_id, None, error))
-        return RegionState(region_id, backlog, {}, (), None, Blocked(region_id, None, refusal))
+            return InspectedRegion(region_id, None, {}, (), None, BlockedRegion(region_id, None, error))
+        return InspectedRegion(region_id, backlog, {}, (), None, BlockedRegion(region_id, None, refusal))
 
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
         return tuple(pool.map(read, sorted(table.regions.region_ids)))
@@ -164,7 +164,7 @@ def _rows(table: Table) -> int:
         return int(table.dataset.count_rows())
 
 
-def _bounded(regions: tuple[RegionState, ...], limit: int) -> tuple[RegionState, ...]:
+def _bounded(regions: tuple[InspectedRegion, ...], limit: int) -> tuple[InspectedRegion, ...]:
     """At most ``limit`` generations of all regions together."""
     ranked = [
         (STATES.index(generation.state), at, generation)
@@ -197,18 +197,18 @@ def _region(
     region_id: UUID,
     backlog: RegionBacklog | None,
     log: tuple[int | None, MemwalOpsError | None],
-    fault: Blocked | None,
+    fault: BlockedRegion | None,
     checked: CheckedBacklog,
     limit: int,
-) -> RegionState:
+) -> InspectedRegion:
     """The region's state, with the first fault that would block it, as far as it shows without reading rows."""
     unflushed, error = log
     if fault is None and error is not None:
-        fault = Blocked(region_id, None, error)
+        fault = BlockedRegion(region_id, None, error)
     files = checked.files.get(region_id)
     counts, generations = _generations(backlog, files, limit)
     roots = () if files is None else files.foreign_roots.values()
-    return RegionState(region_id, backlog, counts, generations, unflushed, fault, next(iter(roots), None))
+    return InspectedRegion(region_id, backlog, counts, generations, unflushed, fault, next(iter(roots), None))
 
 
 def _generations(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.outlook import NextRun
     from memwal_ops.core.protocols import TableBranch
     from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.formats.lance.generations.backlog import Backlog, Blocked, RegionBacklog
+    from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion, RegionBacklog
     from memwal_ops.formats.lance.indexes.index_faults import IndexFault
     from memwal_ops.formats.lance.retention.damage import VersionsCheck
     from memwal_ops.formats.lance.table import Table
@@ -125,7 +125,7 @@ class GenerationState:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionState:
+class InspectedRegion:
     """One region, and the first fault that blocks it.
 
     ``unflushed_wal_entries``: entries of its log after the last flushed one, including those with which a writer
@@ -139,7 +139,7 @@ class RegionState:
     counts: Mapping[str, int]
     generations: tuple[GenerationState, ...]
     unflushed_wal_entries: int | None
-    fault: Blocked | None
+    fault: BlockedRegion | None
     foreign_root: str | None = None
 
     @property
@@ -220,7 +220,7 @@ class MergedElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class TableInspection:
     """The report of ``inspect`` for one version.
 
     ``dropped``: by fragment the bytes of dropped columns, where it has any; None: that cannot be read.
@@ -229,7 +229,7 @@ class Inspection:
     table: Table
     rows: int
     fragments: int
-    regions: tuple[RegionState, ...]
+    regions: tuple[InspectedRegion, ...]
     indexes: tuple[IndexState, ...]
     backlog: Backlog
     versions: VersionsCheck
@@ -245,7 +245,7 @@ class Inspection:
     exit_code = 0
 
     @property
-    def faults(self) -> tuple[Blocked, ...]:
+    def faults(self) -> tuple[BlockedRegion, ...]:
         """The faults of the regions that have one."""
         return tuple(region.fault for region in self.regions if region.fault is not None)
 
@@ -344,13 +344,13 @@ class Inspection:
         return "\n".join(lines)
 
 
-def _next_runs(inspection: Inspection) -> list[str]:
+def _next_runs(inspection: TableInspection) -> list[str]:
     described = [(name, describe_next_run(run.to_json())) for name, run in inspection.next_runs.items()]
     lines = [paragraph(f"The next {name}: {text}.", indent="  ", hanging="  ") for name, text in described]
     return ["", *lines] if lines else []
 
 
-def _columns(inspection: Inspection) -> list[str]:
+def _columns(inspection: TableInspection) -> list[str]:
     """What data files have of columns that are gone, and in how many files the columns of a fragment are."""
     lines = []
     if inspection.dropped:
@@ -362,7 +362,7 @@ def _columns(inspection: Inspection) -> list[str]:
     return ["", *(paragraph(line, indent="  ", hanging="  ") for line in lines)] if lines else []
 
 
-def _problems(inspection: Inspection) -> list[str]:
+def _problems(inspection: TableInspection) -> list[str]:
     table, lines = inspection.table, list[str]()
     if (lost := inspection.dropped_indexes) is not None:
         names = ", ".join(lost.indexes)
@@ -409,7 +409,7 @@ def _unreadable(versions: Mapping[int, str]) -> str:
     )
 
 
-def _how_far_behind(inspection: Inspection) -> str:
+def _how_far_behind(inspection: TableInspection) -> str:
     if not inspection.regions:
         return "No writer has opened a region yet: the base table has all rows."
     backlog = inspection.backlog.to_json()
@@ -435,7 +435,7 @@ def _has_snapshot(table: Table) -> bool:
     return index.inline_snapshots is not None or (is_external(table) and index.snapshot_ts_millis is not None)
 
 
-def _snapshot(inspection: Inspection) -> str:
+def _snapshot(inspection: TableInspection) -> str:
     index = inspection.table.index
     if not _has_snapshot(inspection.table):
         return "No snapshot of the regions is stored (memwal-ops snapshot takes one)."
@@ -443,7 +443,7 @@ def _snapshot(inspection: Inspection) -> str:
     return f"Snapshot of {counted(index.num_regions, 'region')}, taken {taken:%Y-%m-%d %H:%M:%S} UTC."
 
 
-def _regions(inspection: Inspection) -> str:
+def _regions(inspection: TableInspection) -> str:
     listed = "generations waiting" if inspection.table.refusal is None else "generations"
     return grid(
         ("region", "status", "epoch", "merged", listed, "rows", "bytes"),
@@ -452,7 +452,7 @@ def _regions(inspection: Inspection) -> str:
     )
 
 
-def _region_cells(region: RegionState) -> list[str]:
+def _region_cells(region: InspectedRegion) -> list[str]:
     if region.backlog is None:
         return [str(region.region_id), "unreadable", "", "", "", "", ""]
     merged = region.backlog.merged
@@ -472,7 +472,7 @@ def _region_cells(region: RegionState) -> list[str]:
     ]
 
 
-def _indexes(inspection: Inspection) -> str:
+def _indexes(inspection: TableInspection) -> str:
     return grid(
         ("index", "type", "state", "fragments covered", "uncovered", "rows uncovered"),
         [

@@ -15,7 +15,7 @@ from lance.fragment import write_fragments
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.core.erasure import Holder
+from memwal_ops.core.erasure import RowHolder
 from memwal_ops.errors import MemwalOpsError, NoPrimaryKeyError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, fixed_dictionaries
 from memwal_ops.formats.lance.commit.index_build import from_pylance
@@ -130,12 +130,12 @@ class LegacyLogs(LogSurvey):
         del reading
         return self._needed
 
-    def holders(self, versions_until: datetime | None) -> Iterator[Holder]:
+    def holders(self, versions_until: datetime | None) -> Iterator[RowHolder]:
         """See the base class."""
         for place, mem_wal in self._outside.items():
             if self._is_there(place):
                 why = f"of {mem_wal.id}: it is not read, and no job deletes it: delete it yourself"
-                yield Holder(OUTSIDE, place, why, blocks=True)
+                yield RowHolder(OUTSIDE, place, why, blocks=True)
         candidates = (
             {candidate.path: candidate for candidate in gc.candidates(self.table, self.options)} if self.dirty else {}
         )
@@ -152,20 +152,20 @@ class LegacyLogs(LogSurvey):
 
     def _holder(
         self, path: str, why: str, one: MemWal, candidate: LanceCandidate | None, until: datetime | None
-    ) -> Holder:
+    ) -> RowHolder:
         kind = "MemTable" if path.endswith("/") else "log file"
         if one.state is not State.MERGED:
             if one.state is State.FLUSHED and not self.merged:
-                return Holder(kind, path, f"{why}; it is merged first")
+                return RowHolder(kind, path, f"{why}; it is merged first")
             act = "memwal-ops merge reports why" if one.state is State.FLUSHED else f"{one.owner_id!r} must flush it"
-            return Holder(kind, path, f"{why}; {one.id} is {one.state.name}: {act}", blocks=True)
+            return RowHolder(kind, path, f"{why}; {one.id} is {one.state.name}: {act}", blocks=True)
         if candidate is None:
-            return Holder(kind, path, f"{why}; it is merged, and gc deletes nothing there: delete it", blocks=True)
+            return RowHolder(kind, path, f"{why}; it is merged, and gc deletes nothing there: delete it", blocks=True)
         if candidate.verdict is Verdict.DELETE:
-            return Holder(kind, path, why)
+            return RowHolder(kind, path, why)
         waits = all(_UNMERGED in gate.text for gate in candidate.gates if not gate.met)
         blocks = self.merged and not waits
-        return Holder(kind, path, f"{why}; {candidate.why}", until if waits else None, blocks)
+        return RowHolder(kind, path, f"{why}; {candidate.why}", until if waits else None, blocks)
 
 
 __all__ = ["apply", "plan"]
@@ -197,7 +197,7 @@ class LegacyErasure(TableErasure):
         try:
             report = merge.apply(self.table, MergeOptions(), self.context)
         except NoPrimaryKeyError as error:
-            self.faults.append(Holder("MemWAL", "not merged", f"{error} (memwal-ops merge)", blocks=True))
+            self.faults.append(RowHolder("MemWAL", "not merged", f"{error} (memwal-ops merge)", blocks=True))
         else:
             self.count("generations_merged", sum(len(merge_pass.ids) for merge_pass in report.passes))
         self.table = self.table.newest()
@@ -231,7 +231,7 @@ class LegacyErasure(TableErasure):
             except CommitLostError as error:
                 self.table = CommitRetry().conflict(self.table, error)  # the next run builds it
             except MemwalOpsError as error:
-                self.faults.append(Holder("index", name, f"it cannot be built anew: {error}", blocks=True))
+                self.faults.append(RowHolder("index", name, f"it cannot be built anew: {error}", blocks=True))
             else:
                 self.count("indexes_rebuilt", 1)
 

@@ -8,8 +8,8 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.holds import check_own_files
 from memwal_ops.core.verification import (
     AnswersOptions,
-    Finding,
-    Findings,
+    Inconsistencies,
+    Inconsistency,
     RowsRead,
     Severity,
     finding_of,
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from memwal_ops.core.answers import IndexAnswers
-    from memwal_ops.core.verification import VerifyOptions, VerifyReport
+    from memwal_ops.core.verification import VerificationOptions, VerifyReport
     from memwal_ops.formats.lance.table import Table
 
 _STOPS = "Merges of the region stop there."
 
 
-def verified(table: Table, options: VerifyOptions, context: RunContext | None = None) -> VerifyReport:
+def verified(table: Table, options: VerificationOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version: files, versions, states, and, if ``options.deep``, the rows that are not merged.
 
     Raises:
         StorageError: the store failed.
     """
-    findings = Findings(options.max_findings)
+    findings = Inconsistencies(options.max_findings)
     checked: dict[str, int] = {}
     if not isinstance(options, AnswersOptions) or options.checks_all:
         checked = _check(table, options, findings)
@@ -62,7 +62,7 @@ def verified(table: Table, options: VerifyOptions, context: RunContext | None = 
 plan = apply = or_plan(verified)
 
 
-def _check(table: Table, options: VerifyOptions, findings: Findings) -> dict[str, int]:
+def _check(table: Table, options: VerificationOptions, findings: Inconsistencies) -> dict[str, int]:
     """Check all but the answers of indexes; return what was read."""
     checked = {"fragments": len(table.manifest.manifest.fragments), "MemWALs": 0}
     findings.extend(check_files(table))
@@ -84,7 +84,7 @@ def _check(table: Table, options: VerifyOptions, findings: Findings) -> dict[str
     return checked
 
 
-def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
+def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsistency]:
     """States, owners and versions of MemWALs, by the index and the manifests alone."""
     meanings = Meanings(table)
     for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):
@@ -94,7 +94,7 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
             where = f"{place}, generation {pending.fault.generation}"
             yield finding_of(pending.fault.error, pending.fault.error.reason, where, _STOPS)
         elif (problem := disorder(mem_wals, region)) is not None:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "mem_wal_states", place, problem, "A merge waits for the lower generation.",
                 "Let the region's writer seal and flush it; or migrate, which replays its log.",
                 "docs/legacy-memwal.md",
@@ -102,27 +102,27 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
     places: dict[str, MemWal] = {}
     for mem_wal in mem_wals:
         if mem_wal.last_updated_dataset_version > table.version:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "mem_wal_version", str(mem_wal.id),
                 f"Version {mem_wal.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
                 "It is not known what FLUSHED means.", "Give --flushed-means to merge and migrate.",
                 "runbooks/errors/36-flushed_meaning_unknown.md",
             )  # fmt: skip
         if not mem_wal.owner_id and mem_wal.state is not State.MERGED:
-            yield Finding(
+            yield Inconsistency(
                 Severity.WARNING, "mem_wal_owner", str(mem_wal.id), "It has no owner.",
                 "Two writers may write to it at once.", "Stop its writers, and migrate.", "docs/legacy-memwal.md",
             )  # fmt: skip
         other = places.setdefault(mem_wal.wal_location, mem_wal)
         if other is not mem_wal:
-            yield Finding(
+            yield Inconsistency(
                 Severity.ERROR, "wal_shared", str(mem_wal.id), f"It has the log of {other.id}: {mem_wal.wal_location}.",
                 "A replay gives the rows of both; gc keeps the log.", "Find out which of the two wrote the entries.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip
 
 
-def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Finding]:
+def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsistency]:
     """Whether the rows of each MemWAL that is not merged can be read, and fit the table."""
     options = MergeOptions(primary_key=() if table.primary_key else tuple(table.schema.names[:1]))
     meanings = Meanings(table)

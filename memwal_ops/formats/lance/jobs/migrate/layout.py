@@ -26,7 +26,7 @@ import pyarrow as pa
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.errors import CommitConflictError, InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_committable, commit_details
-from memwal_ops.formats.lance.generations.backlog import Blocked, read_backlog
+from memwal_ops.formats.lance.generations.backlog import BlockedRegion, read_backlog
 from memwal_ops.formats.lance.generations.wal import unflushed_entries, unflushed_rows
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.snapshots import covered_generations, is_external, snapshot_path
@@ -151,7 +151,11 @@ class _Run:
         self._target, self._started = target, time.monotonic()
 
     def report(
-        self, decision: MigrateDecision, table: Table, regions: Sequence[LayoutRegion], blocked: Sequence[Blocked] = ()
+        self,
+        decision: MigrateDecision,
+        table: Table,
+        regions: Sequence[LayoutRegion],
+        blocked: Sequence[BlockedRegion] = (),
     ) -> LayoutReport:
         return LayoutReport(
             decision, self.note.run_id, table.location.uri, self.before, self._target.name, self.rollback,
@@ -165,7 +169,7 @@ class _Found:
     """The regions that are not migrated yet. ``blocked``: those that cannot be."""
 
     open: tuple[LayoutRegion, ...]
-    blocked: tuple[Blocked, ...]
+    blocked: tuple[BlockedRegion, ...]
 
 
 def _check(table: Table, target: Layout) -> None:
@@ -215,7 +219,7 @@ def _read(table: Table, target: Layout) -> _Found:
                     raise _unreachable_rows(region)
                 unflushed = 0
         except MemwalOpsError as error:
-            blocked.append(Blocked(region_id, None, error))
+            blocked.append(BlockedRegion(region_id, None, error))
             continue
         if region.pending or not region.manifest.sealed:
             opened.append(_region(region, unflushed))
@@ -240,7 +244,7 @@ def _unreachable_rows(region: RegionBacklog) -> InvalidUsageError:
     )
 
 
-def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[Blocked, ...]:
+def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[BlockedRegion, ...]:
     """Merge the generations that these regions list; return the regions that are blocked."""
     waiting = tuple(one.region_id for one in regions if one.unmerged)
     if not waiting:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.commit.commit import CommitNote
-    from memwal_ops.formats.lance.generations.backlog import Blocked
+    from memwal_ops.formats.lance.generations.backlog import BlockedRegion
     from memwal_ops.formats.lance.legacy.index import BlockedMemWal
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
@@ -285,7 +285,7 @@ class LayoutReport:
     rollback: bool
     primary_key: tuple[str, ...]
     regions: tuple[LayoutRegion, ...]
-    blocked: tuple[Blocked, ...]
+    blocked: tuple[BlockedRegion, ...]
     version: int
     seconds: float
 
@@ -330,7 +330,7 @@ class LayoutReport:
         return f"{self.decision}: {texts[self.decision]}."
 
 
-def _blocked_text(fault: Blocked) -> str:
+def _blocked_text(fault: BlockedRegion) -> str:
     where = "" if fault.generation is None else f", generation {fault.generation}"
     return f"blocked: region {fault.region_id}{where}: {fault.error.reason}. {fault.error} {fault.error.remedy}"
 

@@ -57,13 +57,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import Finding
+    from memwal_ops.core.verification import Inconsistency
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
-def fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
+def fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     """The fix of a finding; None: there is none for such findings. Reads only.
 
     Raises:
@@ -76,7 +76,7 @@ def fix_of(table: Table, finding: Finding) -> Fix[Table] | None:
 # -- regions
 
 
-def _hint(table: Table, finding: Finding) -> Fix[Table]:
+def _hint(table: Table, finding: Inconsistency) -> Fix[Table]:
     region_id = UUID(finding.about)
     newest = table.region(region_id).latest(checked=True).version
 
@@ -96,7 +96,7 @@ def _hint(table: Table, finding: Finding) -> Fix[Table]:
     return Fix(f"hint:{region_id}", f"write the hint of region {region_id}: version {newest}", make)
 
 
-def _drain(table: Table, finding: Finding) -> Fix[Table]:
+def _drain(table: Table, finding: Inconsistency) -> Fix[Table]:
     region, _, number = finding.about.partition("/")
     region_id, generation = UUID(region), int(number)
     _, drainable = _drainable(table, region_id, generation, datetime.now(UTC))
@@ -142,7 +142,7 @@ def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tup
     return view.newest, numbers
 
 
-def _order(table: Table, finding: Finding) -> Fix[Table]:
+def _order(table: Table, finding: Inconsistency) -> Fix[Table]:
     del table
     region_id = UUID(finding.about)
 
@@ -159,7 +159,7 @@ def _order(table: Table, finding: Finding) -> Fix[Table]:
 # -- the MemWAL index
 
 
-def _catchup(table: Table, finding: Finding) -> Fix[Table]:
+def _catchup(table: Table, finding: Inconsistency) -> Fix[Table]:
     del table
     name = finding.about
 
@@ -179,13 +179,13 @@ def _catchup(table: Table, finding: Finding) -> Fix[Table]:
     return Fix(f"catchup:{name}", f"set the catch-up entry of index {name} to what its fragments cover", make)
 
 
-def _base_file(table: Table, finding: Finding) -> Fix[Table] | None:
+def _base_file(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     """The file of a region snapshot is listed with the base table's; no other file of it can be made again."""
     own = {snapshot_path(table.index.uuid), snapshot_path(table.index.uuid).rpartition("/")[0]}
     return _take_snapshot(table) if is_external(table) and finding.place in own else None
 
 
-def _snapshot(table: Table, finding: Finding) -> Fix[Table]:
+def _snapshot(table: Table, finding: Inconsistency) -> Fix[Table]:
     if finding.severity is Severity.ERROR:
         raise UnsafeError(
             "The snapshot was made from a later manifest than the newest: manifests were lost or restored. It may be "
@@ -231,7 +231,7 @@ def _refuse_unreadable_regions(report: snapshot.SnapshotReport) -> None:
 # -- versions
 
 
-def transaction_fix(table: Table, finding: Finding) -> Fix[Table]:
+def transaction_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Write the transaction file of the newest version again.
 
     Raises:
@@ -259,7 +259,7 @@ def _inline_transaction(table: Table) -> tuple[str, bytes]:
     return f"{TRANSACTIONS_FOLDER}/{name}", transaction.SerializeToString(deterministic=True)
 
 
-def _emptied(table: Table, finding: Finding) -> Fix[Table]:
+def _emptied(table: Table, finding: Inconsistency) -> Fix[Table]:
     del finding
     source = _rows_before(table)
 
@@ -294,7 +294,7 @@ def _rows_before(table: Table) -> VersionManifest:
     return before
 
 
-_FIXES: dict[str, Callable[[Table, Finding], Fix[Table] | None]] = {
+_FIXES: dict[str, Callable[[Table, Inconsistency], Fix[Table] | None]] = {
     "base_file": _base_file,
     "version_hint": _hint,
     "merged_generation_missing": _drain,

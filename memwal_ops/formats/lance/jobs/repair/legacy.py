@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import Finding
+    from memwal_ops.core.verification import Inconsistency
     from memwal_ops.formats.lance.table import Table
 
 
-def fix_of_legacy(table: Table, finding: Finding) -> Fix[Table] | None:
+def fix_of_legacy(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     """The fix of a finding; None: there is none for such findings. Reads only.
 
     Raises:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from memwal_ops.core.repair import Keep
-    from memwal_ops.core.verification import Finding
+    from memwal_ops.core.verification import Inconsistency
     from memwal_ops.formats.lance.log.region_columns import RegionColumns
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
@@ -83,7 +83,7 @@ def swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep
 # -- entries of the log
 
 
-def entry_fix(table: Table, finding: Finding) -> Fix[Table]:
+def entry_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Put an entry without rows in the place of one that is missing, or cannot be read.
 
     Every writer writes such entries when it claims a region, so that every replay goes over it to those behind it.
@@ -156,7 +156,7 @@ def _read(table: Table, region_id: UUID, entry_id: int) -> WalEntry | None:
 # -- generations
 
 
-def generation_fix(table: Table, finding: Finding) -> Fix[Table]:
+def generation_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Write a generation that is lost or damaged again, from the log.
 
     Raises:
@@ -342,7 +342,7 @@ def _lost_keys(
 # -- versions of the manifest
 
 
-def manifest_fix(table: Table, finding: Finding) -> Fix[Table]:
+def manifest_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Fill a gap between two versions of a region's manifest, or make the newest one again from what is left.
 
     Raises:

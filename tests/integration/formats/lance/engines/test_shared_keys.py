@@ -13,12 +13,12 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergePass
-from memwal_ops.formats.lance.engines.merge.passes import LocalEngine
+from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
 from memwal_ops.formats.lance.jobs import merge
 from tests.integration.contracts.small import flush, keys, make, rows, values
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine, PassResult
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine, PassResult
 
 pytestmark = pytest.mark.timeout(1800)  # the first test on Spark starts it, on whatever machine this runs
 REGIONS = [str(uuid.UUID(int=number, version=4)) for number in range(1, 13)]
@@ -27,8 +27,8 @@ REGIONS = [str(uuid.UUID(int=number, version=4)) for number in range(1, 13)]
 class Counting:
     """An engine that counts the passes that were tried."""
 
-    def __init__(self, engine: Engine | None) -> None:
-        self.engine = engine or LocalEngine()
+    def __init__(self, engine: MergeEngine | None) -> None:
+        self.engine = engine or LocalMergeEngine()
         self.name = self.engine.name
         self.passes = 0
 
@@ -37,14 +37,14 @@ class Counting:
         return self.engine.run(*arguments)
 
 
-def merged(uri: str, engine: Engine | None) -> tuple[merge.MergeReport, int]:
+def merged(uri: str, engine: MergeEngine | None) -> tuple[merge.MergeReport, int]:
     counting = Counting(engine)
     return merge.apply(open_table(uri), merge.MergeOptions(), engine=counting), counting.passes
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.req("S0-009")
-def test_regions_that_share_keys_are_all_found_in_one_pass(tmp_path: Path, engine: Engine | None) -> None:
+def test_regions_that_share_keys_are_all_found_in_one_pass(tmp_path: Path, engine: MergeEngine | None) -> None:
     """Region 0 alone shares nothing; 1 to 9 share key 5, 8 to 11 keys 6 and 7, each in two generations."""
     uri = make(tmp_path)
     for number, region in enumerate(REGIONS):
@@ -106,7 +106,7 @@ class Comparing(Counting):
         self.engine.refuse_shared_keys(*arguments)
 
 
-def merged_in_passes(uri: str, engine: Engine | None, **options: Any) -> tuple[merge.MergeReport, Comparing]:
+def merged_in_passes(uri: str, engine: MergeEngine | None, **options: Any) -> tuple[merge.MergeReport, Comparing]:
     comparing = Comparing(engine)
     options = {"max_generations": 1, **options}
     return merge.apply(open_table(uri), merge.MergeOptions(**options), engine=comparing), comparing
@@ -115,7 +115,7 @@ def merged_in_passes(uri: str, engine: Engine | None, **options: Any) -> tuple[m
 @pytest.mark.sampled(1)
 @pytest.mark.req("S0-009")
 def test_a_key_in_two_regions_is_found_where_each_region_has_passes_of_its_own(
-    tmp_path: Path, engine: Engine | None
+    tmp_path: Path, engine: MergeEngine | None
 ) -> None:
     """Passes of one generation: none of them sees two regions. A tombstone, which leaves no row, is a write as well."""
     uri = make(tmp_path)
@@ -153,7 +153,7 @@ def test_a_key_in_two_regions_is_found_where_each_region_has_passes_of_its_own(
     assert (found[1], 7 in found) == ([1.0], False)
 
 
-def test_what_one_pass_holds_is_not_read_twice(tmp_path: Path, engine: Engine | None) -> None:
+def test_what_one_pass_holds_is_not_read_twice(tmp_path: Path, engine: MergeEngine | None) -> None:
     uri = make(tmp_path)
     for number, region in enumerate(REGIONS[:3]):
         flush(uri, rows(100 + 10 * number, 104 + 10 * number, number), region=region)
@@ -161,7 +161,7 @@ def test_what_one_pass_holds_is_not_read_twice(tmp_path: Path, engine: Engine | 
     assert (report.decision, len(report.passes), comparing.compared) == ("merged", 1, 0)
 
 
-def test_distinct_keys_are_compared_once(tmp_path: Path, engine: Engine | None) -> None:
+def test_distinct_keys_are_compared_once(tmp_path: Path, engine: MergeEngine | None) -> None:
     uri = make(tmp_path)
     for number, region in enumerate(REGIONS[:3]):
         for _ in range(2):
@@ -190,7 +190,7 @@ def test_keys_beyond_the_budget_are_compared_in_parts(tmp_path: Path, kind: pa.D
     blocked: list[dict[str, str]] = []
     for budget in (16 << 10, 1 << 30):
         with pytest.raises(BlockedRegionsError) as refused:
-            LocalEngine().refuse_shared_keys(table, MergePass(plan.generations, budget))
+            LocalMergeEngine().refuse_shared_keys(table, MergePass(plan.generations, budget))
         blocked.append({str(region): str(error) for region, (_, error) in refused.value.causes.items()})
     assert [[*one] for one in blocked] == [[REGIONS[1], REGIONS[3]]] * 2
     for one in blocked:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"
@@ -95,7 +95,7 @@ def test_slices_keep_their_values_and_their_nulls(tmp_path: Path, name: str) -> 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", KINDS)
-def test_merged_after_a_field_inside_was_renamed(tmp_path: Path, name: str, engine: Engine | None) -> None:
+def test_merged_after_a_field_inside_was_renamed(tmp_path: Path, name: str, engine: MergeEngine | None) -> None:
     kind, values, path = KINDS[name]
     uri = str(tmp_path / "t.lance")
     lance.write_dataset(table_of(kind, values[:1]), uri, data_storage_version="2.2").initialize_mem_wal()

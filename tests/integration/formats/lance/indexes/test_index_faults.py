@@ -35,7 +35,7 @@ from tests.support.tables.stale_indexes import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.core.verification import Finding
+    from memwal_ops.core.verification import Inconsistency
 
 ROWS = 400
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PRIMARY_KEY), pa.field("v", pa.int64())])
@@ -64,7 +64,7 @@ def found(uri: str, number: int) -> int:
     return lance.dataset(uri).count_rows(f"id = {number}")
 
 
-def findings(uri: str) -> list[Finding]:
+def findings(uri: str) -> list[Inconsistency]:
     report = run_job(uri, "verify")
     return [one for one in report.findings.kept if one.check == "index_rows"]
 

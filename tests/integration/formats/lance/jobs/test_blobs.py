@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"
@@ -120,7 +120,7 @@ def kinds(uri: str) -> dict[int, int | None]:
     return {row["id"]: None if row["x"] is None else row["x"]["kind"] for row in table}
 
 
-def merge(uri: str, engine: Engine | None = None, **options: Any) -> merge_job.MergeReport:
+def merge(uri: str, engine: MergeEngine | None = None, **options: Any) -> merge_job.MergeReport:
     report = merge_job.apply(open_table(uri), merge_job.MergeOptions(**options), engine=engine)
     assert report.decision == "merged", [one.to_json() for one in report.blocked]
     return report
@@ -130,7 +130,9 @@ def merge(uri: str, engine: Engine | None = None, **options: Any) -> merge_job.M
 @pytest.mark.req("S3-021", "S3-035")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_merged_and_compacted(tmp_path: Path, blobs: Blobs, shape: str, stable: bool, engine: Engine | None) -> None:
+def test_merged_and_compacted(
+    tmp_path: Path, blobs: Blobs, shape: str, stable: bool, engine: MergeEngine | None
+) -> None:
     base, first = rows(range(14), blobs, SHAPES[shape]), rows(range(7, 21), blobs[1:], SHAPES[shape])
     second = rows(range(20, 30), blobs[2:], SHAPES[shape])
     expected = as_bytes(tmp_path, base) | as_bytes(tmp_path, first) | as_bytes(tmp_path, second)
@@ -144,7 +146,7 @@ def test_merged_and_compacted(tmp_path: Path, blobs: Blobs, shape: str, stable: 
     assert read(uri) == expected, "the clean-up of the versions before took no blob along"
 
 
-def test_where_bytes_lie_stays(tmp_path: Path, blobs: Blobs, engine: Engine | None) -> None:
+def test_where_bytes_lie_stays(tmp_path: Path, blobs: Blobs, engine: MergeEngine | None) -> None:
     missing = lance.Blob.from_uri("file:///nowhere/at/all", 3, 4)
     uri = made(tmp_path, rows(range(1, 2), blobs), rows(range(7), blobs), rows(range(7, 8), [missing]))
     (generation,) = (tmp_path / "t.lance" / "_mem_wal" / REGION).glob("*_gen_1")
@@ -168,7 +170,7 @@ def test_a_budget_below_one_blob(tmp_path: Path, blobs: Blobs) -> None:
     assert read(uri) == expected
 
 
-def test_a_base_whose_first_writer_had_no_ranges(tmp_path: Path, blobs: Blobs, engine: Engine | None) -> None:
+def test_a_base_whose_first_writer_had_no_ranges(tmp_path: Path, blobs: Blobs, engine: MergeEngine | None) -> None:
     """pylance names two storages one type."""
     small = BlobType._from_storage_type(pa.struct([pa.field("data", pa.large_binary()), pa.field("uri", pa.utf8())]))
 
@@ -186,7 +188,7 @@ def test_a_base_whose_first_writer_had_no_ranges(tmp_path: Path, blobs: Blobs, e
     assert read(uri) == expected
 
 
-def test_a_storage_base_of_the_table(tmp_path: Path, engine: Engine | None) -> None:
+def test_a_storage_base_of_the_table(tmp_path: Path, engine: MergeEngine | None) -> None:
     bases = [lance.DatasetBasePath(str(tmp_path / "files"), name="files", is_dataset_root=False)]
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one").write_bytes(OUTSIDE)
@@ -208,7 +210,7 @@ def test_a_storage_base_of_the_table(tmp_path: Path, engine: Engine | None) -> N
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("release", ["2.0", "2.1"])
-def test_the_older_blobs(tmp_path: Path, release: str, engine: Engine | None) -> None:
+def test_the_older_blobs(tmp_path: Path, release: str, engine: MergeEngine | None) -> None:
     values = [b"a", None, b"", b"b" * 100_000, b"c" * 5_000_000]
 
     def some(numbers: range) -> pa.Table:
@@ -226,7 +228,7 @@ def test_the_older_blobs(tmp_path: Path, release: str, engine: Engine | None) ->
     assert read(uri) == expected
 
 
-def test_columns_that_changed_since(tmp_path: Path, blobs: Blobs, engine: Engine | None) -> None:
+def test_columns_that_changed_since(tmp_path: Path, blobs: Blobs, engine: MergeEngine | None) -> None:
     added = rows(range(7), blobs, in_struct)
     uri = made(tmp_path, rows(range(1, 2), blobs, in_struct), added)
     lance.dataset(uri).alter_columns({"path": "x.blob", "name": "renamed"})

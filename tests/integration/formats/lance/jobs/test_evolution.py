@@ -25,7 +25,7 @@ from tests.support.tables import wire
 from tests.support.tables.files import Files
 
 if TYPE_CHECKING:
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 PERSON = pa.struct([("first", pa.string()), ("last", pa.string())])
@@ -53,7 +53,7 @@ def flush(uri: str, numbers: range, tag: str, schema: pa.Schema) -> None:
         writer.delete(pa.table({"id": pa.array([0], pa.int64())}))
 
 
-def merge(uri: str, engine: Engine | None) -> merge_job.MergeReport:
+def merge(uri: str, engine: MergeEngine | None) -> merge_job.MergeReport:
     return merge_job.apply(open_table(uri), merge_job.MergeOptions(), engine=engine)
 
 
@@ -73,26 +73,26 @@ def expected() -> dict[int, dict[str, Any]]:
     return {number: plain(number) for number in range(1, 15)}
 
 
-def test_a_column_was_added(uri: str, engine: Engine | None) -> None:
+def test_a_column_was_added(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).add_columns(pa.field("new", pa.string()))
     assert merge(uri, engine).decision == "merged"
     assert rows_of(uri) == {number: {**one, "new": None} for number, one in expected().items()}
 
 
-def test_a_column_was_dropped(uri: str, engine: Engine | None) -> None:
+def test_a_column_was_dropped(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).drop_columns(["a"])
     assert merge(uri, engine).decision == "merged"
     assert rows_of(uri) == {number: {k: v for k, v in one.items() if k != "a"} for number, one in expected().items()}
 
 
-def test_a_column_was_renamed(uri: str, engine: Engine | None) -> None:
+def test_a_column_was_renamed(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).alter_columns({"path": "a", "name": "text"})
     assert merge(uri, engine).decision == "merged"
     got = rows_of(uri)
     assert {number: one["text"] for number, one in got.items()} == {n: one["a"] for n, one in expected().items()}
 
 
-def test_two_columns_changed_names(uri: str, engine: Engine | None) -> None:
+def test_two_columns_changed_names(uri: str, engine: MergeEngine | None) -> None:
     """By name, each would take the other's values."""
     dataset = lance.dataset(uri)
     dataset.add_columns(pa.field("c", pa.int32()))
@@ -105,13 +105,13 @@ def test_two_columns_changed_names(uri: str, engine: Engine | None) -> None:
     assert {one["b"] for one in got.values()} == {None}
 
 
-def test_a_field_inside_a_struct_was_renamed(uri: str, engine: Engine | None) -> None:
+def test_a_field_inside_a_struct_was_renamed(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).alter_columns({"path": "who.last", "name": "family"})
     assert merge(uri, engine).decision == "merged"
     assert {n: one["who"]["family"] for n, one in rows_of(uri).items()} == {n: f"l{n}" for n in expected()}
 
 
-def test_dropped_and_added_again_under_the_same_name(uri: str, engine: Engine | None) -> None:
+def test_dropped_and_added_again_under_the_same_name(uri: str, engine: MergeEngine | None) -> None:
     """Another column: it has another id, and the old values do not come back."""
     lance.dataset(uri).drop_columns(["b"])
     lance.dataset(uri).add_columns(pa.field("b", pa.int32()))
@@ -119,7 +119,7 @@ def test_dropped_and_added_again_under_the_same_name(uri: str, engine: Engine | 
     assert {one["b"] for one in rows_of(uri).values()} == {None}
 
 
-def test_an_id_that_was_given_away_is_no_rename(tmp_path: Path, engine: Engine | None) -> None:
+def test_an_id_that_was_given_away_is_no_rename(tmp_path: Path, engine: MergeEngine | None) -> None:
     """Lance gives a dropped column's id to the next one where no data file holds it."""
     uri = str(tmp_path / "t.lance")
     schema = pa.schema([KEY, pa.field("v", pa.int32())])
@@ -189,7 +189,7 @@ def reason(report: merge_job.MergeReport) -> str:
     return str(fault.error.reason)
 
 
-def test_values_of_a_dropped_column_stay_away(noted: str, engine: Engine | None) -> None:
+def test_values_of_a_dropped_column_stay_away(noted: str, engine: MergeEngine | None) -> None:
     """pylance's own scan of base and generations gives them back: it asks for the id alone."""
     add_again(noted)
     write_notes(noted, [4], "new")
@@ -198,7 +198,7 @@ def test_values_of_a_dropped_column_stay_away(noted: str, engine: Engine | None)
     assert {one["v"] for one in rows_of(noted).values()} == {1, 20, 30, 40}
 
 
-def test_added_again_and_renamed(noted: str, engine: Engine | None) -> None:
+def test_added_again_and_renamed(noted: str, engine: MergeEngine | None) -> None:
     """The name of the past, in a version of the present column's life, makes it no rename."""
     add_again(noted)
     lance.dataset(noted).alter_columns({"path": "note", "name": "remark"})
@@ -206,7 +206,7 @@ def test_added_again_and_renamed(noted: str, engine: Engine | None) -> None:
     assert notes(noted, "remark") == {1: None, 2: None, 3: None}
 
 
-def test_another_column_took_the_name(noted: str, engine: Engine | None) -> None:
+def test_another_column_took_the_name(noted: str, engine: MergeEngine | None) -> None:
     lance.dataset(noted).drop_columns(["note"])
     lance.dataset(noted).add_columns(pa.field("email", pa.string()))
     lance.dataset(noted).alter_columns({"path": "email", "name": "note"})
@@ -214,14 +214,14 @@ def test_another_column_took_the_name(noted: str, engine: Engine | None) -> None
     assert notes(noted) == {1: None, 2: None, 3: None}
 
 
-def test_added_again_with_another_type(noted: str, engine: Engine | None) -> None:
+def test_added_again_with_another_type(noted: str, engine: MergeEngine | None) -> None:
     add_again(noted, field=pa.field("note", pa.int64()))
     assert merge(noted, engine).decision == "merged"
     assert notes(noted) == {1: None, 2: None, 3: None}
 
 
 @pytest.mark.parametrize("inside", ["struct", "list"])
-def test_a_field_inside_was_dropped_and_added_again(tmp_path: Path, inside: str, engine: Engine | None) -> None:
+def test_a_field_inside_was_dropped_and_added_again(tmp_path: Path, inside: str, engine: MergeEngine | None) -> None:
     kind = PERSON if inside == "struct" else pa.list_(PERSON)
     part = pa.struct([("last", pa.string())])
     uri = str(tmp_path / "t.lance")
@@ -245,7 +245,7 @@ def test_a_field_inside_was_dropped_and_added_again(tmp_path: Path, inside: str,
     }
 
 
-def test_a_drop_that_was_undone(noted: str, engine: Engine | None) -> None:
+def test_a_drop_that_was_undone(noted: str, engine: MergeEngine | None) -> None:
     """A version that was restored follows on the one that it restores, and so do its columns."""
     version = lance.dataset(noted).version
     lance.dataset(noted).drop_columns(["note"])
@@ -254,7 +254,7 @@ def test_a_drop_that_was_undone(noted: str, engine: Engine | None) -> None:
     assert notes(noted) == {1: None, 2: "old", 3: "old"}
 
 
-def test_a_column_that_a_restore_took_the_place_of(noted: str, engine: Engine | None) -> None:
+def test_a_column_that_a_restore_took_the_place_of(noted: str, engine: MergeEngine | None) -> None:
     version = lance.dataset(noted).version
     add_again(noted)
     write_notes(noted, [4], "of the column that was undone")
@@ -263,7 +263,7 @@ def test_a_column_that_a_restore_took_the_place_of(noted: str, engine: Engine | 
     assert notes(noted) == {1: None, 2: "old", 3: "old", 4: None}
 
 
-def test_if_no_version_shows_it_any_more_an_operator_decides(noted: str, engine: Engine | None) -> None:
+def test_if_no_version_shows_it_any_more_an_operator_decides(noted: str, engine: MergeEngine | None) -> None:
     lance.dataset(noted).update_config({"any": "thing"})
     forget_versions(noted)
     assert reason(merge(noted, engine)) == "schema_projection"
@@ -280,7 +280,7 @@ def test_a_confirmation_of_another_version_does_not_count(noted: str) -> None:
     assert reason(merge(noted, None)) == "schema_projection"
 
 
-def test_if_no_version_shows_it_any_more_and_it_was_dropped(noted: str, engine: Engine | None) -> None:
+def test_if_no_version_shows_it_any_more_and_it_was_dropped(noted: str, engine: MergeEngine | None) -> None:
     add_again(noted)
     write_notes(noted, [1], "new", str(uuid.uuid4()))
     forget_versions(noted)
@@ -420,7 +420,7 @@ def test_each_version_is_read_once_for_all_passes(noted: str) -> None:
     assert max(versions) < 8, read
 
 
-def test_a_rename_that_no_version_explains_any_more_is_refused(uri: str, engine: Engine | None) -> None:
+def test_a_rename_that_no_version_explains_any_more_is_refused(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).alter_columns({"path": "a", "name": "text"})
     store = open_table(uri).store
     names = sorted(meta.path for meta in store.list("_versions") if meta.path.endswith(".manifest"))
@@ -450,7 +450,7 @@ def test_a_damaged_version_stops_the_regions_that_need_it(uri: str) -> None:
     assert merge(uri, None).decision == "merged"
 
 
-def test_old_and_new_generations_in_one_pass(uri: str, engine: Engine | None) -> None:
+def test_old_and_new_generations_in_one_pass(uri: str, engine: MergeEngine | None) -> None:
     lance.dataset(uri).alter_columns({"path": "a", "name": "text"})
     lance.dataset(uri).add_columns(pa.field("extra", pa.int64()))
     now = lance.dataset(uri).schema

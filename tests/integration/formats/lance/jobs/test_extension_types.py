@@ -24,7 +24,7 @@ from tests.support.gc_options import IMMEDIATE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 KEY = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
 REGION = "00000000-0000-4000-8000-000000000001"
@@ -115,7 +115,7 @@ def plain(dataset: lance.LanceDataset) -> dict[int, list[str]]:
     return dict(zip(table["id"].to_pylist(), map(list, values), strict=True))
 
 
-def stays(path: Path, names: list[str], engine: Engine | None) -> None:
+def stays(path: Path, names: list[str], engine: MergeEngine | None) -> None:
     uri = str(path / "t.lance")
     lance.write_dataset(rows(names, range(6)), uri, data_storage_version="2.2").initialize_mem_wal()
     before = lance.dataset(uri)
@@ -141,11 +141,11 @@ def test_type_and_values_stay(tmp_path: Path, name: str) -> None:
     stays(tmp_path, [name], None)
 
 
-def test_all_of_them_in_one_table(tmp_path: Path, engine: Engine | None) -> None:
+def test_all_of_them_in_one_table(tmp_path: Path, engine: MergeEngine | None) -> None:
     stays(tmp_path, list(COLUMNS), engine)
 
 
-def test_json(tmp_path: Path, engine: Engine | None) -> None:
+def test_json(tmp_path: Path, engine: MergeEngine | None) -> None:
     """The writer takes it in Lance's own encoding, and a scan gives text."""
     uri = str(tmp_path / "t.lance")
     texts = ['{"a":1}', None, '["b",2.5]']

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
 
 PRIMARY = {"lance-schema:unenforced-primary-key": "true"}
 POSITION = "lance-schema:unenforced-primary-key:position"
@@ -42,7 +42,7 @@ def merged(
     schema: pa.Schema,
     base: list[Row],
     steps: Sequence[Step],
-    engine: Engine | None,
+    engine: MergeEngine | None,
     **options: Any,
 ) -> merge.MergeReport:
     """Write, flush a generation for each step, merge, and compare with a dictionary."""
@@ -87,7 +87,7 @@ ODD = [
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
 @pytest.mark.parametrize("others", [0, MANY])
-def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Engine | None) -> None:
+def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: MergeEngine | None) -> None:
     base = [{"id": text, "v": 0} for text in [*ODD, *(f"k{number}" for number in range(others))]]
     steps: list[Step] = [
         ([{"id": text, "v": 1} for text in ODD[:12]], [{"id": text} for text in ODD[12:]]),
@@ -108,7 +108,7 @@ def test_odd_strings(tmp_path: Path, kind: pa.DataType, others: int, engine: Eng
     ],
 )
 def test_the_ends_of_integers(
-    tmp_path: Path, kind: pa.DataType, values: list[int], index: bool, engine: Engine | None
+    tmp_path: Path, kind: pa.DataType, values: list[int], index: bool, engine: MergeEngine | None
 ) -> None:
     base = [{"id": number, "v": 0} for number in [*values, *range(1_000, 1_000 + MANY)]]
     steps: list[Step] = [([{"id": number, "v": 1} for number in values[:2]], [{"id": values[-1]}])]
@@ -126,7 +126,7 @@ def test_the_ends_of_integers(
     ],
     ids=str,
 )
-def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any], engine: Engine | None) -> None:
+def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any], engine: MergeEngine | None) -> None:
     base = [{"id": value, "v": 0} for value in values]
     steps: list[Step] = [([{"id": values[0], "v": 1}], [{"id": values[-1]}])]
     merged(tmp_path, pa.schema([key(kind), pa.field("v", pa.int64())]), base, steps, engine)
@@ -134,7 +134,7 @@ def test_small_kinds_of_keys(tmp_path: Path, kind: pa.DataType, values: list[Any
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["Id", "my id", "select", "_rowid2", "_distance", "key", "locator"])
-def test_odd_names(tmp_path: Path, name: str, engine: Engine | None) -> None:
+def test_odd_names(tmp_path: Path, name: str, engine: MergeEngine | None) -> None:
     schema = pa.schema([pa.field("V w", pa.int64()), pa.field("group", pa.string()), key(pa.int64(), name)])
     base = [{name: number, "V w": 0, "group": "a"} for number in range(MANY)]
     steps: list[Step] = [
@@ -145,7 +145,7 @@ def test_odd_names(tmp_path: Path, name: str, engine: Engine | None) -> None:
 
 
 @pytest.mark.req("S0-002")
-def test_a_composite_key_in_its_own_order(tmp_path: Path, engine: Engine | None) -> None:
+def test_a_composite_key_in_its_own_order(tmp_path: Path, engine: MergeEngine | None) -> None:
     schema = pa.schema(
         [
             pa.field("a", pa.int32(), nullable=False, metadata={**PRIMARY, POSITION: "2"}),
@@ -197,7 +197,7 @@ def test_every_kind_of_value(tmp_path: Path, name: str, stable: bool) -> None:
 
 @pytest.mark.req("S3-056")
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
-def test_every_kind_of_value_in_one_table(tmp_path: Path, stable: bool, engine: Engine | None) -> None:
+def test_every_kind_of_value_in_one_table(tmp_path: Path, stable: bool, engine: MergeEngine | None) -> None:
     schema = pa.schema([key(pa.int64()), *(pa.field(name, kind) for name, (kind, _) in VALUES.items())])
 
     def row(number: int, shift: int) -> Row:
@@ -212,7 +212,7 @@ def test_every_kind_of_value_in_one_table(tmp_path: Path, stable: bool, engine: 
 
 
 @pytest.mark.parametrize("release", ["legacy", "2.0", "2.1", "2.2"])
-def test_every_storage_version(tmp_path: Path, release: str, engine: Engine | None) -> None:
+def test_every_storage_version(tmp_path: Path, release: str, engine: MergeEngine | None) -> None:
     schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64()), pa.field("s", pa.string())])
     base = [{"id": number, "v": 0, "s": "a"} for number in range(100)]
     steps: list[Step] = [([{"id": number, "v": 1, "s": None} for number in range(0, 120, 3)], [{"id": 5}])]
@@ -222,7 +222,7 @@ def test_every_storage_version(tmp_path: Path, release: str, engine: Engine | No
 
 @pytest.mark.parametrize("storage", ["stable", "legacy"])
 def test_an_index_that_does_not_cover_the_table_finds_every_row(
-    tmp_path: Path, storage: str, engine: Engine | None
+    tmp_path: Path, storage: str, engine: MergeEngine | None
 ) -> None:
     """pylance panics where it selects addresses of the oldest data files by an index: there keys are scanned."""
     schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64())])
@@ -246,7 +246,7 @@ def test_an_index_that_does_not_cover_the_table_finds_every_row(
 
 @pytest.mark.parametrize("release", ["13.0.0", lance.__version__])
 def test_an_index_that_claims_rows_which_it_does_not_have_is_not_asked(
-    tmp_path: Path, release: str, engine: Engine | None
+    tmp_path: Path, release: str, engine: MergeEngine | None
 ) -> None:
     """As a client of release 13 leaves a B-tree of ours: 20 updates made 20 keys stand twice.
 
@@ -275,7 +275,7 @@ def test_an_index_that_claims_rows_which_it_does_not_have_is_not_asked(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("between", ["delete", "update"])
 def test_an_index_that_a_compaction_left_behind_is_not_asked(
-    tmp_path: Path, between: str, engine: Engine | None
+    tmp_path: Path, between: str, engine: MergeEngine | None
 ) -> None:
     """pylance loses rows of it (docs/upstream.md): upserted keys stood twice, and deleted ones stayed."""
     schema = pa.schema([key(pa.int64()), pa.field("v", pa.int64())])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.verification import VerifyOptions
+from memwal_ops.core.verification import VerificationOptions
 from memwal_ops.formats.lance.jobs import verify
 from tests.support.gc_options import AT_ONCE
 from tests.support.stores import Beside, LyingStore
@@ -40,7 +40,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LsmTable]:
 
 def errors(table: LsmTable, wrap: Any) -> list[str]:
     opened: Any = open_table(table.uri)
-    report = verify.verified(replace(opened, store=wrap(opened.store)), VerifyOptions())
+    report = verify.verified(replace(opened, store=wrap(opened.store)), VerificationOptions())
     return [one["check"] for one in report.to_json()["findings"] if one["severity"] == "error"]
 
 

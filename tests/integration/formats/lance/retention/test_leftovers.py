@@ -14,7 +14,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.commit import commit
 from memwal_ops.formats.lance.commit.commit import CommitNote, commit_strict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.retention.garbage import find_leftovers, sweep_leftovers
 from memwal_ops.storage.clock import CLOCK_FOLDER
 from tests.integration.formats.lance.commit.test_commit import append
@@ -162,7 +162,9 @@ def test_a_detached_version_that_is_named_stays(made: Workload, keeper: str) -> 
     else:
         dataset.create_branch("what-if", named)
     found = gc.candidates(table, gc.GcOptions(NOW, NOW, allow_unsafe=True))
-    held = {item.path: item.why for item in found if item.kind is Kind.LEFTOVER and item.verdict is Verdict.HELD}
+    held = {
+        item.path: item.why for item in found if item.kind is CandidateKind.LEFTOVER and item.verdict is Verdict.HELD
+    }
     assert held.keys() == {f"_versions/d{named}.manifest"}
     assert keeper in held.popitem()[1]
     assert sweep_leftovers(table, abandoned_after=NOW) >= len(others)

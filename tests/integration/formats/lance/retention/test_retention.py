@@ -21,7 +21,7 @@ from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.retention import live_versions as module
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, VersionProgress, named_versions
 from memwal_ops.storage.api import ObjectMeta
@@ -380,8 +380,8 @@ def test_a_version_that_cannot_be_read_holds_everything(tmp_path: Path, kind: ty
     assert report.drained == 0
     assert generation_folders(made) == folders
     items = planned(made)
-    assert all(path in why for why in reasons(items, Kind.GENERATION).values())
-    assert path in reasons(items, Kind.UNKNOWN)
+    assert all(path in why for why in reasons(items, CandidateKind.GENERATION).values())
+    assert path in reasons(items, CandidateKind.UNKNOWN)
     Path(made.uri, path).write_bytes(data)
     refreshed(table, retention)
     assert retention.unreadable == {}

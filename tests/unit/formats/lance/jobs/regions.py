@@ -11,7 +11,7 @@ from uuid import UUID
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.formats.lance.generations.generation_files import DirectoryContents, FileState, RegionContents
-from memwal_ops.formats.lance.jobs.gc.evidence import Evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import GcEvidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
 from memwal_ops.formats.lance.options import RetentionOptions
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
@@ -83,7 +83,7 @@ class Manifests:
         return newest
 
 
-class Given(Evidence):
+class Given(GcEvidence):
     """Evidence with the gates of generations that the test gives; the others are free."""
 
     gates: dict[int, Gate]

@@ -14,7 +14,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.maintain import scan_table
 from memwal_ops.errors import IndexesBehindError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.codebook import Codebook, read_codebook
+from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, read_codebook
 from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def of_a_fresh_build(folder: Path, kind: str, count: int) -> float:
     return recall(uri)
 
 
-def codebooks(uri: str, name: str) -> set[Codebook]:
+def codebooks(uri: str, name: str) -> set[CodebookParameters]:
     table = open_table(uri)
     return {read_codebook(table, one) for one in base_indexes(table)[name].segments}
 

@@ -15,7 +15,7 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lance.files.versions import version_path
 from memwal_ops.formats.lance.jobs import expire
 from memwal_ops.formats.lance.jobs.expire import ExpireOptions
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.retention.schema_recorder import SCHEMA_FOLDER
 from memwal_ops.storage.wrapper import StoreWrapper
 from tests.support.run_cli import contents, run_here
@@ -87,14 +87,14 @@ def test_a_plan_lists_what_apply_and_gc_then_do(made: LsmTable) -> None:
     assert plan.versions == tuple(standing[:-1])
     assert because(plan) == {standing[-1]: "the newest version"}
     assert (plan.frees[0], plan.frees[1] > 0) == (4, True)
-    assert paths(planned(made), Kind.GENERATION, Verdict.DELETE) == set()
+    assert paths(planned(made), CandidateKind.GENERATION, Verdict.DELETE) == set()
     report = expire.apply(table_of(made), ALL)
     assert (report.decision, report.applied) == ("expired", True)
     assert (report.versions, report.frees, report.bytes) == (plan.versions, plan.frees, plan.bytes)
     assert versions(made) == standing[-1:]
     assert size - size_of(contents(made.uri)) >= report.bytes > 0
     sound(made)
-    freed = [item for item in planned(made) if item.kind is Kind.GENERATION and item.verdict is Verdict.DELETE]
+    freed = [item for item in planned(made) if item.kind is CandidateKind.GENERATION and item.verdict is Verdict.DELETE]
     assert (len(freed), sum(item.bytes for item in freed)) == plan.frees
     again = expire.apply(table_of(made), ALL)
     assert (again.decision, again.versions, again.frees, again.bytes) == ("nothing_to_expire", (), (0, 0), 0)

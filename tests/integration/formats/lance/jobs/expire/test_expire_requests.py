@@ -14,7 +14,7 @@ from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.retention.garbage import Needed, put_back, record
+from memwal_ops.formats.lance.retention.garbage import NeededFiles, put_back, record
 from memwal_ops.formats.lance.retention.schema_recorder import record_schema
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
@@ -91,7 +91,7 @@ def test_what_is_kept_for_a_tag_is_recorded_without_the_others(tmp_path: Path) -
     """A record of a thousand would be read by each later run, and may have values that an erase must find deleted."""
     uri = many_versions(str(tmp_path / "t.lance"), 6)
     table = open_table(uri)
-    Needed().set_aside(table, [2, 3, 4])
+    NeededFiles().set_aside(table, [2, 3, 4])
     assert recorded(uri) == [[2, 3, 4]]
     table.store.delete_many([f"_versions/{2**64 - 1 - version}.manifest" for version in (2, 3, 4)])
     open_dataset(uri).tags.create("late", 5)
@@ -119,7 +119,7 @@ def test_two_manifests_of_one_number_are_not_put_back(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_read_stops_it_before_a_file_is_deleted(tmp_path: Path) -> None:
     uri = many_versions(str(tmp_path / "t.lance"), 4)
-    Needed().set_aside(open_table(uri), [2, 3])
+    NeededFiles().set_aside(open_table(uri), [2, 3])
     (path,) = Path(uri, "_mem_wal_ops/expired").glob("*")
     whole = path.read_bytes()
     line, _, rest = whole.partition(b"\n")

@@ -13,7 +13,7 @@ import pytest
 
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.text import counted, size_text
@@ -60,10 +60,10 @@ def test_unneeded_objects_are_deleted(tmp_path: Path, kind: type[LsmTable]) -> N
     plan = gc.plan(table_of(made), replace(IMMEDIATE, limit=1000))
     assert contents(made.uri) == before, "a plan reads only"
     assert (plan.decision, plan.applied, plan.deleted_objects, plan.regions) == ("planned", False, 0, 2)
-    assert paths(plan.items[Verdict.DELETE], Kind.GENERATION, Verdict.DELETE) == generation_folders(made)
+    assert paths(plan.items[Verdict.DELETE], CandidateKind.GENERATION, Verdict.DELETE) == generation_folders(made)
     assert plan.bytes_reclaimable == sum(item.bytes for item in plan.items[Verdict.DELETE]) > 0
     log = {region: entries(made, region) for region in made.regions}
-    doomed_log = paths(plan.items[Verdict.DELETE], Kind.WAL_ENTRY, Verdict.DELETE)
+    doomed_log = paths(plan.items[Verdict.DELETE], CandidateKind.WAL_ENTRY, Verdict.DELETE)
     report = collect(made)
     assert (report.decision, report.drained, report.failed) == ("deleted", 6, {})
     gone = {item.path for item in report.items[Verdict.DELETE]}
@@ -120,7 +120,8 @@ def test_drained_first_deleted_when_readers_are_through(tmp_path: Path, kind: ty
     plan = gc.plan(table_of(made), options)
     assert (plan.decision, plan.drainable, plan.bytes_reclaimable) == ("planned", 6, 0)
     assert all(
-        "listed by region manifest version" in why for why in reasons(planned(made, options), Kind.GENERATION).values()
+        "listed by region manifest version" in why
+        for why in reasons(planned(made, options), CandidateKind.GENERATION).values()
     )
     report = collect(made, options)
     assert (report.decision, report.drained, report.deleted_objects) == ("drained", 6, 0)
@@ -129,7 +130,7 @@ def test_drained_first_deleted_when_readers_are_through(tmp_path: Path, kind: ty
     assert generation_folders(made) == folders
     assert collect(made, options).decision == "nothing_to_delete"
     age(made, "_mem_wal/*/manifest/*.binpb", 14 * 60)
-    why = reasons(planned(made, options), Kind.GENERATION)
+    why = reasons(planned(made, options), CandidateKind.GENERATION)
     assert set(why) == folders
     assert all("removed from the list by region manifest version" in text for text in why.values())
     assert collect(made, options).decision == "nothing_to_delete"
@@ -138,7 +139,7 @@ def test_drained_first_deleted_when_readers_are_through(tmp_path: Path, kind: ty
     for region in made.regions:
         drained = f"_mem_wal/{region}/manifest/{bit_reversed(versions(made, region)[-1])}.binpb"
         age(made, drained, 14 * 60)
-    assert collect(made, options).counts[Kind.GENERATION] == Counter({Verdict.HELD: 6})
+    assert collect(made, options).counts[CandidateKind.GENERATION] == Counter({Verdict.HELD: 6})
     age(made, "_mem_wal/*/manifest/*.binpb", 16 * 60)
     assert collect(made, options).decision == "deleted"
     assert generation_folders(made) == set()
@@ -157,7 +158,7 @@ def test_what_could_not_be_deleted_is_done_by_the_next_run(tmp_path: Path, kind:
     referenced = entries(made, folder.split("/")[1])
     report = collect(made, options, refusing(lambda path: path == stuck))
     assert (report.decision, report.failed) == ("incomplete", {stuck: "locked"})
-    assert "not deleted" in reasons(report.items[Verdict.HELD], Kind.GENERATION)[folder]
+    assert "not deleted" in reasons(report.items[Verdict.HELD], CandidateKind.GENERATION)[folder]
     assert generation_folders(made) == {folder}
     if kind is RegionLayout:
         number = int(folder.rsplit("_", 1)[1])

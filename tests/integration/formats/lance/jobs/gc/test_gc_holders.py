@@ -16,7 +16,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.holds import release_hold
 from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, commit_indexes
 from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from tests.support.gc_options import IMMEDIATE
 from tests.support.stores import beside
@@ -128,21 +128,21 @@ def test_a_generation_is_held_until_released(tmp_path: Path, name: str, kind: ty
     made, holder = make(tmp_path, kind), HOLDERS[name]
     folders = generation_folders(made)
     said = holder.take(made)
-    why = reasons(planned(made), Kind.GENERATION)
+    why = reasons(planned(made), CandidateKind.GENERATION)
     # Of several versions the one before all merges is below every generation, the others only below some.
     of_some = name == "an old version"
     newest = {path: text for path, text in why.items() if not of_some or path.endswith("_gen_3")}
     assert set(why) == folders
     assert all(said in text or (of_some and "needed by version" in text) for text in newest.values()), (said, why)
     report = collect(made)
-    assert (report.drained, report.counts[Kind.GENERATION][Verdict.DELETE]) == (0, 0)
-    assert reasons(report.items[Verdict.HELD], Kind.GENERATION) == why
+    assert (report.drained, report.counts[CandidateKind.GENERATION][Verdict.DELETE]) == (0, 0)
+    assert reasons(report.items[Verdict.HELD], CandidateKind.GENERATION) == why
     assert generation_folders(made) == folders
     for folder in folders:
         assert open_dataset(f"{made.uri}/{folder}").to_table().num_rows > 0
     assert_same(read_spec(made.uri), made.expected(), seed=made.seed)
     holder.release(made)
-    assert collect(made).counts[Kind.GENERATION] == Counter({Verdict.DELETE: len(folders)})
+    assert collect(made).counts[CandidateKind.GENERATION] == Counter({Verdict.DELETE: len(folders)})
     assert generation_folders(made) == set()
     sound(made)
 
@@ -176,7 +176,7 @@ def test_base_files_below_mem_wal_hold_everything(tmp_path: Path, kind: type[Lsm
     before = generation_folders(made), [entries(made, one) for one in made.regions]
     report = collect(made, replace(IMMEDIATE, fence_retention=ZERO))
     assert report.drained == 0
-    assert all("files below _mem_wal/" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    assert all("files below _mem_wal/" in why for why in reasons(planned(made), CandidateKind.GENERATION).values())
     assert (generation_folders(made), [entries(made, one) for one in made.regions]) == before
 
 
@@ -204,7 +204,7 @@ def test_changes_between_plan_and_apply_are_respected(
     folders = generation_folders(made)
     report = collect(made)
     assert report.drained == 0
-    assert all(said in why for why in reasons(report.items[Verdict.HELD], Kind.GENERATION).values())
+    assert all(said in why for why in reasons(report.items[Verdict.HELD], CandidateKind.GENERATION).values())
     assert generation_folders(made) == folders
     open_dataset(made.uri).checkout_version(old).to_table()
     assert_same(read_spec(made.uri), rows, seed=made.seed)
@@ -216,11 +216,11 @@ def test_a_claim_that_is_lowered_between_draining_and_deleting(tmp_path: Path, k
     folders = generation_folders(made)
     report = collect(made, store=beside("put_if_absent", "/manifest/", lambda: _claim(made, lambda _: 0)))
     assert report.drained == 3
-    assert report.counts[Kind.GENERATION] == Counter({Verdict.HELD: 3})
-    assert all("index id_idx" in why for why in reasons(report.items[Verdict.HELD], Kind.GENERATION).values())
+    assert report.counts[CandidateKind.GENERATION] == Counter({Verdict.HELD: 3})
+    assert all("index id_idx" in why for why in reasons(report.items[Verdict.HELD], CandidateKind.GENERATION).values())
     assert generation_folders(made) == folders
     if kind is RegionLayout:
-        assert report.counts[Kind.WAL_ENTRY][Verdict.DELETE] == 0
+        assert report.counts[CandidateKind.WAL_ENTRY][Verdict.DELETE] == 0
     free(made)
     collect(made)
     assert generation_folders(made) == set()
@@ -257,7 +257,7 @@ def test_progress_that_is_taken_back_before_the_deletes(tmp_path: Path, kind: ty
         assert wire.progress(Files(made.uri)) == {}
 
     report = collect(made, replace(IMMEDIATE, fence_retention=ZERO), beside("put_if_absent", "/manifest/", take_back))
-    assert report.counts[Kind.GENERATION] == Counter({Verdict.HELD: 3})
+    assert report.counts[CandidateKind.GENERATION] == Counter({Verdict.HELD: 3})
     assert generation_folders(made) == folders
     if kind is RegionLayout:
         assert entries(made, made.regions[0]) == log

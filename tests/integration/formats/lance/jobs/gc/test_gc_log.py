@@ -12,7 +12,7 @@ import pytest
 
 from memwal_ops.core import collector
 from memwal_ops.core.candidates import Verdict
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.storage.wrapper import StoreWrapper
@@ -65,13 +65,13 @@ def test_log_entries_wait_for_readers_of_older_manifests(tmp_path: Path, kind: t
     grow(made)
     newest = wire.region_manifest(Files(made.uri), region).replay_after
     assert newest > settled
-    held = reasons(planned(made, GcOptions()), Kind.WAL_ENTRY)
+    held = reasons(planned(made, GcOptions()), CandidateKind.WAL_ENTRY)
     log = entries(made, region)
     young = {path for number, path in log.items() if settled < number <= newest}
     assert young == {path for path, why in held.items() if "flushed less than --reader-grace (15m) ago" in why}
     made.put([0])
     unflushed = {path for number, path in entries(made, region).items() if number > newest}
-    held = reasons(planned(made), Kind.WAL_ENTRY)
+    held = reasons(planned(made), CandidateKind.WAL_ENTRY)
     assert unflushed
     assert unflushed == {path for path, why in held.items() if "not flushed" in why}
     made.flush()
@@ -85,7 +85,9 @@ def test_the_log_stays_where_an_unmerged_generation_is_gone(tmp_path: Path, kind
     log = entries(made, made.regions[0])
     options = replace(IMMEDIATE, fence_retention=ZERO)
     held = {
-        path: why for path, why in reasons(planned(made, options), Kind.WAL_ENTRY).items() if made.regions[0] in path
+        path: why
+        for path, why in reasons(planned(made, options), CandidateKind.WAL_ENTRY).items()
+        if made.regions[0] in path
     }
     assert set(held) == set(log.values())
     assert all("generation 2 is missing" in why for why in held.values())
@@ -156,7 +158,7 @@ def test_a_fenced_writer_is_refused(tmp_path: Path, writes: int) -> None:
     age(made, "_mem_wal/*/wal/*", 20 * DAY)
     report = collect(made)
     assert generation_folders(made) == set()
-    assert writes < 2 or report.counts[Kind.WAL_ENTRY][Verdict.DELETE] > 0
+    assert writes < 2 or report.counts[CandidateKind.WAL_ENTRY][Verdict.DELETE] > 0
     with pytest.raises((OSError, ValueError, RuntimeError)):
         stalled.put(rows)
 
@@ -176,7 +178,7 @@ def test_entries_that_a_silent_epoch_may_meet_stay(tmp_path: Path) -> None:
             made._publish(region)
     free(made)
     keep_all = replace(IMMEDIATE, manifest_retention=100)
-    why = reasons(planned(made, keep_all), Kind.WAL_ENTRY)
+    why = reasons(planned(made, keep_all), CandidateKind.WAL_ENTRY)
     log = entries(made, region)
     assert {number for number, path in log.items() if path in why} == {1, 3, 4, 5, 6, 7}
     assert all("writer epoch 2 may write here" in why[log[number]] for number in (3, 4))
@@ -200,7 +202,7 @@ def test_an_entry_that_cannot_be_read_stays(tmp_path: Path, kind: type[LsmTable]
     path = entries(made, region)[posts[epoch]]
     write(made, path, b"nothing that can be read")
     age(made, "_mem_wal/*/wal/*", 400 * DAY)
-    assert "an unknown epoch" in reasons(planned(made), Kind.WAL_ENTRY)[path]
+    assert "an unknown epoch" in reasons(planned(made), CandidateKind.WAL_ENTRY)[path]
     collect(made)
     assert path in entries(made, region).values()
 
@@ -222,12 +224,12 @@ def test_entries_of_the_region_layout_are_deleted_with_their_last_generation(tmp
     assert {number for number in left if number <= first} == {first - 2}
     assert all(
         "_gen_3 has its rows in it" in why for number, path in left.items() if number > first
-        for why in [reasons(planned(made, options), Kind.WAL_ENTRY)[path]]
+        for why in [reasons(planned(made, options), CandidateKind.WAL_ENTRY)[path]]
     )  # fmt: skip
     open_dataset(made.uri).tags.delete("middle")
     expired(made)
     report = collect(made, options)
-    assert report.counts[Kind.GENERATION][Verdict.DELETE] == 1
+    assert report.counts[CandidateKind.GENERATION][Verdict.DELETE] == 1
     assert set(entries(made, region)) == {first - 2, first + 1, first + 3}
     sound(made)
 

@@ -22,7 +22,7 @@ from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.wire.names import bit_reversed
@@ -81,8 +81,10 @@ def test_orphans_are_deleted_when_no_flush_can_be_in_progress(tmp_path: Path, ki
     half = orphan(made, 6, old=True)
     write(made, f"{half}/data/y.lance")
     items = planned(made, GcOptions())
-    assert paths(items, Kind.ORPHAN, Verdict.DELETE) == {listed, later, far}
-    assert {path: "a flush may be in progress" in why for path, why in reasons(items, Kind.ORPHAN).items()} == {
+    assert paths(items, CandidateKind.ORPHAN, Verdict.DELETE) == {listed, later, far}
+    assert {
+        path: "a flush may be in progress" in why for path, why in reasons(items, CandidateKind.ORPHAN).items()
+    } == {
         young: True,
         half: True,
     }
@@ -91,7 +93,7 @@ def test_orphans_are_deleted_when_no_flush_can_be_in_progress(tmp_path: Path, ki
     assert "published from another directory" in item.why
     standing = generation_folders(made)
     report = collect(made, GcOptions())
-    assert report.counts[Kind.ORPHAN] == Counter({Verdict.DELETE: 3, Verdict.HELD: 2})
+    assert report.counts[CandidateKind.ORPHAN] == Counter({Verdict.DELETE: 3, Verdict.HELD: 2})
     assert generation_folders(made) == standing - {listed, later, far}
     assert_same(read_spec(made.uri), made.expected(), seed=made.seed)
 
@@ -109,8 +111,8 @@ def test_an_unmerged_generation_that_is_listed_nowhere_stays(
     age(made, f"{lost}/**/*", 4 * DAY)
     options = replace(IMMEDIATE, fence_retention=ZERO)
     items = planned(made, options)
-    assert "not merged yet" in reasons(items, Kind.ORPHAN if forget else Kind.GENERATION)[lost]
-    for path, why in reasons(items, Kind.WAL_ENTRY).items():
+    assert "not merged yet" in reasons(items, CandidateKind.ORPHAN if forget else CandidateKind.GENERATION)[lost]
+    for path, why in reasons(items, CandidateKind.WAL_ENTRY).items():
         if made.regions[0] in path:
             assert "generation 2 is neither merged nor listed" in why
     collect(made, options)
@@ -126,7 +128,10 @@ def test_an_old_manifest_that_cannot_be_read_may_list_anything(tmp_path: Path) -
     path = damage.region_manifest_path(made.uri, region, broken)
     path.write_bytes(path.read_bytes()[:3])
     options = GcOptions()
-    assert f"region manifest version {broken} cannot be read" in reasons(planned(made, options), Kind.ORPHAN)[held]
+    assert (
+        f"region manifest version {broken} cannot be read"
+        in reasons(planned(made, options), CandidateKind.ORPHAN)[held]
+    )
     collect(made, options)
     assert held in generation_folders(made)
 
@@ -148,12 +153,12 @@ def test_external_snapshots(tmp_path: Path) -> None:
     for path in (named, old, torn, other):
         age(made, path, 4 * DAY)
     items = planned(made, GcOptions())
-    assert paths(items, Kind.SNAPSHOT, Verdict.DELETE) == {old}
-    why = reasons(items, Kind.SNAPSHOT)
+    assert paths(items, CandidateKind.SNAPSHOT, Verdict.DELETE) == {old}
+    why = reasons(items, CandidateKind.SNAPSHOT)
     assert set(why) == {named, young}
     assert "names it" in why[named]
     assert "a commit may be in progress" in why[young]
-    assert set(reasons(items, Kind.UNKNOWN)) == {torn}
+    assert set(reasons(items, CandidateKind.UNKNOWN)) == {torn}
     collect(made, GcOptions())
     standing = {path for path in (named, old, young, torn, other) if Path(made.uri, path).exists()}
     assert standing == {named, young, torn, other}
@@ -183,8 +188,8 @@ def test_leftovers_of_killed_commits(tmp_path: Path) -> None:
     transactions = {path.name for path in Path(made.uri, "_transactions").glob("*")}
     assert ours
     items = planned(made, GcOptions())
-    assert ours <= set(reasons(items, Kind.LEFTOVER))
-    assert all("a commit may be in progress" in why for why in reasons(items, Kind.LEFTOVER).values())
+    assert ours <= set(reasons(items, CandidateKind.LEFTOVER))
+    assert all("a commit may be in progress" in why for why in reasons(items, CandidateKind.LEFTOVER).values())
     assert collect(made, GcOptions()).deleted_objects == 0
     dataset = open_dataset(made.uri)
     transaction = lance.Transaction(
@@ -194,8 +199,8 @@ def test_leftovers_of_killed_commits(tmp_path: Path) -> None:
     foreign = {f"_versions/{path.name}" for path in Path(made.uri, "_versions").glob("d*")} - ours
     age(made, "_versions/d*", 4 * DAY)
     report = collect(made, GcOptions())
-    assert paths(report.items[Verdict.DELETE], Kind.LEFTOVER, Verdict.DELETE) >= ours
-    assert set(reasons(report.items[Verdict.UNKNOWN], Kind.UNKNOWN)) == foreign
+    assert paths(report.items[Verdict.DELETE], CandidateKind.LEFTOVER, Verdict.DELETE) >= ours
+    assert set(reasons(report.items[Verdict.UNKNOWN], CandidateKind.UNKNOWN)) == foreign
     standing = {f"_versions/{path.name}" for path in Path(made.uri, "_versions").glob("d*")}
     assert standing == foreign
     assert {path.name for path in Path(made.uri, "_transactions").glob("*")} >= {
@@ -228,9 +233,9 @@ def test_unrecognized_files_are_named_and_kept(tmp_path: Path, kind: type[LsmTab
     }
     age(made, "_mem_wal/**/*", 4000 * DAY)
     for options in (IMMEDIATE, replace(IMMEDIATE, fence_retention=ZERO)):
-        assert set(reasons(planned(made, options), Kind.UNKNOWN)) == set(strange.values())
+        assert set(reasons(planned(made, options), CandidateKind.UNKNOWN)) == set(strange.values())
         report = collect(made, options)
-        assert report.counts[Kind.UNKNOWN] == Counter({Verdict.UNKNOWN: len(strange)})
+        assert report.counts[CandidateKind.UNKNOWN] == Counter({Verdict.UNKNOWN: len(strange)})
     assert all(Path(made.uri, path).exists() for path in strange)
     assert_same(read_base(made.uri), made.expected(), seed=made.seed)
 
@@ -281,7 +286,7 @@ def test_a_region_that_cannot_be_read_is_kept_as_a_whole(tmp_path: Path, kind: t
     plan = gc.plan(table_of(made), IMMEDIATE)
     report = collect(made)
     assert set(plan.faults) == set(report.faults) == {UUID(bad)}
-    assert "cannot be read" in reasons(report.items[Verdict.UNKNOWN], Kind.UNKNOWN)[f"_mem_wal/{bad}"]
+    assert "cannot be read" in reasons(report.items[Verdict.UNKNOWN], CandidateKind.UNKNOWN)[f"_mem_wal/{bad}"]
     assert contents(f"{made.uri}/_mem_wal/{bad}") == before
     assert {folder.split("/")[1] for folder in generation_folders(made)} == {bad}
     assert len(versions(made, good)) == 2
@@ -303,8 +308,10 @@ def test_what_a_killed_writer_had_not_given_its_name_yet(tmp_path: Path, folder:
     options = GcOptions(orphan_min_age=timedelta(hours=1))
     planned = {item.path: item for verdict in Verdict for item in gc.plan(table_of(made), options).items[verdict]}
     assert [(planned[path].kind, planned[path].verdict) for path in (young, old, strange)] == [
-        (Kind.LEFTOVER, Verdict.HELD), (Kind.LEFTOVER, Verdict.DELETE), (Kind.UNKNOWN, Verdict.UNKNOWN),
-    ]  # fmt: skip
+        (CandidateKind.LEFTOVER, Verdict.HELD),
+        (CandidateKind.LEFTOVER, Verdict.DELETE),
+        (CandidateKind.UNKNOWN, Verdict.UNKNOWN),
+    ]
     assert gc.apply(table_of(made), options).decision == "deleted"
     assert before - set(files.listing("")) == {old}
 
@@ -321,8 +328,8 @@ def test_what_killed_jobs_had_tried_the_store_with(tmp_path: Path, folder: str) 
     before = set(files.listing(""))
     items = {item.path: item for verdict in Verdict for item in gc.plan(table_of(made), IMMEDIATE).items[verdict]}
     assert [(items[path].kind, items[path].verdict) for path in (young, old)] == [
-        (Kind.LEFTOVER, Verdict.HELD),
-        (Kind.LEFTOVER, Verdict.DELETE),
+        (CandidateKind.LEFTOVER, Verdict.HELD),
+        (CandidateKind.LEFTOVER, Verdict.DELETE),
     ]
     gc.apply(table_of(made), IMMEDIATE)
     assert before - set(files.listing("")) >= {old}

@@ -13,7 +13,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.options import OptionError
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.retention.merged_since import PROGRESS_FOLDER
 from tests.support.gc_options import IMMEDIATE
@@ -54,7 +54,7 @@ def test_a_reader_with_an_old_version_misses_no_row(tmp_path: Path) -> None:
         report = collect(made, PINNED)
         assert (report.drained, generation_folders(made)) == (0, folders), f"after {days} days"
         assert_same(reader.rows(), before, seed=made.seed)
-    why = set(reasons(planned(made, PINNED), Kind.GENERATION).values())
+    why = set(reasons(planned(made, PINNED), CandidateKind.GENERATION).values())
     assert len(why) == 1
     assert "merged less than --drain-after (30d) ago" in why.pop()
     _older(made, 31)

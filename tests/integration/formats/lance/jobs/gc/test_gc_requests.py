@@ -13,7 +13,7 @@ from benchmarks.server import BUCKET, counting_server
 from memwal_ops import open_table
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.layouts import REGION, SHARD, Layout
 from memwal_ops.storage.probe import probe_conditional_writes
@@ -121,8 +121,8 @@ def test_requests_of_deletes(tmp_path: Path, scale: int) -> None:
     probe_conditional_writes(table.store)  # once per process and table
     report, store = calls(table, gc.apply, IMMEDIATE)
     folders, log = 1_000 // scale, 2_000 // scale
-    assert report.counts[Kind.ORPHAN][Verdict.DELETE] == folders
-    assert report.counts[Kind.WAL_ENTRY][Verdict.DELETE] >= log - 4
+    assert report.counts[CandidateKind.ORPHAN][Verdict.DELETE] == folders
+    assert report.counts[CandidateKind.WAL_ENTRY][Verdict.DELETE] >= log - 4
     assert store.objects_deleted == report.deleted_objects + 1, "and the object that told the store's time"
     thousands = report.deleted_objects // 1_000
     assert store.calls["delete_many"] <= thousands + 2 + 3, "folders, log, old manifests one by one"
@@ -141,6 +141,6 @@ def test_requests_of_deletes_on_s3(counted: tuple[dict[str, str], Counter[str]])
         probe_conditional_writes(table.store)
         requests.clear()
         report = gc.apply(table, IMMEDIATE)
-        assert report.counts[Kind.ORPHAN][Verdict.DELETE] == 1_000 // scale
+        assert report.counts[CandidateKind.ORPHAN][Verdict.DELETE] == 1_000 // scale
         made[scale] = requests.total()
     assert made[10] <= made[20] + 1 <= 60, "the listing of the region has a second page"

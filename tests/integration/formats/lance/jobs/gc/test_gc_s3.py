@@ -16,7 +16,7 @@ from memwal_ops.core.holds import release_hold, take_hold
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
 from memwal_ops.formats.lance.jobs import expire, snapshot
 from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.jobs.gc.job import GcOptions
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions
 from tests.support.gc_options import IMMEDIATE, NONE_PINNED
@@ -70,12 +70,12 @@ def test_the_whole_way(made: LsmTable) -> None:
     files = Files(made.uri, made.storage_options)
     folders = generation_folders(made)
     posts, last = firsts(epochs_of(made, region)), max(entries(made, region))
-    assert all("not merged yet" in why for why in reasons(planned(made), Kind.GENERATION).values())
-    assert collect(made).counts[Kind.GENERATION] == Counter({Verdict.HELD: 3})
+    assert all("not merged yet" in why for why in reasons(planned(made), CandidateKind.GENERATION).values())
+    assert collect(made).counts[CandidateKind.GENERATION] == Counter({Verdict.HELD: 3})
     merged(made)
-    assert all("index id_idx" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    assert all("index id_idx" in why for why in reasons(planned(made), CandidateKind.GENERATION).values())
     caught_up(made)
-    assert all("needed by version" in why for why in reasons(planned(made), Kind.GENERATION).values())
+    assert all("needed by version" in why for why in reasons(planned(made), CandidateKind.GENERATION).values())
     expired(made)
     orphan = write(made, f"_mem_wal/{region}/0badcafe_gen_9/data/x.lance")
     strange = write(made, f"_mem_wal/{region}/note")
@@ -87,8 +87,8 @@ def test_the_whole_way(made: LsmTable) -> None:
     sound(made)
     done = collect(made)
     assert (done.decision, done.failed) == ("deleted", {})
-    assert done.counts[Kind.ORPHAN] == Counter({Verdict.DELETE: 1})
-    assert set(reasons(done.items[Verdict.UNKNOWN], Kind.UNKNOWN)) == {strange}
+    assert done.counts[CandidateKind.ORPHAN] == Counter({Verdict.DELETE: 1})
+    assert set(reasons(done.items[Verdict.UNKNOWN], CandidateKind.UNKNOWN)) == {strange}
     assert generation_folders(made) == set()
     assert set(entries(made, region)) == {*posts.values(), last}
     assert len(versions(made, region)) == 3  # the last one fences a flush that would publish the orphan
@@ -108,22 +108,22 @@ def test_holds_tags_and_branches(made: LsmTable) -> None:
     dataset.tags.create("audit", table.version)
     hold = take_hold(table, table.version, timedelta(hours=1))
     free(made)
-    why = reasons(planned(made), Kind.GENERATION)
+    why = reasons(planned(made), CandidateKind.GENERATION)
     assert len(why) == 3
     for said in (f"tag audit at version {table.version}", f"hold {hold.number} of "):
         assert all(said in text for text in why.values())
     assert collect(made).drained == 0
     dataset.tags.delete("audit")
     expired(made)
-    assert all("hold 1 of" in text for text in reasons(planned(made), Kind.GENERATION).values())
+    assert all("hold 1 of" in text for text in reasons(planned(made), CandidateKind.GENERATION).values())
     dataset.create_branch("side", table.version)
     release_hold(table, hold.number)
     expired(made)
-    assert all("branch side" in text for text in reasons(planned(made), Kind.GENERATION).values())
+    assert all("branch side" in text for text in reasons(planned(made), CandidateKind.GENERATION).values())
     open_dataset(made.uri, made.storage_options).branches.delete("side")
     report = expire.apply(table_of(made), expire.ExpireOptions(ZERO, allow_unsafe=True))
     assert (report.decision, report.frees[0]) == ("expired", 3)
-    assert collect(made).counts[Kind.GENERATION] == Counter({Verdict.DELETE: 3})
+    assert collect(made).counts[CandidateKind.GENERATION] == Counter({Verdict.DELETE: 3})
     sound(made)
 
 
@@ -133,11 +133,11 @@ def test_external_snapshots(made: LsmTable) -> None:
     data = Files(made.uri, made.storage_options).get(named)
     left = write(made, snapshot_path(uuid4()), data)
     torn = write(made, snapshot_path(uuid4()), data[:50])
-    assert "a commit may be in progress" in reasons(planned(made, GcOptions()), Kind.SNAPSHOT)[left]
+    assert "a commit may be in progress" in reasons(planned(made, GcOptions()), CandidateKind.SNAPSHOT)[left]
     items = planned(made)
-    assert paths(items, Kind.SNAPSHOT, Verdict.DELETE) == {left}
-    assert set(reasons(items, Kind.SNAPSHOT)) == {named}
-    assert set(reasons(items, Kind.UNKNOWN)) == {torn}
+    assert paths(items, CandidateKind.SNAPSHOT, Verdict.DELETE) == {left}
+    assert set(reasons(items, CandidateKind.SNAPSHOT)) == {named}
+    assert set(reasons(items, CandidateKind.UNKNOWN)) == {torn}
     collect(made)
     standing = Files(made.uri, made.storage_options).listing("_indices/")
     assert (left in standing, named in standing, torn in standing) == (False, True, True)

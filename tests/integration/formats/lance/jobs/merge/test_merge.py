@@ -24,7 +24,7 @@ from tests.support.tables.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from memwal_ops.formats.lance.engines.merge.collapse import Engine
+    from memwal_ops.formats.lance.engines.merge.collapse import MergeEngine
     from tests.support.tables.lsm_table import LsmTable
 
 LAYOUTS: dict[str, type[LsmTable]] = {"shard": Workload, "region": RegionLayout}
@@ -69,7 +69,7 @@ def random_options(rng: random.Random, regions: list[str], *, fewer: bool) -> me
 @pytest.mark.parametrize("layout", ["shard", "region"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_random_workloads_in_random_slices_equal_the_dictionary(
-    tmp_path: Path, layout: str, seed: int, engine: Engine | None
+    tmp_path: Path, layout: str, seed: int, engine: MergeEngine | None
 ) -> None:
     if engine is not None and seed != ["shard", "region"].index(layout):
         pytest.skip("one seed does for Spark: tests/system/spark holds it to the local engine on many backlogs")
@@ -93,7 +93,7 @@ def test_random_workloads_in_random_slices_equal_the_dictionary(
 @pytest.mark.req("S0-002")
 @pytest.mark.parametrize("key", OTHER_KEYS)
 @pytest.mark.parametrize("layout", ["shard", "region"])
-def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: Engine | None) -> None:
+def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: MergeEngine | None) -> None:
     if layout == "shard" and key not in WRITER_KEYS:
         pytest.skip("pylance's writer refuses this kind of key")
     table = make(layout, 11, tmp_path, key=key, base_rows=300)
@@ -108,7 +108,9 @@ def test_every_kind_of_key(tmp_path: Path, layout: str, key: str, engine: Engine
 @pytest.mark.parametrize("columns", ["vector", "nested", "wide"])
 @pytest.mark.parametrize("layout", ["shard", "region"])
 @pytest.mark.parametrize("stable", [False, True])
-def test_every_kind_of_column(tmp_path: Path, layout: str, columns: str, stable: bool, engine: Engine | None) -> None:
+def test_every_kind_of_column(
+    tmp_path: Path, layout: str, columns: str, stable: bool, engine: MergeEngine | None
+) -> None:
     table = make(layout, 5, tmp_path, columns=columns, stable_row_ids=stable, base_rows=300)
     table.step(12)
     table.close()
@@ -117,7 +119,7 @@ def test_every_kind_of_column(tmp_path: Path, layout: str, columns: str, stable:
 
 
 @pytest.mark.req("S3-056", "S3-058")
-def test_a_rewritten_row_keeps_its_stable_row_id(tmp_path: Path, engine: Engine | None) -> None:
+def test_a_rewritten_row_keeps_its_stable_row_id(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 1, tmp_path, stable_row_ids=True, regions=1, base_rows=50)
     table.put([3, 4, 70, 71])
     table.delete([5])
@@ -141,7 +143,7 @@ def test_a_rewritten_row_keeps_its_stable_row_id(tmp_path: Path, engine: Engine 
 
 
 @pytest.mark.parametrize("with_btree", [True, False])
-def test_with_and_without_an_index_on_the_key(tmp_path: Path, with_btree: bool, engine: Engine | None) -> None:
+def test_with_and_without_an_index_on_the_key(tmp_path: Path, with_btree: bool, engine: MergeEngine | None) -> None:
     table = make("shard", 2, tmp_path, with_btree=with_btree, base_rows=4000, regions=1)
     table.put([1, 2, 5000])
     table.delete([7])
@@ -151,7 +153,7 @@ def test_with_and_without_an_index_on_the_key(tmp_path: Path, with_btree: bool, 
     assert_same(read_base(table.uri), table.model.expected())
 
 
-def test_only_tombstones_of_absent_keys(tmp_path: Path, engine: Engine | None) -> None:
+def test_only_tombstones_of_absent_keys(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 3, tmp_path, regions=1, base_rows=10)
     table.delete([1000, 1001])
     table.close()
@@ -162,7 +164,7 @@ def test_only_tombstones_of_absent_keys(tmp_path: Path, engine: Engine | None) -
     check(table)
 
 
-def test_only_tombstones(tmp_path: Path, engine: Engine | None) -> None:
+def test_only_tombstones(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 3, tmp_path, regions=1, base_rows=10)
     table.delete(list(range(10)))
     table.close()
@@ -175,7 +177,7 @@ def test_only_tombstones(tmp_path: Path, engine: Engine | None) -> None:
     check(table)
 
 
-def test_deleted_and_inserted_again_across_generations(tmp_path: Path, engine: Engine | None) -> None:
+def test_deleted_and_inserted_again_across_generations(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 4, tmp_path, regions=1, base_rows=10)
     for _ in range(3):
         table.put([1, 50])
@@ -191,7 +193,7 @@ def test_deleted_and_inserted_again_across_generations(tmp_path: Path, engine: E
 
 
 @pytest.mark.parametrize("layout", ["shard", "region"])
-def test_a_key_twice_in_one_generation(tmp_path: Path, layout: str, engine: Engine | None) -> None:
+def test_a_key_twice_in_one_generation(tmp_path: Path, layout: str, engine: MergeEngine | None) -> None:
     table = make(layout, 6, tmp_path, regions=1, base_rows=10)
     table.put([1, 2, 1])
     table.put([2, 60])
@@ -204,7 +206,7 @@ def test_a_key_twice_in_one_generation(tmp_path: Path, layout: str, engine: Engi
 
 
 @pytest.mark.req("S0-168", "S0-212")
-def test_a_second_merge_finds_nothing(tmp_path: Path, engine: Engine | None) -> None:
+def test_a_second_merge_finds_nothing(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 8, tmp_path)
     table.step(5)
     table.close()
@@ -214,7 +216,7 @@ def test_a_second_merge_finds_nothing(tmp_path: Path, engine: Engine | None) -> 
     assert lance.dataset(table.uri).version == version
 
 
-def test_every_retained_version_reads_as_it_did(tmp_path: Path, engine: Engine | None) -> None:
+def test_every_retained_version_reads_as_it_did(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("shard", 9, tmp_path)
     table.step(10)
     table.close()
@@ -252,7 +254,7 @@ def test_a_writer_that_continues_sees_its_rows(tmp_path: Path) -> None:
     assert_same(read_base(table.uri), table.model.expected())
 
 
-def test_an_empty_base_table(tmp_path: Path, engine: Engine | None) -> None:
+def test_an_empty_base_table(tmp_path: Path, engine: MergeEngine | None) -> None:
     table = make("region", 13, tmp_path, base_rows=1)
     lance.dataset(table.uri).delete("true")
     table.model.base.clear()

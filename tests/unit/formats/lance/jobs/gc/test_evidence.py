@@ -12,7 +12,7 @@ import pytest
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import TableReplacedError
 from memwal_ops.formats.lance.jobs.gc import evidence as module
-from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, Evidence, read_evidence
+from memwal_ops.formats.lance.jobs.gc.evidence import CurrentEvidence, GcEvidence, read_evidence
 from memwal_ops.formats.lance.options import RetentionOptions
 
 REGION, OTHER = UUID(int=1), UUID(int=2)
@@ -44,9 +44,9 @@ def table(version: int = 5, newest: Any = None, **merged: int) -> Any:
     return made
 
 
-def evidence(needed: str | None = None, covered: Any = None, **options: Any) -> Evidence:
+def evidence(needed: str | None = None, covered: Any = None, **options: Any) -> GcEvidence:
     retention: Any = Retained(needed)
-    return Evidence(options.pop("table", table()), retention, covered or {}, NOW, RetentionOptions())
+    return GcEvidence(options.pop("table", table()), retention, covered or {}, NOW, RetentionOptions())
 
 
 MERGED = Gate(met=True, text="merged: the base table has generations up to 3")
@@ -122,7 +122,7 @@ def test_a_table_of_which_no_newer_version_is_listed_is_not_opened_again() -> No
 
 def test_rules_with_another_retention() -> None:
     before, other = evidence(), Retained()
-    assert before.with_retention(other) == Evidence(before.table, other, before.covered, NOW, before.options)
+    assert before.with_retention(other) == GcEvidence(before.table, other, before.covered, NOW, before.options)
 
 
 def test_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:

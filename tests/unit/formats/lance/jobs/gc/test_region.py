@@ -13,7 +13,7 @@ from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import RegionManifestGapError
 from memwal_ops.formats.lance.generations.generation_files import FileState, RegionContents
 from memwal_ops.formats.lance.jobs.gc import region as module
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.region import RegionView, read_region_view
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.wire.names import bit_reversed
@@ -35,7 +35,7 @@ from tests.unit.formats.lance.jobs.regions import (
 )
 
 
-def folder(kind: Kind, number: int, *gates: Gate, drain: bool = False) -> LanceCandidate:
+def folder(kind: CandidateKind, number: int, *gates: Gate, drain: bool = False) -> LanceCandidate:
     return LanceCandidate(kind, f"{FOLDER}/{directory(number)}", 30, 3, gates, drain, REGION, number)
 
 
@@ -58,14 +58,14 @@ def test_a_listed_generation_is_drained_first() -> None:
     text = (
         "listed by region manifest version 4: gc --apply removes it from the list, and deletes it --reader-grace later"
     )
-    assert found == folder(Kind.GENERATION, 2, FREE, FREE, Gate(met=False, text=text), drain=True)
+    assert found == folder(CandidateKind.GENERATION, 2, FREE, FREE, Gate(met=False, text=text), drain=True)
     assert made.drainable() == (2,)
 
 
 def test_a_listed_generation_without_a_grace() -> None:
     made, found = one_listed(timedelta())
     dropped = Gate(met=True, text="the region manifest drops it first")
-    assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped, drain=True)
+    assert found == folder(CandidateKind.GENERATION, 2, FREE, FREE, dropped, drain=True)
     assert found.verdict is Verdict.DELETE
     assert made.drainable() == (2,)
 
@@ -73,14 +73,14 @@ def test_a_listed_generation_without_a_grace() -> None:
 @pytest.mark.parametrize("grace", [timedelta(), HOUR])
 def test_a_listed_generation_that_is_needed(grace: timedelta) -> None:
     made, found = one_listed(grace, needed=[2])
-    assert found == folder(Kind.GENERATION, 2, FREE, Gate(met=False, text="2 is needed"))
+    assert found == folder(CandidateKind.GENERATION, 2, FREE, Gate(met=False, text="2 is needed"))
     assert made.drainable() == ()
 
 
 @pytest.mark.parametrize("grace", [timedelta(), HOUR])
 def test_a_listed_generation_below_files_of_the_base(grace: timedelta) -> None:
     made, found = one_listed(grace, points=True)
-    assert found == folder(Kind.GENERATION, 2, BASE_POINTS, FREE, FREE)
+    assert found == folder(CandidateKind.GENERATION, 2, BASE_POINTS, FREE, FREE)
     assert made.drainable() == ()
 
 
@@ -109,7 +109,7 @@ def test_a_drained_generation_waits_for_readers(ago: float, verdict: Verdict) ->
     [found] = view(manifests, contents, evidence_of(manifests, reader_grace=HOUR)).directories()
     age = "1 h" if ago == 1 else "54 min"
     dropped = Gate(met=ago == 1, text=f"removed from the list by region manifest version 5, {age} ago; kept for 1 h")
-    assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped)
+    assert found == folder(CandidateKind.GENERATION, 2, FREE, FREE, dropped)
     assert found.verdict is verdict
 
 
@@ -120,7 +120,7 @@ def test_a_generation_that_was_drained_since_the_listing() -> None:
     manifests.standing |= {5: manifest(5, [2]), 6: manifest(6)}
     [found] = view(manifests, contents).directories()
     dropped = Gate(met=False, text="removed from the list by region manifest version 6, just now")
-    assert found == folder(Kind.GENERATION, 2, FREE, FREE, dropped)
+    assert found == folder(CandidateKind.GENERATION, 2, FREE, FREE, dropped)
 
 
 def test_a_broken_version_may_have_listed_it_too() -> None:
@@ -170,7 +170,7 @@ OLD = Gate(met=True, text="a flush may be in progress: last written, 3 d ago; ke
 )
 def test_an_orphan_is_deleted_if_its_rows_are_elsewhere(number: int, why: str) -> None:
     found = orphan(number, needed=[5, 6, 7])
-    assert found == folder(Kind.ORPHAN, number, NEVER, Gate(met=True, text=why), OLD)
+    assert found == folder(CandidateKind.ORPHAN, number, NEVER, Gate(met=True, text=why), OLD)
     assert found.verdict is Verdict.DELETE
 
 
@@ -204,7 +204,7 @@ def test_a_directory_with_another_name_is_kept() -> None:
     manifests = Manifests(manifest(4))
     [found] = view(manifests, listing(manifests, backup=HOUR)).directories()
     why = Gate(met=False, text="its name is not that of a generation, and no region manifest lists it")
-    assert found == LanceCandidate(Kind.UNKNOWN, f"{FOLDER}/backup", 30, 3, (why,), region_id=REGION)
+    assert found == LanceCandidate(CandidateKind.UNKNOWN, f"{FOLDER}/backup", 30, 3, (why,), region_id=REGION)
 
 
 # -- strays, and writes that were not published
@@ -222,7 +222,7 @@ def test_a_write_that_was_not_published(days: int, verdict: Verdict) -> None:
         Gate(met=True, text="a writer wrote it under a temporary name, and ended before it published it"),
         Gate(met=days == 3, text=f"a write may be in progress: written, {days} d ago; kept for 3 d"),
     )
-    assert found == LanceCandidate(Kind.LEFTOVER, path, 8, 1, gates, region_id=REGION)
+    assert found == LanceCandidate(CandidateKind.LEFTOVER, path, 8, 1, gates, region_id=REGION)
     assert found.verdict is verdict
     assert made.revalidate(found) == found
 
@@ -234,7 +234,7 @@ def test_strays_are_kept() -> None:
         contents.strays[f"{FOLDER}/{name}"] = FileState(8, NOW - 900 * HOUR)
     why = (Gate(met=False, text="not a part of a region; it is kept"),)
     assert [*view(manifests, contents).strays()] == [
-        LanceCandidate(Kind.UNKNOWN, f"{FOLDER}/{name}", 8, 1, why, region_id=REGION) for name in ("a", "b")
+        LanceCandidate(CandidateKind.UNKNOWN, f"{FOLDER}/{name}", 8, 1, why, region_id=REGION) for name in ("a", "b")
     ]
 
 
@@ -259,7 +259,7 @@ def test_manifest_versions() -> None:
         (one_of, follow),
     ]
     gates = (Gate(met=True, text=enough.format(9)), past)
-    assert found[0] == LanceCandidate(Kind.REGION_MANIFEST, manifests.path(3), 103, 1, gates, region_id=REGION)
+    assert found[0] == LanceCandidate(CandidateKind.REGION_MANIFEST, manifests.path(3), 103, 1, gates, region_id=REGION)
     assert [made.revalidate(candidate) for candidate in found] == found
     assert made.revalidate(replace(found[0], path=f"{FOLDER}/manifest/other")) is None
 

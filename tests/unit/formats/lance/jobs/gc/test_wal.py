@@ -12,7 +12,7 @@ import pytest
 from memwal_ops.core.candidates import Gate, Verdict
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.jobs.gc import wal as module
-from memwal_ops.formats.lance.jobs.gc.evidence import Kind, LanceCandidate
+from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.wal import Claim, EpochRun, WalView
 from memwal_ops.formats.lance.wire.names import wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
@@ -114,7 +114,7 @@ def test_an_entry_that_no_writer_replays_is_deleted(log_of: Any) -> None:
     flushed = Gate(met=True, text="flushed: replay starts at 5")
     path = f"{FOLDER}/wal/{wal_entry_name(3, 'arrow')}"
     assert [*log.entries()][2] == LanceCandidate(
-        Kind.WAL_ENTRY, path, 30, 1, (flushed, OWN_FILES, NO_POST), region_id=REGION
+        CandidateKind.WAL_ENTRY, path, 30, 1, (flushed, OWN_FILES, NO_POST), region_id=REGION
     )
 
 
@@ -262,7 +262,7 @@ def test_judged_again_by_newer_manifests(log_of: Any) -> None:
     lost = log.under(log.view)
     lost.view.newest = manifest(5, **replayed(5, current=3))
     assert lost.revalidate(planned[1]).why.startswith("generation 1 is neither merged nor listed")
-    assert lost.revalidate(LanceCandidate(Kind.WAL_ENTRY, f"{FOLDER}/wal/other", 1, 1, ())) is None
+    assert lost.revalidate(LanceCandidate(CandidateKind.WAL_ENTRY, f"{FOLDER}/wal/other", 1, 1, ())) is None
 
 
 # -- fence posts
