@@ -32,7 +32,7 @@ from memwal_ops.formats.zeppelin.backlog import read_fragments
 from memwal_ops.formats.zeppelin.jobs import merge
 from memwal_ops.formats.zeppelin.reader import live_rows
 from memwal_ops.formats.zeppelin.segments import SegmentReader
-from memwal_ops.formats.zeppelin.specs import MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinMergeOptions
 from memwal_ops.formats.zeppelin.wire.fragment import Fragment
 from memwal_ops.formats.zeppelin.wire.segment import encode_attributes, encode_cluster
 
@@ -103,12 +103,12 @@ def _put(folder: str, name: str, ids: Any, vectors: np.ndarray, attributes: Any)
             file.write(data)
 
 
-def ours(uri: str, max_bytes: int = MergeOptions().max_bytes) -> dict[str, float]:
+def ours(uri: str, max_bytes: int = ZeppelinMergeOptions().max_bytes) -> dict[str, float]:
     """``memwal-ops merge``; the seconds of its k-means apart."""
     bound_allocators()  # as every command does
     table, context = _opened(uri), RunContext()
     since = _clocks()
-    report = merge.apply(table, MergeOptions(max_bytes=max_bytes), context)
+    report = merge.apply(table, ZeppelinMergeOptions(max_bytes=max_bytes), context)
     assert report.decision == "merged", report.to_json()
     return {**_since(since), "training": context.phases.get("k-means", 0.0) + context.phases.get("sample", 0.0)}
 
@@ -199,7 +199,7 @@ def compactions(folder: str, cases: list[tuple[int, int, int]], dimensions: int,
         zeppelin.create(uri, dimensions=dimensions, metric=_METRIC, dialect="native")
         if base:
             write(uri, source, 0, base, max(1, base // 5000))
-            merge.apply(_opened(uri), MergeOptions(), RunContext())
+            merge.apply(_opened(uri), ZeppelinMergeOptions(), RunContext())
         write(uri, source, base, rows, fragments)
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for _ in range(runs):
@@ -269,7 +269,7 @@ def compacted(options: dict[str, str], counts: Counter[str], fragments: int) -> 
 def _compact(uri: str, options: dict[str, str], counts: Counter[str], clusters: int) -> None:
     table = _opened(uri, options)
     counts.clear()
-    merge.apply(table, MergeOptions(clusters=clusters), RunContext())
+    merge.apply(table, ZeppelinMergeOptions(clusters=clusters), RunContext())
 
 
 def recall(folder: str, rounds: int, rows: int, dimensions: int) -> None:
@@ -285,7 +285,7 @@ def recall(folder: str, rounds: int, rows: int, dimensions: int) -> None:
         pairs = zip(ids, source.vectors(len(ids)), strict=True)
         writer.append([{"id": f"v{one}", "values": vector} for one, vector in pairs], [f"v{one}" for one in gone])
         live = np.concatenate([np.setdiff1d(live, gone), fresh])
-        merge.apply(_opened(uri), MergeOptions(), RunContext())
+        merge.apply(_opened(uri), ZeppelinMergeOptions(), RunContext())
     parts = [*live_rows(_opened(uri))]
     names = [one for part in parts for one in part.ids]
     vectors = np.concatenate([part.vectors for part in parts if part.ids])
@@ -293,7 +293,7 @@ def recall(folder: str, rounds: int, rows: int, dimensions: int) -> None:
     zeppelin.create(other, dimensions=dimensions, metric=_METRIC, dialect="native")
     rows_of = [{"id": one, "values": vector} for one, vector in zip(names, vectors, strict=True)]
     zeppelin.open_writer(other).append(rows_of)
-    merge.apply(_opened(other), MergeOptions(), RunContext())
+    merge.apply(_opened(other), ZeppelinMergeOptions(), RunContext())
     queries = source.vectors(100)
     head("segment", "rows", "nprobe", "recall@10")
     for nprobe in (1, 2, 4):

@@ -34,7 +34,7 @@ from memwal_ops.formats.zeppelin.compaction import Compaction, Inputs
 from memwal_ops.formats.zeppelin.namespace import retried
 from memwal_ops.formats.zeppelin.reader import Query, distances, live_rows, query_namespace
 from memwal_ops.formats.zeppelin.segments import Rows
-from memwal_ops.formats.zeppelin.specs import GcOptions, MergeOptions
+from memwal_ops.formats.zeppelin.specs import ZeppelinGcOptions, ZeppelinMergeOptions
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -47,7 +47,7 @@ _METRIC = "euclidean"
 _QUERIES = 20
 # Below that, the figure of a floor is one of chance.
 _LEAST = 0.2
-_NOW = GcOptions(reader_grace=timedelta(0), keep_revisions=1, allow_unsafe=True)
+_NOW = ZeppelinGcOptions(reader_grace=timedelta(0), keep_revisions=1, allow_unsafe=True)
 
 
 def _opened(uri: str, options: dict[str, str] | None = None) -> Namespace:
@@ -149,7 +149,7 @@ def plant(uri: str, source: Source, rows: int) -> None:
     vectors = source.vectors(rows)
     planted = Rows([f"v{at}" for at in range(rows)], vectors, [{"kind": at % 7} for at in range(rows)])
     inputs = Inputs(table, (), planted, none, frozenset(), frozenset(), rows, None)
-    built = Compaction(inputs, MergeOptions(max_bytes=4 << 30), _METRIC, RunContext()).build()
+    built = Compaction(inputs, ZeppelinMergeOptions(max_bytes=4 << 30), _METRIC, RunContext()).build()
     assert built.segment is not None
     segments = [built.segment]
     retried(table, lambda newest: newest.manifest.changed(segments=segments), compaction=True)

@@ -518,8 +518,7 @@ class ExtraMissingError(MemwalOpsError):
 def import_extra(name: str, extra: str, what: str) -> Any:
     """Import a module of an extra's package, which ``what`` needs.
 
-    Raises:
-        ExtraMissingError: it is not installed; the remedy names the extra.
+    Raises ``ExtraMissingError``: it is not installed; the remedy names the extra.
     """
     try:
         return import_module(name)

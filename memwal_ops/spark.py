@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.spark.session import active, check_executors, drivers_python, refuse_stopped
+from memwal_ops.core.spark import session
 from memwal_ops.formats.lance.engines.spark.engine import SparkMergeEngine
 from memwal_ops.formats.lance.engines.spark.load import bulk_load
 from memwal_ops.formats.lance.jobs import merge
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from memwal_ops.formats.lance.jobs.merge import MergeReport
 
 __all__ = ["bulk_load", "bulk_merge", "register"]
 
@@ -35,7 +34,7 @@ def bulk_merge(
     max_bytes: int | None = None,
     max_generations: int | None = None,
     branch: str | None = None,
-) -> MergeReport:
+) -> merge.MergeReport:
     """Merge all generations that were flushed before the call, on the caller's Spark session.
 
     Args:
@@ -77,9 +76,9 @@ def register(spark: SparkSession, *, storage_options: Mapping[str, str] | None =
     # The module imports PySpark.
     from memwal_ops.formats.lance.engines.spark.source import data_source  # noqa: PLC0415
 
-    refuse_stopped(spark)
-    with drivers_python(spark) as is_driver:
+    session.refuse_stopped(spark)
+    with session.drivers_python(spark) as is_driver:
         if is_driver:
-            check_executors(spark)
-        with active(spark) if is_driver else nullcontext():
+            session.check_executors(spark)
+        with session.active(spark) if is_driver else nullcontext():
             spark.dataSource.register(data_source(dict(storage_options or {})))

@@ -32,8 +32,7 @@ _BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 def parse_size(text: str) -> int:
     """The bytes of ``64MiB``, ``64M`` (binary), ``64MB`` (decimal), ``67108864B`` or ``0``.
 
-    Raises:
-        ValueError: the text is not a size; the message can be shown to the user.
+    Raises ``ValueError``: the text is not a size; the message can be shown to the user.
     """
     match = _AMOUNT.fullmatch(text)
     if match is None or match[2].upper() not in _BYTES:
@@ -49,8 +48,7 @@ def parse_size(text: str) -> int:
 def parse_duration(text: str) -> timedelta:
     """The span of ``90s``, ``15m``, ``2h``, ``3d``, ``1w`` or ``0``.
 
-    Raises:
-        ValueError: the text is not a duration; the message can be shown to the user.
+    Raises ``ValueError``: the text is not a duration; the message can be shown to the user.
     """
     match = _AMOUNT.fullmatch(text)
     if match is None or match[2].lower() not in _SECONDS:

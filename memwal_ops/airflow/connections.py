@@ -24,9 +24,8 @@ _OWN = "storage_options"
 def check_public(options: Any) -> None:
     """Refuse secrets in a task's storage options, or in a template of them: Airflow shows and stores both.
 
-    Raises:
-        InvalidUsageError: an option is a secret, or its value has one (``http://user:secret@host``); the message has
-            its key, never its value.
+    Raises ``InvalidUsageError``: an option is a secret, or its value has one (``http://user:secret@host``); the message
+    has its key, never its value.
     """
     if isinstance(options, Mapping):
         secret = sorted(
@@ -46,11 +45,9 @@ def storage_options(
 ) -> dict[str, str]:
     """Return the storage options of a connection; their repr shows no secret.
 
-    A connection of type ``aws`` is read as Airflow's own hooks read it. Of any other type, the extra holds
-    storage options. In both, those below the key ``storage_options`` of the extra are added as they are.
-
-    Raises:
-        InvalidUsageError: a field of the connection would be ignored. The message never contains values.
+    A connection of type ``aws`` is read as Airflow's own hooks read it. Of any other type, the extra holds storage
+    options. In both, those below the key ``storage_options`` of the extra are added as they are. Raises
+    ``InvalidUsageError``: a field of the connection would be ignored. The message never contains values.
     """
     rest = dict(extra)
     own = rest.pop(_OWN, {})

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops import errors
 from memwal_ops.core.options import NotABooleanError
-from memwal_ops.errors import MemwalOpsError, RegionsBlockedError
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.options import redact
 
@@ -23,7 +22,7 @@ _SHOWN = 5
 # the table, its parts or the options, and need an operator.
 _RETRYABLE = frozenset(
     {
-        MemwalOpsError,
+        errors.MemwalOpsError,
         errors.IndexesBehindError,
         errors.StorageError,
         DiskFullError,
@@ -40,7 +39,7 @@ _RETRYABLE = frozenset(
 _ERRORS_BY_CODE = {
     kind.exit_code: kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, MemwalOpsError)
+    if isinstance(kind, type) and issubclass(kind, errors.MemwalOpsError)
 }
 
 
@@ -56,17 +55,17 @@ class Failure:
     @property
     def is_blocked(self) -> bool:
         """Whether blocked parts are the only fault; everything else was done."""
-        return self.exit_code == RegionsBlockedError.exit_code
+        return self.exit_code == errors.RegionsBlockedError.exit_code
 
 
 def from_error(error: BaseException) -> Failure:
     """Return the failure of a run that raised ``error``."""
-    if isinstance(error, MemwalOpsError):
+    if isinstance(error, errors.MemwalOpsError):
         return _failure(type(error), f"{error} {_remedy(error)}")
-    return _failure(MemwalOpsError, f"Unexpected {type(error).__name__}: {error}")
+    return _failure(errors.MemwalOpsError, f"Unexpected {type(error).__name__}: {error}")
 
 
-def _remedy(error: MemwalOpsError) -> str:
+def _remedy(error: errors.MemwalOpsError) -> str:
     """What to do, in words of a DAG's author, who has no command line."""
     if isinstance(error, NotABooleanError):
         return NATIVE
@@ -77,7 +76,7 @@ def from_report(exit_code: int, document: Mapping[str, Any], part_of: PartOf) ->
     """Return the failure in a report; None if it has none. ``part_of``: the table format's function."""
     if not exit_code:
         return None
-    kind = _ERRORS_BY_CODE.get(exit_code, MemwalOpsError)
+    kind = _ERRORS_BY_CODE.get(exit_code, errors.MemwalOpsError)
     messages = list(_messages(document, part_of))
     text = " ".join(messages[:_SHOWN])
     if len(messages) > _SHOWN:
@@ -85,7 +84,7 @@ def from_report(exit_code: int, document: Mapping[str, Any], part_of: PartOf) ->
     return _failure(kind, f"{text} {kind.remedy}".strip(), exit_code)
 
 
-def _failure(kind: type[MemwalOpsError], text: str, exit_code: int | None = None) -> Failure:
+def _failure(kind: type[errors.MemwalOpsError], text: str, exit_code: int | None = None) -> Failure:
     code = kind.exit_code if exit_code is None else exit_code
     return Failure(kind.reason, code, f"{kind.reason} (exit code {code}): {redact(text)}", kind in _RETRYABLE)
 

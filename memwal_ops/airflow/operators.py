@@ -5,20 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memwal_ops.airflow import tasks
 from memwal_ops.airflow.failures import from_error
-from memwal_ops.airflow.tasks import (
-    AirflowException,
-    AirflowFailException,
-    BaseOperator,
-    BaseSensorOperator,
-    ChecksArguments,
-    PokeReturnValue,
-    TaskArgumentError,
-    check_arguments,
-    default_deferrable,
-    raise_failure,
-    read_storage,
-)
 from memwal_ops.airflow.triggers import MemWalBacklogTrigger
 from memwal_ops.errors import InvalidUsageError
 
@@ -26,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class MemWalJobOperator(ChecksArguments, BaseOperator):
+class MemWalJobOperator(tasks.ChecksArguments, tasks.BaseOperator):
     """Run a job of memwal-ops, or one that a package registers under ``memwal_ops.jobs``, on a table.
 
     Args:
@@ -70,7 +58,7 @@ class MemWalJobOperator(ChecksArguments, BaseOperator):
         self.storage_conn_id = storage_conn_id
         self.storage_options = storage_options
         self.soft_fail_on_blocked = soft_fail_on_blocked
-        check_arguments(self, rendered=False)
+        tasks.check_arguments(self, rendered=False)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the job; the report is in XCom even if the task then fails."""
@@ -78,9 +66,9 @@ class MemWalJobOperator(ChecksArguments, BaseOperator):
         from memwal_ops.airflow.work import run_job  # noqa: PLC0415
         from memwal_ops.allocators import bound_allocators  # noqa: PLC0415
 
-        check_arguments(self, rendered=True)
+        tasks.check_arguments(self, rendered=True)
         bound_allocators()
-        storage = read_storage(self.storage_conn_id, self.storage_options)
+        storage = tasks.read_storage(self.storage_conn_id, self.storage_options)
         outcome = run_job(
             self.job,
             self.uri,
@@ -95,7 +83,7 @@ class MemWalJobOperator(ChecksArguments, BaseOperator):
         if outcome.failure is not None:
             if outcome.document is not None and self.do_xcom_push:
                 context["ti"].xcom_push(key="return_value", value=outcome.document)
-            raise_failure(outcome.failure, skip_blocked=self.soft_fail_on_blocked)
+            tasks.raise_failure(outcome.failure, skip_blocked=self.soft_fail_on_blocked)
         document = outcome.document or {}
         self.log.info("%s of %s: %s", self.job, self.uri, document.get("decision"))
         return document
@@ -161,11 +149,11 @@ class MemWalMaintainOperator(MemWalJobOperator):
         if self.apply is not None and given is not self.apply:
             contradiction = f"apply={self.apply} contradicts options['apply']={given!r}."
             error = InvalidUsageError(contradiction, remedy="Give one of them.")
-            raise TaskArgumentError(from_error(error).message)
+            raise tasks.TaskArgumentError(from_error(error).message)
         return self.apply or None
 
 
-class MemWalBacklogSensor(ChecksArguments, BaseSensorOperator):
+class MemWalBacklogSensor(tasks.ChecksArguments, tasks.BaseSensorOperator):
     """Wait until a job's backlog metrics satisfy ``when``; push their values to XCom.
 
     Args:
@@ -202,8 +190,8 @@ class MemWalBacklogSensor(ChecksArguments, BaseSensorOperator):
         self.job = job
         self.storage_conn_id = storage_conn_id
         self.storage_options = storage_options
-        self.deferrable = default_deferrable() if deferrable is None else deferrable
-        check_arguments(self, rendered=False)
+        self.deferrable = tasks.default_deferrable() if deferrable is None else deferrable
+        tasks.check_arguments(self, rendered=False)
 
     def execute(self, context: Any) -> Any:
         """Wait in the triggerer if deferrable, else in the worker."""
@@ -227,22 +215,22 @@ class MemWalBacklogSensor(ChecksArguments, BaseSensorOperator):
         )
         return None
 
-    def poke(self, context: Any) -> PokeReturnValue:  # noqa: ARG002 - Airflow's signature
+    def poke(self, context: Any) -> tasks.PokeReturnValue:  # noqa: ARG002 - Airflow's signature
         """Poll the backlog once."""
         from memwal_ops.airflow.work import poll  # noqa: PLC0415 - pylance, in this process and not before
 
-        check_arguments(self, rendered=True)
-        storage = read_storage(self.storage_conn_id, self.storage_options)
+        tasks.check_arguments(self, rendered=True)
+        storage = tasks.read_storage(self.storage_conn_id, self.storage_options)
         result = poll(self.job, self.uri, self.when, storage=storage, branch=self.branch)
         if result.trace is not None:
             self.log.error(result.trace)
         if result.failure is not None:
-            raise_failure(result.failure)
+            tasks.raise_failure(result.failure)
         self.log.info("Backlog of %s: %s", self.uri, result.figures)
-        return PokeReturnValue(is_done=result.fires, xcom_value=result.figures)
+        return tasks.PokeReturnValue(is_done=result.fires, xcom_value=result.figures)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:  # noqa: ARG002 - Airflow's signature
         """Return the figures after the trigger fired, or raise its error."""
         if "error" in event:
-            raise (AirflowException if event["retry"] else AirflowFailException)(event["error"])
+            raise (tasks.AirflowException if event["retry"] else tasks.AirflowFailException)(event["error"])
         return event["figures"]

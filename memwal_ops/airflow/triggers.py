@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.airflow import tasks
 from memwal_ops.airflow.connections import check_public
-from memwal_ops.airflow.tasks import AirflowException, BaseTrigger, TriggerEvent, aread_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwal_ops.airflow.work import Poll
 
 
-class MemWalBacklogTrigger(BaseTrigger):
+class MemWalBacklogTrigger(tasks.BaseTrigger):
     """Fires when a job's backlog metrics meet ``when``. Its serialized arguments contain no secret.
 
     The event is ``{"figures": ...}``, or ``{"error": ..., "retry": ...}`` if polling again cannot help.
@@ -47,26 +47,26 @@ class MemWalBacklogTrigger(BaseTrigger):
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(self, name) for name in kept}
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def run(self) -> AsyncIterator[tasks.TriggerEvent]:
         """Poll every ``poke_interval`` seconds, until there is an event."""
         while True:
             event = self._event(await self._poll())
             if event is not None:
-                yield TriggerEvent(event)
+                yield tasks.TriggerEvent(event)
                 return
             await asyncio.sleep(self.poke_interval)
 
-    async def _poll(self) -> Poll | AirflowException:
+    async def _poll(self) -> Poll | tasks.AirflowException:
         try:
             # Read at each poll: credentials may have been replaced meanwhile.
-            storage = await aread_storage(self.storage_conn_id, self.storage_options)
-        except AirflowException as error:
+            storage = await tasks.aread_storage(self.storage_conn_id, self.storage_options)
+        except tasks.AirflowException as error:
             return error
         # Requests block, and importing pylance takes a second: neither may delay other triggers.
         return await asyncio.to_thread(_poll, self.job, self.uri, self.branch, self.when, storage)
 
-    def _event(self, result: Poll | AirflowException) -> dict[str, Any] | None:
-        if isinstance(result, AirflowException):
+    def _event(self, result: Poll | tasks.AirflowException) -> dict[str, Any] | None:
+        if isinstance(result, tasks.AirflowException):
             return {"error": str(result), "retry": False}
         if result.trace is not None:
             self.log.error(result.trace)

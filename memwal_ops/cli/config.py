@@ -110,8 +110,7 @@ def _brought() -> Mapping[str, bytes]:
 def _copy(brought: Mapping[str, bytes], folder: Path) -> None:
     """Write all files, or none if one of them would replace another.
 
-    Raises:
-        InvalidUsageError: it would, or a file cannot be written.
+    Raises ``InvalidUsageError``: it would, or a file cannot be written.
     """
     try:
         present = {name: (folder / name).read_bytes() for name in brought if (folder / name).exists()}

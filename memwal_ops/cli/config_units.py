@@ -139,11 +139,7 @@ _POD = {"MEMWAL_OPS_HOST": "0.0.0.0", "MEMWAL_OPS_STATE": _IN_POD, "STATE_DIRECT
 
 
 def _print(text: str, output: str | None, *, force: bool) -> None:
-    """Print a file, or write it.
-
-    Raises:
-        InvalidUsageError: it exists, or cannot be written.
-    """
+    """Print a file, or write it. Raises ``InvalidUsageError``: it exists, or cannot be written."""
     if output is None:
         echo(text.rstrip("\n"))
         return
@@ -159,8 +155,7 @@ def _print(text: str, output: str | None, *, force: bool) -> None:
 def _check_lines(settings: Settings) -> None:
     """Refuse paths with line breaks: what follows one would be a line of its own.
 
-    Raises:
-        InvalidUsageError: the first of them.
+    Raises ``InvalidUsageError``: the first of them.
     """
     for path in (os.path.abspath(settings.path), *local_places(settings), settings.config.state_dir or ""):
         if any(ord(character) < ord(" ") for character in path):
@@ -267,11 +262,7 @@ def _cron(settings: Settings, user: str | None, mailto: str) -> str:
 
 
 def _check_pod(settings: Settings, *, served: bool) -> None:
-    """Refuse what would not work in a pod.
-
-    Raises:
-        InvalidUsageError: with each key, and what to write.
-    """
+    """Refuse what would not work in a pod. Raises ``InvalidUsageError``: with each key, and what to write."""
     faults = [*_faults_in_pod(settings, served=served)]
     if faults:
         raise InvalidUsageError(" ".join(what for what, _ in faults), remedy=" ".join(fix for _, fix in faults))

@@ -20,21 +20,14 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from memwal_ops import errors
+from memwal_ops.cli import printing
 from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
-from memwal_ops.cli.printing import check_replaceable, echo, echo_json, echo_result, written_file
+from memwal_ops.core import registry
 from memwal_ops.core.export import ExportsMetadata, export_table
 from memwal_ops.core.protocols import CompilesCode
-from memwal_ops.core.registry import formats, locate, location_of, short_name
 from memwal_ops.core.spark.session import MIN_JAVA_VERSION, find_java
 from memwal_ops.core.table_history import history_document
-from memwal_ops.errors import (
-    ConditionalWriteUnsupportedError,
-    DeletesFailedError,
-    InvalidUsageError,
-    MemwalOpsError,
-    TableNotFoundError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.external_manifests import manifest_entries
 from memwal_ops.storage.objects import open_store
@@ -79,9 +72,9 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
 
     Exit codes: 0 put-if-absent is enforced; 23 it is not; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    location = location_of(uri, storage_options)
+    location = registry.location_of(uri, storage_options)
     if location.scheme == "file" and not os.path.isdir(location.uri):
-        raise TableNotFoundError(f"There is no folder {location.uri}.")
+        raise errors.TableNotFoundError(f"There is no folder {location.uri}.")
     store = open_store(location)
     probe_conditional_writes(store, again=True)
     if (recorded := manifest_entries(store)) is not None:
@@ -89,7 +82,7 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
     try:
         probe_compare_and_swap(store)
         swap = "enforced"
-    except ConditionalWriteUnsupportedError:
+    except errors.ConditionalWriteUnsupportedError:
         swap = "unsupported"
     skew = clock_skew(store)
     document = {
@@ -99,7 +92,7 @@ def probe(uri: str, storage_options: dict[str, str], as_json: bool) -> int:
         "clock_skew_seconds": round(skew, 3),
     }
     text = f"{location.uri}: put-if-absent is enforced. {_SWAP[swap]} {_clocks(skew)}"
-    echo_result(document, text, as_json=as_json)
+    printing.echo_result(document, text, as_json=as_json)
     return 0
 
 
@@ -147,26 +140,26 @@ def export_support(
 
     Exit codes: 0; 2 FILE is not an export, or the format cannot be exported; others: runbooks/README.md.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    format_, location, store = locate(uri, storage_options)
+    format_, location, store = registry.locate(uri, storage_options)
     if not isinstance(format_, ExportsMetadata):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{location.uri} is a table of the format {format_.name}, which this command does not export.",
             remedy="Send the output of memwal-ops inspect URI --json and verify URI --json instead; check it for "
             "confidential values first.",
         )
-    file = output or f"{short_name(os.path.basename(location.uri))}{_SUFFIX}"
+    file = output or f"{registry.short_name(os.path.basename(location.uri))}{_SUFFIX}"
     if not force:
-        check_replaceable(file, lambda head: b"export.json" in head, "an export")
+        printing.check_replaceable(file, lambda head: b"export.json" in head, "an export")
     more = {
         "checks": [check.to_json() for check in environment_checks()],
         "history": _history(format_, location, store),
     }
-    with written_file(file) as handle:
+    with printing.written_file(file) as handle:
         objects, contents = export_table(handle, format_, location, store, versions, **more)
     size = os.path.getsize(file)
     document = {"decision": "exported", "file": file, "bytes": size, "objects": objects, "contents": contents}
     text = f"exported: {file} ({size:,} bytes): {objects:,} objects listed, {contents:,} of them with contents."
-    echo_result(document, f"{text}\nRead it: memwal-ops verify --from {file}", as_json=as_json)
+    printing.echo_result(document, f"{text}\nRead it: memwal-ops verify --from {file}", as_json=as_json)
     return 0
 
 
@@ -174,7 +167,7 @@ def _history(table_format: TableFormat, location: Location, store: Store) -> Any
     """The history of the table; or the reason why it cannot be read, which may be the reported problem."""
     try:
         return history_document(table_format.open(location, store), _HISTORY)
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         return {"error": error.reason}
 
 
@@ -182,7 +175,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 _MIN_PYTHON = (3, 11)
 _MIN_DISK_BYTES, _MIN_MEMORY_BYTES, _MIN_DESCRIPTORS = 5 << 30, 2 << 30, 1024
 _MAX_SKEW_SECONDS = 5
-_UNSUPPORTED = UnsupportedFeatureError.exit_code
+_UNSUPPORTED = errors.UnsupportedFeatureError.exit_code
 _EXTRAS = ("spark", "lm-diskann", "zeppelin", "reader", "expressions", "airflow")
 
 
@@ -237,13 +230,13 @@ def doctor(uri: str | None, warm: bool, storage_options: dict[str, str], as_json
     ]
     worst = next((level for level in (ERROR, WARNING) if any(check.level == level for check in checks)), OK)
     if as_json:
-        echo_json({"decision": worst, "checks": [check.to_json() for check in checks]})
+        printing.echo_json({"decision": worst, "checks": [check.to_json() for check in checks]})
     else:
         headings = ("check", "level", "found")
-        echo(grid(headings, [(check.name, check.level, check.found) for check in checks], words=headings))
+        printing.echo(grid(headings, [(check.name, check.level, check.found) for check in checks], words=headings))
         for check in checks:
             if check.do:
-                echo(f"\n{check.level.upper()} {check.name}: {check.found}\n  {check.do}")
+                printing.echo(f"\n{check.level.upper()} {check.name}: {check.found}\n  {check.do}")
     return next((check.exit_code for check in checks if check.level == ERROR), 0)
 
 
@@ -298,13 +291,13 @@ def _java() -> Diagnosis:
 
 
 def _warmed() -> Iterator[Diagnosis]:
-    for table_format in formats().values():
+    for table_format in registry.formats().values():
         if not isinstance(table_format, CompilesCode):
             continue
         name, started = f"code of {table_format.name}", time.monotonic()
         try:
             count = table_format.warm()
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             yield Diagnosis(name, ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
             continue
         seconds = time.monotonic() - started
@@ -314,10 +307,10 @@ def _warmed() -> Iterator[Diagnosis]:
 
 def _remote(uri: str, options: dict[str, str]) -> Iterator[Diagnosis]:
     """Check the store, then the table; stop after an error that makes the rest meaningless."""
-    location = location_of(uri, options)
+    location = registry.location_of(uri, options)
     if location.scheme == "file":
         if not os.path.isdir(location.uri):
-            raise TableNotFoundError(f"There is no folder {location.uri}.")
+            raise errors.TableNotFoundError(f"There is no folder {location.uri}.")
         free = shutil.disk_usage(location.uri).free
         yield _judged(
             "disk",
@@ -347,7 +340,7 @@ def _permissions(store: Store) -> Iterator[Diagnosis]:
     for what, attempt, why in tries:
         try:
             attempt()
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             yield Diagnosis(what, ERROR, str(error), f"{why} {error.remedy}", error.exit_code)
             if what == "write":
                 return  # nothing is there to be read or deleted
@@ -357,7 +350,7 @@ def _permissions(store: Store) -> Iterator[Diagnosis]:
 
 def _deleted(store: Store, name: str) -> None:
     for message in store.delete_many([name]).failed.values():
-        raise DeletesFailedError(message)
+        raise errors.DeletesFailedError(message)
 
 
 def _guarantees(store: Store) -> Iterator[Diagnosis]:
@@ -365,22 +358,22 @@ def _guarantees(store: Store) -> Iterator[Diagnosis]:
     try:
         probe_conditional_writes(store, again=True)
         yield Diagnosis("put-if-absent", OK, "enforced")
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         yield Diagnosis("put-if-absent", ERROR, str(error), error.remedy, error.exit_code)
     if (recorded := manifest_entries(store)) is not None:
         try:
             recorded.probe_commits()
             yield Diagnosis("DynamoDB", OK, f"table {recorded.entries.table}: one entry a version is enforced")
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             yield Diagnosis("DynamoDB", ERROR, str(error), error.remedy, error.exit_code)
     try:
         probe_compare_and_swap(store)
         yield Diagnosis("compare-and-swap", OK, "enforced")
-    except ConditionalWriteUnsupportedError:
+    except errors.ConditionalWriteUnsupportedError:
         yield Diagnosis(
             "compare-and-swap", OK, "not supported; Lance tables do not need it, Zeppelin namespaces on S3 do"
         )
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         yield Diagnosis("compare-and-swap", WARNING, str(error), error.remedy)
     skew = clock_skew(store)
     do = "Set this machine's clock by NTP: leases and grace periods go by the store's."
@@ -418,9 +411,9 @@ def _table(uri: str, options: dict[str, str]) -> Diagnosis:
     try:
         table = open_table(uri, options)
         parts = table.format.summarize(table).parts
-    except TableNotFoundError:
+    except errors.TableNotFoundError:
         return Diagnosis("table", OK, "none there yet")
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         return Diagnosis("table", ERROR, f"{error.reason}: {error}", error.remedy, error.exit_code)
     return Diagnosis("table", OK, f"{table.format.name}, revision {table.revision}, {parts} parts")
 

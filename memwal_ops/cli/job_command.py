@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from click.core import ParameterSource
 
+from memwal_ops import errors
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo, echo_json, error_document
 from memwal_ops.core.options import Option, OptionError, Options, ValueType, describe
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    NotALanceTableError,
-    TableNotFoundError,
-    worst_exit_code,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,7 +84,7 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
             [uri] = uri
         if export_file is not None:
             if uri is not None or namespace is not None or branch is not None or storage_options:
-                raise InvalidUsageError(_ALONE)
+                raise errors.InvalidUsageError(_ALONE)
             from memwal_ops.core.export import open_export  # noqa: PLC0415 - the clients of stores: not for --help
 
             with open_export(export_file, first.name) as table:
@@ -190,7 +184,7 @@ def chosen_options(context: click.Context, given: Mapping[str, Any]) -> dict[str
 def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -> str:
     """The URI, or that of the table of that name in the catalog."""
     if uri is None:
-        raise InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
+        raise errors.InvalidUsageError("Missing argument 'URI'.", remedy="Give the table's URI, or --from FILE.")
     if namespace is None:
         return uri
     from memwal_ops.storage.catalogs import Catalog  # noqa: PLC0415 - few commands need it
@@ -201,7 +195,7 @@ def _named(uri: str | None, namespace: str | None, storage: Mapping[str, str]) -
 def _tables(uris: tuple[str, ...], database: str | None, namespace: str | None, storage: dict[str, str]) -> list[str]:
     """The URIs of several tables: those given, or those of a LanceDB folder."""
     if bool(uris) == (database is not None) or (database is not None and namespace is not None):
-        raise InvalidUsageError("Give URIs of tables, or --database DIR.")
+        raise errors.InvalidUsageError("Give URIs of tables, or --database DIR.")
     if database is None:
         return [_named(uri, namespace, storage) for uri in dict.fromkeys(uris)]
     from memwal_ops.core.maintain import tables_of_database  # noqa: PLC0415 - the clients of stores: not for --help
@@ -216,7 +210,7 @@ def _places(tables: list[str], storage: dict[str, str], branch: str | None) -> d
         return {table: on(table, branch, storage) for table in tables}
     places: dict[str, str] = {}
     for table in tables:
-        with suppress(MemwalOpsError):  # the run on the table itself tells why it cannot be read
+        with suppress(errors.MemwalOpsError):  # the run on the table itself tells why it cannot be read
             places |= {uri: uri for uri in _branch_uris(table, storage).values()}
         places.setdefault(table, table)
     return places
@@ -252,8 +246,8 @@ def _on_each(
     for name, place in places.items():
         try:
             output, code = _ran(job, place, storage, chosen, as_json=as_json)
-        except MemwalOpsError as error:
-            is_none = isinstance(error, NotALanceTableError | TableNotFoundError)
+        except errors.MemwalOpsError as error:
+            is_none = isinstance(error, errors.NotALanceTableError | errors.TableNotFoundError)
             if database is not None and is_none and _is_stub(place, storage):
                 continue
             output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
@@ -263,10 +257,10 @@ def _on_each(
         documents[name] = output
         codes.append(code)
     if not documents:
-        raise TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
+        raise errors.TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
     if as_json:
         echo_json({what: documents})
-    return worst_exit_code(codes)
+    return errors.worst_exit_code(codes)
 
 
 def _is_stub(uri: str, storage: dict[str, str]) -> bool:
@@ -274,7 +268,7 @@ def _is_stub(uri: str, storage: dict[str, str]) -> bool:
 
     try:
         return skipped_stub(uri, storage) is not None
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         return False
 
 
@@ -291,8 +285,7 @@ def _ran(
 ) -> tuple[Any, int]:
     """Run a job on a table as its command does; return its report as a document or as text, and the exit code.
 
-    Raises:
-        InvalidUsageError: the job, or an option of it, does not apply to the table.
+    Raises ``InvalidUsageError``: the job, or an option of it, does not apply to the table.
     """
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not for --help
     from memwal_ops.cli.ledger import RunHistory, expected  # noqa: PLC0415 - not for --help
@@ -332,8 +325,7 @@ def _choice(spec: JobSpec, given: Mapping[str, Any]) -> tuple[Options, bool | No
 def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
     """Return the job's options from the values on the command line.
 
-    Raises:
-        InvalidUsageError: an option does not apply to this table, or a value is invalid.
+    Raises ``InvalidUsageError``: an option does not apply to this table, or a value is invalid.
     """
     known = {option.name: option for option in describe(spec.options)}
     inner: dict[str, list[Option]] = {}
@@ -349,7 +341,7 @@ def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
                 given.setdefault(option.name, {})[name] = value
         else:
             flags = dict.fromkeys(option.flags for option in _flat(spec.options))
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"--{name.replace('_', '-')} is an option of {spec.name} that this table does not have.",
                 remedy=f"Its options: {', '.join(flags) or 'none'}.",
             )
@@ -359,7 +351,7 @@ def read_options(spec: HasOptions, values: Mapping[str, Any]) -> Options:
         raise _spelled(error, spec) from None
 
 
-def _spelled(error: OptionError, spec: HasOptions) -> InvalidUsageError:
+def _spelled(error: OptionError, spec: HasOptions) -> errors.InvalidUsageError:
     """Return the error with the flags of the command line instead of option names."""
     flags = {option.name: option.flags for option in _flat(spec.options)}
     return error.spelled(lambda name: flags.get(name, f"--{name.replace('_', '-')}"))
@@ -419,18 +411,14 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         return f"[{'|'.join(self.option.choices)}]" if self.option.choices else self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value.
-
-        Raises:
-            InvalidUsageError: it is invalid.
-        """
+        """Return the value. Raises ``InvalidUsageError``: it is invalid."""
         del param
         try:
             read = self.option.read_one(value)
             self.option.check_one(read)
         except OptionError as error:
             usage_error = error.spelled(lambda _: self.option.flags)
-            if ctx is not None and usage_error.remedy == InvalidUsageError.remedy:
+            if ctx is not None and usage_error.remedy == errors.InvalidUsageError.remedy:
                 usage_error.remedy = f"See {ctx.command_path} --help."
             raise usage_error from None
         return read

@@ -18,9 +18,8 @@ import click
 import structlog
 
 from memwal_ops import log as logging_setup
-from memwal_ops.cli import process
+from memwal_ops.cli import printing, process
 from memwal_ops.cli.commands import Commands
-from memwal_ops.cli.printing import echo, echo_json, error_document, page_path, with_pages
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
@@ -170,12 +169,12 @@ def _run(arguments: list[str]) -> int:
         outcome = cli.main(args=arguments, prog_name="memwal-ops", standalone_mode=False)
     except (click.exceptions.Abort, process.Terminated) as ended:
         terminated = isinstance(ended, process.Terminated)
-        echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
+        printing.echo(_ENDED.format("Terminated" if terminated else "Interrupted"), err=True)
         return process.Terminated.exit_code if terminated else _INTERRUPTED
     except click.ClickException as error:
         if "--json" in arguments:
             # click's own text contains the usage too; a script gets only the sentence.
-            echo_json(error_document(_usage(error)))
+            printing.echo_json(printing.error_document(_usage(error)))
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             error.show()  # without arguments a group shows its help: this is not an error
         else:
@@ -210,11 +209,11 @@ def _usage(error: click.ClickException) -> InvalidUsageError:
 
 def _report(error: MemwalOpsError, *, as_json: bool) -> None:
     if as_json:
-        echo_json(error_document(error))
+        printing.echo_json(printing.error_document(error))
     # Indented, so that the lines of a store's message do not look like output of memwal-ops.
     message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
-    echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
-    echo(f"  {with_pages(remedy)}", err=True)
+    printing.echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
+    printing.echo(f"  {printing.with_pages(remedy)}", err=True)
     page = runbook(error.exit_code, error.reason)
     if page is not None:
-        echo(f"  See {page_path(page)}", err=True)
+        printing.echo(f"  See {printing.page_path(page)}", err=True)

@@ -83,8 +83,7 @@ def branch_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def on(uri: str, branch: str | None, storage_options: Mapping[str, str]) -> str:
     """Return the URI of a branch of the table at a URI; None: that of the table.
 
-    Raises:
-        InvalidUsageError: there is no such branch.
+    Raises ``InvalidUsageError``: there is no such branch.
     """
     if branch is None:
         return uri

@@ -11,8 +11,8 @@ import click
 from memwal_ops.cli.options import Duration, config_option, json_output
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.status import running_service
+from memwal_ops.core import fleet_budget
 from memwal_ops.core.cost import describe_cost, money_text
-from memwal_ops.core.fleet_budget import CHARGED, NOTHING, FleetBudget, Others
 from memwal_ops.errors import HistoryError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
@@ -23,7 +23,7 @@ from memwal_ops.supervisor.observe.status_document import budget_notes
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.scheduling.forecast import forecast
 from memwal_ops.supervisor.scheduling.ranking import budget_document, new_budget
-from memwal_ops.supervisor.state.directory import history_path, instance_of, members_of, state_dir
+from memwal_ops.supervisor.state import directory
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.outcomes import charged_runs
 from memwal_ops.supervisor.state.pauses import Pauses
@@ -62,14 +62,16 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
     settings = load_settings(file)
     config = settings.config
     begin = datetime.now(UTC) - since
-    history = History.open_to_read(history_path(config))
+    history = History.open_to_read(directory.history_path(config))
     try:
         runs = history.ledger(begin)
         prices, polls = config.prices, history.polls(begin)
         document = ledger_document(runs, prices.by_store(), prices.currency, cast("By", by), begin, polls)
         now, budget = datetime.now(UTC), None
         if config.budget is not None:
-            budget = budget_document(config.budget, budget_now(settings, history, now), NOTHING, now, prices.currency)
+            budget = budget_document(
+                config.budget, budget_now(settings, history, now), fleet_budget.NOTHING, now, prices.currency
+            )
     finally:
         history.close()
     document["fleet"] = None if config.fleet is None else config.fleet.name
@@ -172,17 +174,17 @@ def _notes(document: Mapping[str, Any], since: timedelta, keep: timedelta) -> li
     return notes
 
 
-def budget_now(settings: Settings, history: History | None, now: datetime) -> FleetBudget:
+def budget_now(settings: Settings, history: History | None, now: datetime) -> fleet_budget.FleetBudget:
     """The budget, with what the history and the other members of the fleet have used of it."""
     config, fleet = settings.config.budget, settings.config.fleet
-    runs = () if config is None or history is None else history.ledger(now - CHARGED * config.per)
+    runs = () if config is None or history is None else history.ledger(now - fleet_budget.CHARGED * config.per)
     budget = new_budget(settings, charged_runs(runs, settings.config.prices.by_store()))
     if config is not None and fleet is not None:
-        at, folder = now.timestamp(), state_dir(settings.config)
+        at, folder = now.timestamp(), directory.state_dir(settings.config)
         try:
-            others = read_others(fleet, instance_of(folder), at, budget.per)
+            others = read_others(fleet, directory.instance_of(folder), at, budget.per)
         except MemwalOpsError:
-            others = Others(living=max(1, members_of(folder) - 1), until=0.0)
+            others = fleet_budget.Others(living=max(1, directory.members_of(folder) - 1), until=0.0)
         budget.meet(others, at)
     return budget
 
@@ -242,14 +244,14 @@ def _forecast(
     fleet, history = FleetStatus(settings, status), None
     try:
         with suppress(HistoryError):
-            history = History.open_to_read(history_path(settings.config))
+            history = History.open_to_read(directory.history_path(settings.config))
         known = {} if status is None else {table["name"]: table for table in status["tables"]}
         if status is not None and settings.config.fleet is not None:
             tables = [table for table in tables if table.name in known]  # the others are those of other members
         documents = [known[table.name] for table in tables if _is_read(known.get(table.name))]
         unread = [table for table in tables if not _is_read(known.get(table.name))]
         documents += fleet.tables(unread, _READ)
-        pauses = Pauses(state_dir(settings.config)) if status is None else Pauses.of_status(status)
+        pauses = Pauses(directory.state_dir(settings.config)) if status is None else Pauses.of_status(status)
         pools = {} if status is None else status["pools"]
         owed = {name: pool.get("credit", 0.0) for name, pool in pools.items()}
         others = None if settings.config.budget is None else budget_now(settings, None, now).others

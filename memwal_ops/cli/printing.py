@@ -101,8 +101,7 @@ def check_replaceable(path: str, is_ours: Callable[[bytes], bool], what: str) ->
 def written_file(path: str) -> Iterator[IO[bytes]]:
     """A file that appears under its name when the block ends well: a reader never sees a part of it.
 
-    Raises:
-        InvalidUsageError: it cannot be written.
+    Raises ``InvalidUsageError``: it cannot be written.
     """
     folder = os.path.dirname(os.path.abspath(path))
     try:

@@ -38,8 +38,7 @@ def prepare() -> None:
 def open_table(uri: str, storage_options: Mapping[str, str], *, job: str | None = None) -> Table:
     """Bound the allocators of the process, and open a table (:func:`memwal_ops.core.registry.open_table`).
 
-    Raises:
-        MemwalOpsError: as :func:`memwal_ops.core.registry.open_table`.
+    Raises ``MemwalOpsError``: as :func:`memwal_ops.core.registry.open_table`.
     """
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not before a table is opened
 

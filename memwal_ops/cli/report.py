@@ -9,29 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memwal_ops import errors
+from memwal_ops.cli import printing
 from memwal_ops.cli.check import last_run_fault_of
 from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
-from memwal_ops.cli.printing import check_replaceable, echo, echo_json, written_file
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.leases import list_leases
 from memwal_ops.core.registry import short_name
 from memwal_ops.core.run import run_job
 from memwal_ops.core.table_history import history_document, storage_of_gc
 from memwal_ops.core.verification import Severity
-from memwal_ops.errors import BusyError, InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.pages.rendering import render
 from memwal_ops.storage.options import redact
-from memwal_ops.supervisor.observe.findings import (
-    CRITICAL,
-    DEFAULT_LIMITS,
-    OK,
-    READ,
-    WARNING,
-    finding,
-    findings_of,
-    last_run_finding,
-)
-from memwal_ops.supervisor.observe.table_view import NOT_IN_A_FILE, answers_view, history_view, view_of
+from memwal_ops.supervisor.observe import findings, table_view
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +29,7 @@ if TYPE_CHECKING:
     from memwal_ops.core.protocols import Table
 
 _MARK = b'<meta name="generator" content="memwal-ops">'
-_LEVELS = {Severity.ERROR: CRITICAL, Severity.WARNING: WARNING, Severity.INFO: OK}
+_LEVELS = {Severity.ERROR: findings.CRITICAL, Severity.WARNING: findings.WARNING, Severity.INFO: findings.OK}
 
 
 @click.command(short_help="Write one HTML page about a table, with its history.")
@@ -67,21 +57,21 @@ def report(
     Exit codes: 0; 2 FILE is not a report; others: runbooks/README.md.
     """  # noqa: D205, D301 - click shows the first paragraph and keeps the lines of a block that begins so
     if (output is None) != as_json:
-        raise InvalidUsageError("Give -o FILE, or --json; not both.")
+        raise errors.InvalidUsageError("Give -o FILE, or --json; not both.")
     if output not in {None, "-"} and not force:
-        check_replaceable(str(output), lambda head: _MARK in head, "a report")
+        printing.check_replaceable(str(output), lambda head: _MARK in head, "a report")
     read = _read(open_table(uri, storage_options), limit)
     if output is None:
-        echo_json(read.document)
+        printing.echo_json(read.document)
         return 0
     page = read.page()
     if output == "-":
         sys.stdout.buffer.write(page)
         sys.stdout.buffer.flush()
         return 0
-    with written_file(output) as file:
+    with printing.written_file(output) as file:
         file.write(page)
-    echo(f"written: {output} ({len(page):,} bytes).")
+    printing.echo(f"written: {output} ({len(page):,} bytes).")
     return 0
 
 
@@ -106,23 +96,25 @@ class _Reading:
             "format": table.format.name,
             "version": summary.revision,
             "backlog": dict(summary.backlog),
-            "state": READ,
+            "state": findings.READ,
             "looked_at": now.isoformat(timespec="milliseconds"),
             "error": None,
             "blocked": [dict(part.document) for part in summary.blocked],
             "answers": [],
             "jobs": {},
         }
-        self.findings = [*findings_of(self.state, self, DEFAULT_LIMITS, "")]
+        self.findings = [*findings.findings_of(self.state, self, findings.DEFAULT_LIMITS, "")]
         fault = None if summary.blocked else last_run_fault_of(table, summary.backlog)
         if fault is not None:
-            self.findings.append(last_run_finding(self.state, fault))
+            self.findings.append(findings.last_run_finding(self.state, fault))
 
     def verify(self) -> None:
         """Add the findings of ``verify``, which checks the metadata of the whole table."""
         for stated in run_job(self._table, "verify").to_json()["findings"]:
             what = f"{stated['check']}: {stated['place']}: {stated['evidence']} {stated['consequence']}"
-            self.findings.append(finding(_LEVELS[stated["severity"]], what, stated["remedy"], stated["runbook"]))
+            self.findings.append(
+                findings.finding(_LEVELS[stated["severity"]], what, stated["remedy"], stated["runbook"])
+            )
 
     def last_error(self, table: str, job: str) -> None:
         """Return None: a table alone has no run history."""
@@ -146,12 +138,12 @@ class _Reading:
         """The page."""
         return render(
             "table",
-            answers=answers_view(self.state),
-            **history_view(self.history, self.gc),
+            answers=table_view.answers_view(self.state),
+            **table_view.history_view(self.history, self.gc),
             history_note=" ".join(self.notes),
-            table=view_of(self.state, self.findings),
+            table=table_view.view_of(self.state, self.findings),
             leases=self.leases,
-            **NOT_IN_A_FILE,
+            **table_view.NOT_IN_A_FILE,
         )
 
 
@@ -162,20 +154,22 @@ def _read(table: Table, limit: int) -> _Reading:
         reading.history = history_document(table, limit)
         if reading.history is None:
             reading.notes.append(f"Tables of the format {table.format.name} report no history.")
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         reading.notes.append(redact(f"The history cannot be read: {error} {error.remedy}"))
     try:
         if "verify" in table.jobs:
             reading.verify()
-    except MemwalOpsError as error:
-        if isinstance(error, BusyError):
+    except errors.MemwalOpsError as error:
+        if isinstance(error, errors.BusyError):
             reading.notes.append(redact(f"It cannot be verified: {error} {error.remedy}"))
         else:
             what = redact(f"It cannot be verified: {error.reason}. {error}")
-            reading.findings.append(finding(CRITICAL, what, redact(error.remedy), runbook(error.exit_code)))
+            reading.findings.append(
+                findings.finding(findings.CRITICAL, what, redact(error.remedy), errors.runbook(error.exit_code))
+            )
     try:
         if "gc" in table.jobs:
             reading.gc = run_job(table, "gc", apply=False).to_json()
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         reading.notes.append(redact(f"gc cannot be planned: {error} {error.remedy}"))
     return reading

@@ -9,26 +9,19 @@ from urllib.parse import quote
 
 import click
 
+from memwal_ops import errors, text
 from memwal_ops.cli.config_init import absolute, namespace_entry, quoted
 from memwal_ops.cli.ledger import RunHistory
 from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
+from memwal_ops.core import maintain
 from memwal_ops.core.answers import PAGE
-from memwal_ops.core.maintain import NotATable, Scanned, scan_table, skipped_stub, tables_of_database
 from memwal_ops.core.outlook import describe_outlooks
 from memwal_ops.core.registry import branches, format_of_folder, short_name
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    NotALanceTableError,
-    TableNotFoundError,
-    worst_exit_code,
-)
 from memwal_ops.storage.catalogs import Catalog, branch_uri
 from memwal_ops.storage.locations import BRANCHES_FOLDER, is_catalog
-from memwal_ops.supervisor.observe.findings import CRITICAL, DEFAULT_LIMITS, WARNING, WORDS
-from memwal_ops.text import counted, grid, paragraph, printable, size_text
+from memwal_ops.supervisor.observe import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,9 +60,9 @@ def scan(
 
     Exit codes: 0; 3 the folder has no table; else that of the first table that could not be scanned.
     """  # noqa: D301 - click keeps the lines of a block that begins so
-    skipped: list[NotATable] = []
+    skipped: list[maintain.NotATable] = []
     if sum((bool(uris), database is not None, namespace is not None)) != 1:
-        raise InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
+        raise errors.InvalidUsageError("Give URIs of tables, or --database DIR, or --namespace URI.")
     if namespace is not None:
         top = Catalog.from_uri(namespace, storage_options)
         catalogs, unlisted = _with_nested(top)
@@ -85,7 +78,7 @@ def scan(
         ]
         nothing = f"No table found in {top.uri()}: its list is empty, and so are those of its namespaces."
     elif database is not None:
-        tables, skipped = tables_of_database(database, storage_options)
+        tables, skipped = maintain.tables_of_database(database, storage_options)
         entries = [f"database: {quoted(absolute(database))}"]
         nothing = f"No table found in {database}: it has no folder NAME.lance."
     else:
@@ -93,11 +86,11 @@ def scan(
     if not tables:
         is_table = database is not None and format_of_folder(database) is not None
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
-        raise TableNotFoundError(nothing, remedy=remedy)
+        raise errors.TableNotFoundError(nothing, remedy=remedy)
     past = RunHistory()
     found = [one for uri in tables for one in _scanned(uri, storage_options, past, stubs=database is not None)]
-    scanned = sorted((one for one in found if isinstance(one, Scanned)), key=lambda one: not one.answers)
-    skipped += [one for one in found if isinstance(one, NotATable)]
+    scanned = sorted((one for one in found if isinstance(one, maintain.Scanned)), key=lambda one: not one.answers)
+    skipped += [one for one in found if isinstance(one, maintain.NotATable)]
     opened = [one for one in scanned if one.revision is not None]
     entries = entries or [f"uri: {quoted(absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
     branched = any(_branch_of(one.uri) for one in scanned)
@@ -109,46 +102,48 @@ def scan(
         "configuration": configuration,
     }
     echo_result(document, _describe(scanned, skipped, configuration), as_json=as_json)
-    return worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
+    return errors.worst_exit_code(error.exit_code for one in scanned for _, error in one.errors)
 
 
-def _with_nested(catalog: Catalog) -> tuple[list[Catalog], NotATable | None]:
+def _with_nested(catalog: Catalog) -> tuple[list[Catalog], maintain.NotATable | None]:
     """The catalog and the namespaces below it; and that they could not be listed."""
     try:
         return [catalog, *catalog.nested()], None
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         why = f"The namespaces below it could not be listed: {error}"
-        return [catalog], NotATable(catalog.uri(), why, "Scan each of them by its URI.")
+        return [catalog], maintain.NotATable(catalog.uri(), why, "Scan each of them by its URI.")
 
 
-def _scanned(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Iterator[Scanned | NotATable]:
+def _scanned(
+    uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool
+) -> Iterator[maintain.Scanned | maintain.NotATable]:
     """The table, and each of its branches."""
     found = _scan(uri, options, past, stubs=stubs)
     yield found
-    if not isinstance(found, Scanned) or found.revision is None:
+    if not isinstance(found, maintain.Scanned) or found.revision is None:
         return
     try:
         names = [one.name for one in branches(uri, options)]
-    except MemwalOpsError as error:
-        yield Scanned(uri, errors=((None, error),))
+    except errors.MemwalOpsError as error:
+        yield maintain.Scanned(uri, errors=((None, error),))
         return
     for name in names:
         yield _scan(branch_uri(uri, name), options, past, stubs=False)
 
 
-def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> Scanned | NotATable:
+def _scan(uri: str, options: dict[str, str], past: RunHistory, *, stubs: bool) -> maintain.Scanned | maintain.NotATable:
     try:
         try:
-            return scan_table(open_table(uri, options), past, past.answers)
-        except (NotALanceTableError, TableNotFoundError):
-            if not stubs or (stub := skipped_stub(uri, options)) is None:
+            return maintain.scan_table(open_table(uri, options), past, past.answers)
+        except (errors.NotALanceTableError, errors.TableNotFoundError):
+            if not stubs or (stub := maintain.skipped_stub(uri, options)) is None:
                 raise
             return stub
-    except MemwalOpsError as error:
-        return Scanned(uri, errors=((None, error),))
+    except errors.MemwalOpsError as error:
+        return maintain.Scanned(uri, errors=((None, error),))
 
 
-def _describe(scanned: Sequence[Scanned], skipped: Sequence[NotATable], configuration: str) -> str:
+def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.NotATable], configuration: str) -> str:
     rows = [
         (
             _name(one.uri),
@@ -167,21 +162,22 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[NotATable], configur
     parts += [_summary(opened)] if opened else []
     if rows:
         headings = ("table", "job", "it would", "rows", "frees", "later", "by")
-        parts.append(grid(headings, rows, words=headings[:3]))
+        parts.append(text.grid(headings, rows, words=headings[:3]))
     if told := describe_outlooks([one.outlook for one in opened]):
         parts.append(told)
     for one in scanned:
         for part in one.blocked[:_MAX_BLOCKED]:
             what = f"{_name(one.uri)}: {part.part or 'the table'}: {part.reason}: {part.detail}"
-            parts.append(paragraph(f"BLOCKED: {what}", hanging="  "))
+            parts.append(text.paragraph(f"BLOCKED: {what}", hanging="  "))
         if (more := len(one.blocked) - _MAX_BLOCKED) > 0:
             parts.append(f"BLOCKED: {_name(one.uri)}: {more:,} more (memwal-ops inspect URI).")
         for job, error in one.errors:
             what = f"{_name(one.uri)}, {job}" if job else _name(one.uri)
-            parts.append(paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
+            parts.append(text.paragraph(f"NOT SCANNED: {what}: {error.reason}: {error} {error.remedy}", hanging="  "))
     parts += _writers(opened)
     parts += [
-        paragraph(f"SKIPPED: {_name(one.uri)}: {one.why} {one.remedy}", hanging="  ") for one in skipped[:_MAX_SKIPPED]
+        text.paragraph(f"SKIPPED: {_name(one.uri)}: {one.why} {one.remedy}", hanging="  ")
+        for one in skipped[:_MAX_SKIPPED]
     ]
     if (more := len(skipped) - _MAX_SKIPPED) > 0:
         parts.append(f"SKIPPED: {more:,} more (--json lists them).")
@@ -190,13 +186,13 @@ def _describe(scanned: Sequence[Scanned], skipped: Sequence[NotATable], configur
     return "\n\n".join(parts)
 
 
-def _bad(one: Scanned, bad: BadAnswers) -> str:
-    lines = [paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(one.uri)}: {bad.describe()}", hanging="  ")]
-    lines.append(paragraph(bad.remedy.replace(" URI", f" {shlex.quote(one.uri)}"), indent="  ", hanging="  "))
+def _bad(one: maintain.Scanned, bad: BadAnswers) -> str:
+    lines = [text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(one.uri)}: {bad.describe()}", hanging="  ")]
+    lines.append(text.paragraph(bad.remedy.replace(" URI", f" {shlex.quote(one.uri)}"), indent="  ", hanging="  "))
     return "\n".join([*lines, f"  See {page_path(PAGE)}"])
 
 
-def _writers(scanned: Sequence[Scanned]) -> list[str]:
+def _writers(scanned: Sequence[maintain.Scanned]) -> list[str]:
     """For each release the tables that it wrote last."""
     written: dict[str, list[str]] = {}
     for one in scanned:
@@ -205,7 +201,7 @@ def _writers(scanned: Sequence[Scanned]) -> list[str]:
     shown = {writer: names[:_MAX_WRITTEN] for writer, names in written.items()}
     more = {writer: len(names) - _MAX_WRITTEN for writer, names in written.items()}
     return [
-        paragraph(
+        text.paragraph(
             f"Last written by {writer}: {', '.join(names)}{f' and {more[writer]:,} more' if more[writer] > 0 else ''}.",
             hanging="  ",
         )
@@ -213,22 +209,22 @@ def _writers(scanned: Sequence[Scanned]) -> list[str]:
     ]
 
 
-def _summary(scanned: Sequence[Scanned]) -> str:
+def _summary(scanned: Sequence[maintain.Scanned]) -> str:
     """The levels of the tables, as ``status`` counts them, and what jobs would do whether it is urgent or not."""
-    counts = Counter(WORDS[_level(one)] for one in scanned)
-    levels = ", ".join(f"{counts[word]:,} {word}" for word in WORDS.values() if counts[word])
+    counts = Counter(findings.WORDS[_level(one)] for one in scanned)
+    levels = ", ".join(f"{counts[word]:,} {word}" for word in findings.WORDS.values() if counts[word])
     needs = [need for one in scanned for need in one.needs]
     needy = sum(any(need.now for need in one.needs) for one in scanned)
-    freed = f"{size_text(sum(need.frees for need in needs))} would be freed now"
+    freed = f"{text.size_text(sum(need.frees for need in needs))} would be freed now"
     if last := max((need.by for need in needs if need.by is not None), default=None):
-        freed += f", up to {size_text(sum(need.later for need in needs))} more by {last[:10]}"
-    return f"{counted(len(scanned), 'table')}: {levels}; jobs have work on {needy:,}; {freed}."
+        freed += f", up to {text.size_text(sum(need.later for need in needs))} more by {last[:10]}"
+    return f"{text.counted(len(scanned), 'table')}: {levels}; jobs have work on {needy:,}; {freed}."
 
 
-def _level(one: Scanned) -> int:
+def _level(one: maintain.Scanned) -> int:
     if one.errors or one.blocked or any(bad.wrong for bad in one.answers):
-        return CRITICAL
-    return max(WARNING if one.answers else 0, DEFAULT_LIMITS.level(one.backlog))
+        return findings.CRITICAL
+    return max(findings.WARNING if one.answers else 0, findings.DEFAULT_LIMITS.level(one.backlog))
 
 
 def _name(uri: str) -> str:
@@ -237,7 +233,7 @@ def _name(uri: str) -> str:
     if branch is not None and not is_catalog(uri):
         root = path.removesuffix(f"/{BRANCHES_FOLDER}/{branch}")
     name = short_name(root.rstrip("/").rsplit("/", 1)[-1])
-    return printable(name if branch is None else f"{name}/{BRANCHES_FOLDER}/{branch}")
+    return text.printable(name if branch is None else f"{name}/{BRANCHES_FOLDER}/{branch}")
 
 
 def _branch_of(uri: str) -> str | None:
@@ -249,7 +245,7 @@ def _branch_of(uri: str) -> str | None:
 
 
 def _size(count: int) -> str:
-    return size_text(count) if count else ""
+    return text.size_text(count) if count else ""
 
 
 def _configuration(entries: Sequence[str], deletes: Sequence[str], *, branched: bool) -> str:

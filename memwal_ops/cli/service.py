@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwal_ops.cli.options import FILE, Duration, config_option, json_output
+from memwal_ops.cli import options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.errors import InvalidUsageError
@@ -37,10 +37,10 @@ _EXAMPLE = TableFinding(
 
 
 @click.command(short_help="Send a test message to the targets of notifications.")
-@config_option
+@options.config_option
 @click.option("--test", is_flag=True, help="Send the message; without it, the targets are only listed.")
 @click.option("--target", "names", multiple=True, metavar="NAME", help="Only this one (repeatable).")
-@json_output
+@options.json_output
 def notify(file: str, names: tuple[str, ...], *, test: bool, as_json: bool) -> int:
     """List the targets of notify in the configuration, or send each a test message with --test.
 
@@ -113,14 +113,16 @@ def _action(name: str, short: str, text: str, *examples: str) -> Callable[[Calla
     def made(command: Callable[..., int]) -> click.Command:
         command.__doc__ = text + _EXAMPLES.format(*examples)
         for option in (
-            json_output,
-            click.option("--token-file", type=FILE, help="The token to act with.  [default: of the configuration]"),
+            options.json_output,
+            click.option(
+                "--token-file", type=options.FILE, help="The token to act with.  [default: of the configuration]"
+            ),
             click.option(
                 "--reason", default="", metavar="TEXT", help="Why; it is in the audit log, and in the status."
             ),
             click.option("--job", help="Only this job."),
             click.option("--table", help="Only this table, by its name."),
-            config_option,
+            options.config_option,
         ):
             command = option(command)
         return service.command(name, short_help=short)(command)
@@ -174,7 +176,7 @@ def cancel(table: str | None, job: str | None, **given: Any) -> int:
     "survives restarts of the service.",
     "pause --table orders --for 2h --reason migration", "pause --until 2026-11-27T06:00:00Z",
 )  # fmt: skip
-@click.option("--for", "span", type=Duration(), help="How long, for example 90m or 3d.")
+@click.option("--for", "span", type=options.Duration(), help="How long, for example 90m or 3d.")
 @click.option("--until", metavar="TIME", help="Its end: ISO 8601, UTC unless it has an offset.")
 def pause(table: str | None, job: str | None, span: timedelta | None, until: str | None, **given: Any) -> int:
     """See the decorator."""
@@ -227,7 +229,7 @@ def plan(table: str | None, job: str | None, **given: Any) -> int:
     "hold --table orders --for 1d --reason backup", "hold --table orders --release 3",
 )  # fmt: skip
 @click.option("--version", type=click.IntRange(1), help="The version to keep.  [default: the newest]")
-@click.option("--for", "span", type=Duration(), help="How long, for example 90m or 3d.  [default: 2h]")
+@click.option("--for", "span", type=options.Duration(), help="How long, for example 90m or 3d.  [default: 2h]")
 @click.option("--release", type=click.IntRange(1), help="End the hold with this number.")
 def hold(
     table: str | None,

@@ -14,9 +14,10 @@ from urllib.parse import urlencode
 
 import click
 
+from memwal_ops import text
+from memwal_ops.cli import printing
 from memwal_ops.cli.check import ask_service, backlog_limits
 from memwal_ops.cli.options import Duration, config_option, json_output
-from memwal_ops.cli.printing import echo, echo_json, echo_result, error_document, page_path
 from memwal_ops.core.figures import backlog_of, shared_noun
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
@@ -45,7 +46,6 @@ from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_text
 from memwal_ops.supervisor.scheduling.discovery import discover
 from memwal_ops.supervisor.state.directory import state_dir
-from memwal_ops.text import counted, counted_as, grid, paragraph, size_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -68,23 +68,25 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
     if document["service"] is not None and document["service"].get("fleet") is not None:
         parts.append(_fleet(document["service"]["fleet"]))
     if in_full:
-        parts.append("\n".join(paragraph(_place(table)) for table in tables))
+        parts.append("\n".join(text.paragraph(_place(table)) for table in tables))
     logged = [table for table in tables if _has_log(table)]
     if logged:
         names = {name for name, job in map(backlog_job, logged) if job is not None} or {"merge"}
         job = names.pop() if len(names) == 1 else "job"
         last = (f"last {job}", f"{job} due")
-        parts.append(grid((*_HEADINGS, *last), [_cells(table) for table in logged], words=("table", "state", *last)))
+        parts.append(
+            text.grid((*_HEADINGS, *last), [_cells(table) for table in logged], words=("table", "state", *last))
+        )
     if len(logged) < len(tables):
         parts.append(_without_log([table for table in tables if not _has_log(table)]))
     rows = [row for table in tables for row in _job_rows(table, in_full=in_full)]
     if rows:
-        parts.append(grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
+        parts.append(text.grid(_JOB_HEADINGS, rows, words=_JOB_LEFT))
     if in_full and (lines := [line for table in tables for line in _next_runs(table, several=len(tables) > 1)]):
         parts.append("\n".join(lines))
     leases = [row for table in tables for row in _lease_rows(table)]
     if leases:
-        parts.append(grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
+        parts.append(text.grid(_LEASE_HEADINGS, leases, words=_LEASE_HEADINGS))
     wrong: list[tuple[Mapping[str, Any] | None, Mapping[str, Any]]] = [
         *((None, finding) for finding in document["findings"])
     ]
@@ -109,7 +111,7 @@ def _head(document: Mapping[str, Any]) -> str:
         why_not = document["service_error"]
         lines = [
             f"{why_not[:1].upper()}{why_not[1:]}: what follows is from the tables and the history.",
-            f"Due jobs run only while a service runs: see {page_path('runbooks/alerts/MemwalOpsDown.md')}",
+            f"Due jobs run only while a service runs: see {printing.page_path('runbooks/alerts/MemwalOpsDown.md')}",
         ]
     else:
         word = "stopping" if service["stopping"] else "runs" if service["ready"] else "is not ready yet"
@@ -118,7 +120,7 @@ def _head(document: Mapping[str, Any]) -> str:
         lines += budget_lines(service.get("budget"), document["tables"])
     if document["history_error"] is not None:
         lines.append(f"{document['history_error']} The times of runs are known from leases only.")
-    return "\n".join(paragraph(line) for line in lines)
+    return "\n".join(text.paragraph(line) for line in lines)
 
 
 def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -130,7 +132,7 @@ def budget_lines(budget: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
     if budget["shadow"]:
         return shown
     waiting = sum(job["waiting_for"] == "over_budget" for table in tables for job in applicable_jobs(table).values())
-    jobs = counted(waiting, "due job")
+    jobs = text.counted(waiting, "due job")
     if budget["used_up"] is None:
         return [*shown, f"What {jobs} would use does not fit the budget of the fleet now."] if waiting else shown
     until = "" if budget["frees"] is None else f" until {budget['frees'][:16].replace('T', ' ')} UTC"
@@ -146,7 +148,7 @@ def _event_lines(events: Mapping[str, Any] | None, tables: Sequence[Mapping[str,
         return []
     last = events["last_event"]
     when = "none has come yet" if last is None else f"the last one came at {last[:19].replace('T', ' ')} UTC"
-    return [f"Events announce the commits of {events['tables']:,} of {counted(len(tables), 'table')}; {when}."]
+    return [f"Events announce the commits of {events['tables']:,} of {text.counted(len(tables), 'table')}; {when}."]
 
 
 def _fleet(fleet: Mapping[str, Any]) -> str:
@@ -156,12 +158,12 @@ def _fleet(fleet: Mapping[str, Any]) -> str:
             f"{member['name']} (this one)" if member["name"] == fleet["name"] else member["name"],
             fleet["state"] if member["name"] == fleet["name"] else "living" if member["living"] else "dead",
             "?" if member["tables"] is None else f"{member['tables']:,} of {member['known_tables']:,}",
-            f"{time_text(member['seconds_since_heartbeat'])} ago",
+            f"{text.time_text(member['seconds_since_heartbeat'])} ago",
             member["holder"] or "?",
         ]
         for member in fleet["members"]
     ]
-    return grid(_MEMBER_HEADINGS, rows, words=_MEMBER_HEADINGS)
+    return text.grid(_MEMBER_HEADINGS, rows, words=_MEMBER_HEADINGS)
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:
@@ -190,7 +192,7 @@ def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
         [table["name"], table["level"], *(_figure(backlog, name) for name in shown)]
         for table, backlog in zip(tables, backlogs, strict=True)
     ]
-    return grid(("table", "state", *shown), rows, words=("table", "state"))
+    return text.grid(("table", "state", *shown), rows, words=("table", "state"))
 
 
 def _is_detail(backlog: Figures, name: str) -> bool:
@@ -202,7 +204,7 @@ def _figure(backlog: Figures, name: str) -> str:
     spec, value = backlog.metrics.get(name), backlog.values.get(name)
     if value is None:
         return ""
-    return size_text(value) if spec is not None and spec.unit == "bytes" else f"{int(value):,}"
+    return text.size_text(value) if spec is not None and spec.unit == "bytes" else f"{int(value):,}"
 
 
 def _place(table: Mapping[str, Any]) -> str:
@@ -223,7 +225,7 @@ def _next_runs(table: Mapping[str, Any], *, several: bool) -> Iterator[str]:
     where = f" of {table['name']}" if several else ""
     for name, job in applicable_jobs(table).items():
         if job.get("next_run"):
-            yield paragraph(f"The next {name}{where}: {describe_next_run(job['next_run'])}.", hanging="  ")
+            yield text.paragraph(f"The next {name}{where}: {describe_next_run(job['next_run'])}.", hanging="  ")
 
 
 def _lease_rows(table: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -240,11 +242,14 @@ def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str
     do, command = finding["do"], ""
     if not do.endswith("."):  # a command, which stays on one line so that it can be copied
         do, _, command = do.partition(": ")
-    lines = [paragraph(head, hanging="  "), paragraph(f"What to do: {do}{':' if command else ''}", indent="  ")]
+    lines = [
+        text.paragraph(head, hanging="  "),
+        text.paragraph(f"What to do: {do}{':' if command else ''}", indent="  "),
+    ]
     if command:
         lines.append(f"    {command}")
     if finding["runbook"]:
-        lines.append(f"  See {page_path(finding['runbook'])}{uri}")
+        lines.append(f"  See {printing.page_path(finding['runbook'])}{uri}")
     return "\n".join(lines)
 
 
@@ -254,13 +259,15 @@ def _closing(document: Mapping[str, Any]) -> str:
     words = [f"{summary[word]} {word}" for level, word in WORDS.items() if level != UNKNOWN and summary[word]]
     if unread := summary["not_read"]:
         words.append(not_read_text(unread, summary["tables"]))
-    behind = f"; {counted_as(summary['generations'], noun)} and {counted(summary['rows'], 'row')} wait"
+    behind = f"; {text.counted_as(summary['generations'], noun)} and {text.counted(summary['rows'], 'row')} wait"
     if document["tables"] and not any(map(_has_log, document["tables"])):
         behind = ""
     oldest = summary["oldest_table"]
-    since = "" if oldest is None else f", the oldest for {time_text(summary['oldest_age'])} ({oldest})"
+    since = "" if oldest is None else f", the oldest for {text.time_text(summary['oldest_age'])} ({oldest})"
     known = ", as far as can be read" if summary["unreadable"] or unread else ""
-    return paragraph(f"{counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}{behind}{since}{known}.")
+    return text.paragraph(
+        f"{text.counted(summary['tables'], 'table')}: {', '.join(words) or 'none'}{behind}{since}{known}."
+    )
 
 
 def _last(job: Mapping[str, Any]) -> str:
@@ -271,13 +278,13 @@ def _last(job: Mapping[str, Any]) -> str:
 
 
 def _since(when: str | None) -> str:
-    return "never" if when is None else f"{time_text(-seconds_until(when))} ago"
+    return "never" if when is None else f"{text.time_text(-seconds_until(when))} ago"
 
 
 def _next(job: Mapping[str, Any]) -> str:
     if job["waiting_for"] in WAITS:
         return f"waits: {job['waiting_for']}"
-    return f"runs: {time_text(job['running_seconds'])}" if job["state"] == "running" else due_text(job)
+    return f"runs: {text.time_text(job['running_seconds'])}" if job["state"] == "running" else due_text(job)
 
 
 @click.command(short_help="Show all tables of a configuration: what is behind, and why.")
@@ -304,7 +311,7 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
     except InvalidConfigError as error:
         if (document := running_status(file, only, limits, error)) is None:
             raise
-        echo_result(document, redact(describe(document, in_full=bool(only))), as_json=as_json)
+        printing.echo_result(document, redact(describe(document, in_full=bool(only))), as_json=as_json)
         if not as_json:
             raise
         return error.exit_code
@@ -318,9 +325,9 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
         )
     document = fleet_status(settings, tables, discovered.faults, limits, timeout)
     if as_json:
-        echo_json(document, default=str)
+        printing.echo_json(document, default=str)
     else:
-        echo(redact(describe(document, in_full=bool(only))))
+        printing.echo(redact(describe(document, in_full=bool(only))))
     return int(document["exit_code"])
 
 
@@ -369,7 +376,7 @@ def running_status(file: str, only: str | None, limits: Limits, error: MemwalOps
         "history_error": None,
         "discovery_faults": status["service"]["discovery_faults"],
         **_judged(documents, [*service_findings(status["service"], (), file)]),
-        **error_document(error),
+        **printing.error_document(error),
         "exit_code": error.exit_code,
     }
 

@@ -89,7 +89,6 @@ class LeaseGuard:
     """
 
     def __init__(self, check: Callable[[], None], heartbeat: Callable[[], None] = lambda: None) -> None:
-        """Start without registered paths."""
         self._check = check
         self._alive = heartbeat
         self._own: set[str] = set()
@@ -103,8 +102,7 @@ class LeaseGuard:
     def check(self) -> None:
         """Check the lease. A lost lease stays lost: another supervisor may have acted on it.
 
-        Raises:
-            LeaseLostError: the lease is lost.
+        Raises ``LeaseLostError``: the lease is lost.
         """
         if self._lost is None:
             try:
@@ -134,7 +132,6 @@ class GuardedStore(StoreWrapper):
     """
 
     def __init__(self, inner: Store, guard: CommitGuard) -> None:
-        """Wrap ``inner``."""
         super().__init__(inner)
         self._guard = guard
 
@@ -192,10 +189,8 @@ class Anchor:
     def check(self, store: Store) -> None:
         """Verify that the object is unchanged. One HEAD request.
 
-        If it is, everything that was read since the anchor was made belongs to the same table.
-
-        Raises:
-            TableReplacedError: the object is gone or was replaced.
+        If it is, everything that was read since the anchor was made belongs to the same table. Raises
+        ``TableReplacedError``: the object is gone or was replaced.
         """
         if _identity(anchor_at(store, self.meta.path, self.what).meta) != _identity(self.meta):
             raise TableReplacedError(
@@ -206,10 +201,8 @@ class Anchor:
 def anchor_at(store: Store, path: str, what: str) -> Anchor:
     """Return an anchor for the object at ``path``. One HEAD request.
 
-    The caller compares the object's content with what it read before: a HEAD alone does not identify the table.
-
-    Raises:
-        TableReplacedError: the object does not exist.
+    The caller compares the object's content with what it read before: a HEAD alone does not identify the table. Raises
+    ``TableReplacedError``: the object does not exist.
     """
     meta = store.head(path)
     if meta is None:
@@ -223,10 +216,8 @@ def delete_proven(store: Store, paths: Sequence[str], anchors: Iterable[Anchor])
     """Delete one batch of objects that a plan found deletable, after checking the plan's anchors.
 
     Every deletion of an object that other processes may refer to is made here. (A run's own files that were never
-    published have unique names and need no proof.)
-
-    Raises:
-        TableReplacedError: an anchor has changed; nothing was deleted.
+    published have unique names and need no proof.) Raises ``TableReplacedError``: an anchor has changed; nothing was
+    deleted.
     """
     for anchor in anchors:
         anchor.check(store)

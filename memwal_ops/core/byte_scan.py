@@ -94,7 +94,6 @@ class ErasedValues:
         self._forms = {form: of for form, of in self._forms.items() if of[1] not in known}
 
     def __len__(self) -> int:
-        """How many forms of values are looked for."""
         return len(self._forms)
 
     def among(self, forms: Collection[bytes]) -> ErasedValues:
@@ -233,11 +232,7 @@ class ScanScope:
 
 
 def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
-    """Look for values of erased rows in every object that is listed, and in its name.
-
-    Raises:
-        StorageError: the store failed.
-    """
+    """Look for values of erased rows in every object that is listed, and in its name."""
     scan = ByteScan(len(values), values.too_short, values.beyond, ignored_columns=tuple(values.ignored))
     if not len(values):
         return scan

@@ -188,7 +188,6 @@ class Reasons:
     """The distinct reasons per kind. Each has the number of candidates that it keeps, and one example."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._reasons: dict[Verdict, dict[tuple[str, str], _Reason]] = {Verdict.HELD: {}, Verdict.UNKNOWN: {}}
 
     def add(self, candidate: Candidate, kind: KindText) -> None:

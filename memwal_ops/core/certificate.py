@@ -24,16 +24,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from memwal_ops import errors
 from memwal_ops.core.byte_scan import ErasedValues, ScanScope, scan_bytes
 from memwal_ops.core.erasure import ByteScan, EraseDecision, EraseReport, RowHolder
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
-from memwal_ops.errors import (
-    CertificateError,
-    ExtraMissingError,
-    InvalidUsageError,
-    InvariantViolatedError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.text import counted, paragraph
 from memwal_ops.version import __version__
 
@@ -176,7 +170,7 @@ def run_erasure(
         proven = [(meta, why) for meta, why in survey.objects if why is not None]
         if len(proven) < len(survey.objects):
             unproven = next(meta.path for meta, why in survey.objects if why is None)
-            raise InvariantViolatedError(f"Nothing holds such a row, and yet nothing shows that of {unproven}.")
+            raise errors.InvariantViolatedError(f"Nothing holds such a row, and yet nothing shows that of {unproven}.")
         if options.certificate is not None:
             report.certificate = write_certificate(survey.table, options, erasure, proven, report.byte_scan)
     report.seconds = time.monotonic() - started
@@ -252,11 +246,7 @@ def write_certificate(
 
 
 def uri_of(path: str) -> str:
-    """The table that a certificate is about.
-
-    Raises:
-        CertificateError: the file is none.
-    """
+    """The table that a certificate is about. Raises ``CertificateError``: the file is none."""
     return str(_read(path)["uri"])
 
 
@@ -297,7 +287,7 @@ class CheckReport:
     @property
     def exit_code(self) -> int:
         """64 if the table is not as the certificate states."""
-        return CertificateError.exit_code if self.wrong else 0
+        return errors.CertificateError.exit_code if self.wrong else 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``erase --check --json``."""
@@ -333,10 +323,7 @@ def check_certificate(table: Table, path: str) -> CheckReport:
     """Verify a certificate's signature, and compare the table with what it states.
 
     An object that is gone holds nothing. One that was written since has other rows: it must be younger than the
-    certificate, or it was put back.
-
-    Raises:
-        CertificateError: it is none, or its signature is not that of its text.
+    certificate, or it was put back. Raises ``CertificateError``: it is none, or its signature is not that of its text.
     """
     document = _read(path)
     signed_by = _verify(path, document)
@@ -383,13 +370,13 @@ def _read(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             document = json.load(file)
     except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be read: {error.strerror}.") from error
+        raise errors.InvalidUsageError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise CertificateError(f"{path} is not a certificate of an erasure: {error}.") from error
+        raise errors.CertificateError(f"{path} is not a certificate of an erasure: {error}.") from error
     if not isinstance(document, dict) or document.get("kind") != _KIND:
-        raise CertificateError(f"{path} is not a certificate of an erasure.")
+        raise errors.CertificateError(f"{path} is not a certificate of an erasure.")
     if document.get("format") != _FORMAT:
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{path} has format {document.get('format')}, and this release reads {_FORMAT}.",
             remedy="Check it by the release that wrote it, or a later one.",
         )
@@ -409,7 +396,7 @@ def _write(path: str, data: bytes) -> None:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{path} cannot be written: {error.strerror}.", remedy="Give another file; nothing is undone by that."
         ) from error
 
@@ -425,7 +412,7 @@ def _crypto() -> Any:
         from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra, only to sign
         from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa  # noqa: PLC0415 - see above
     except ImportError as error:
-        raise ExtraMissingError(
+        raise errors.ExtraMissingError(
             "The library cryptography is not installed, by which certificates are signed and checked.",
             remedy="pip install 'memwal-ops[sign]'",
         ) from error
@@ -448,9 +435,11 @@ def _sign(data: bytes, key_file: str) -> dict[str, str]:
         with open(key_file, "rb") as file:
             key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
-        raise InvalidUsageError(f"The key {key_file} cannot be read: {error.strerror}.") from error
+        raise errors.InvalidUsageError(f"The key {key_file} cannot be read: {error.strerror}.") from error
     except (ValueError, TypeError) as error:
-        raise InvalidUsageError(f"{key_file} is not a private key without a password, as PEM: {error}.") from error
+        raise errors.InvalidUsageError(
+            f"{key_file} is not a private key without a password, as PEM: {error}."
+        ) from error
     if isinstance(key, ed25519.Ed25519PrivateKey):
         value, algorithm = key.sign(data), "ed25519"
     elif isinstance(key, ec.EllipticCurvePrivateKey):
@@ -458,7 +447,9 @@ def _sign(data: bytes, key_file: str) -> dict[str, str]:
     elif isinstance(key, rsa.RSAPrivateKey):
         value, algorithm = key.sign(data, padding.PKCS1v15(), hashes.SHA256()), "rsa-sha256"
     else:
-        raise InvalidUsageError(f"{key_file} is a {type(key).__name__}: give an Ed25519, an ECDSA or an RSA key.")
+        raise errors.InvalidUsageError(
+            f"{key_file} is a {type(key).__name__}: give an Ed25519, an ECDSA or an RSA key."
+        )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return {"algorithm": algorithm, "public_key": public.decode(), "value": base64.b64encode(value).decode()}
 
@@ -483,7 +474,7 @@ def _verify(path: str, document: dict[str, Any]) -> str | None:
             raise ValueError("its algorithm is unknown")
         public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     except Exception as error:
-        raise CertificateError(
+        raise errors.CertificateError(
             f"The signature of {path} is not that of its text: {type(error).__name__} {error}".rstrip() + "."
         ) from error
     return f"SHA256:{hashlib.sha256(public).hexdigest()}"

@@ -44,10 +44,8 @@ if TYPE_CHECKING:
 def plan_file(path: str | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield a function that writes one document as a line; without a path it does nothing.
 
-    The file appears when the block ends, or not at all if the block raises.
-
-    Raises:
-        OptionError: the folder cannot be written.
+    The file appears when the block ends, or not at all if the block raises. Raises ``OptionError``: the folder cannot
+    be written.
     """
     if path is None:
         yield lambda _: None
@@ -153,10 +151,8 @@ class Collector(abc.ABC, Generic[CandidateT]):
         """Delete objects that passed :meth:`revalidate`, at most 1,000. The only method that deletes.
 
         The table's store checks the guard by itself. An effect that does not use the store (for example a database
-        transaction) calls ``guard.check()`` right before its commit. An object that is gone counts as deleted.
-
-        Raises:
-            TableReplacedError, PartReplacedError: an anchor has changed; nothing was deleted.
+        transaction) calls ``guard.check()`` right before its commit. An object that is gone counts as deleted. Raises
+        ``TableReplacedError`` or ``PartReplacedError``: an anchor has changed; nothing was deleted.
         """
         del guard  # the store checks it
         return delete_proven(self.store, paths, self.anchors)

@@ -33,8 +33,7 @@ class CommitRetry:
     def conflict(self, table: TableT, error: MemwalOpsError) -> TableT:
         """Return the newest revision after a random wait, the bound of which doubles with each consecutive conflict.
 
-        Raises:
-            CommitConflictError: more than ``MAX_CONSECUTIVE_CONFLICTS`` consecutive conflicts.
+        Raises ``CommitConflictError``: more than ``MAX_CONSECUTIVE_CONFLICTS`` consecutive conflicts.
         """
         self.conflicts += 1
         self.consecutive += 1
@@ -52,8 +51,7 @@ class CommitRetry:
     def conflict_or_expired(self, table: TableT, error: MemwalOpsError) -> TableT:
         """:meth:`conflict`; also if a revision was expired whose object is missing: there is a newer one then.
 
-        Raises:
-            ObjectNotFoundError: ``error``, if the revision is still the newest: what is missing is its own.
+        Raises ``ObjectNotFoundError``: ``error``, if the revision is still the newest: what is missing is its own.
         """
         if isinstance(error, ObjectNotFoundError) and table.newest().revision == table.revision:
             raise error

@@ -45,8 +45,7 @@ def record(revision: int) -> None:
 def recording(revisions: list[int]) -> Iterator[None]:
     """Record what is published in the block in ``revisions``.
 
-    Raises:
-        MemwalOpsError: that of the block; its remedy begins with what was published before.
+    Raises ``MemwalOpsError``: that of the block; its remedy begins with what was published before.
     """
     before = len(revisions)
     token = _RUN.set(revisions)

@@ -32,8 +32,7 @@ class DemoRun:
     def new_table(self, name: str) -> str:
         """The path of a new table in the folder, which is created.
 
-        Raises:
-            InvalidUsageError: it exists, or the folder cannot be created.
+        Raises ``InvalidUsageError``: it exists, or the folder cannot be created.
         """
         path = self.folder / name
         if path.exists():
@@ -81,8 +80,7 @@ class DemoSpec:
     def steps(self, run: DemoRun, layout: str | None = None) -> Iterator[str]:
         """Run the demo, or that of a layout, and yield its output. Its code is imported at the first step.
 
-        Raises:
-            InvalidUsageError: the format has no demo of that layout.
+        Raises ``InvalidUsageError``: the format has no demo of that layout.
         """
         if layout is not None and layout not in self.layouts:
             raise InvalidUsageError(

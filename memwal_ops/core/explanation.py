@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import text
 from memwal_ops.core.candidates import Candidate, Verdict
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.text import counted, paragraph, printable, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,10 +40,10 @@ class Reason:
 
     def describe(self) -> str:
         """The verdict in one line, then one paragraph per gate: ``+`` if it is met, else ``-``."""
-        more = "" if self.count == 1 else f" and {counted(self.count - 1, 'more like it', 'more like it')}"
-        name = f"{printable(self.candidate.path)}{more} ({size_text(self.bytes)})"
+        more = "" if self.count == 1 else f" and {text.counted(self.count - 1, 'more like it', 'more like it')}"
+        name = f"{text.printable(self.candidate.path)}{more} ({text.size_text(self.bytes)})"
         gates = (f"{'+' if gate.met else '-'} {gate.text}" for gate in self.candidate.gates)
-        lines = [paragraph(gate, indent="  ", hanging="  ") for gate in gates]
+        lines = [text.paragraph(gate, indent="  ", hanging="  ") for gate in gates]
         return "\n".join([f"{name} {_VERDICTS[self.candidate.verdict]}:", *lines])
 
 
@@ -71,11 +71,7 @@ class Explanation:
 
 
 def explain(table: Table, target: str, collectors: Iterable[Collector[Candidate]]) -> Explanation:
-    """Explain the candidates at, above and below a path.
-
-    Raises:
-        ObjectNotFoundError: there is none.
-    """
+    """Explain the candidates at, above and below a path. Raises ``ObjectNotFoundError``: there is none."""
     path = target.strip("/")
     stages = (stage for part in collectors for stage in part.stages())
     candidates = [candidate for stage in stages for candidate in stage.candidates if covers(candidate, path)]

@@ -56,8 +56,7 @@ class ExportsMetadata(Protocol):
     def exported(self, store: Store, versions: int) -> Iterable[Exported]:
         """All objects of the table, each listed once; what is left out of ``versions`` revisions is not listed.
 
-        Raises:
-            MemwalOpsError: a table of this kind is not exported; the store failed.
+        Raises ``MemwalOpsError``: a table of this kind is not exported; the store failed.
         """
 
 

@@ -66,7 +66,6 @@ class Charges:
     """Charges, each of which ends."""
 
     def __init__(self, charges: Iterable[Charge] = ()) -> None:
-        """Keep them until they end."""
         self._heap = [*charges]
         heapq.heapify(self._heap)
         self._sum = self._kept = NOTHING
@@ -138,7 +137,6 @@ class FleetBudget:
     """
 
     def __init__(self, limits: Mapping[str, float], per: float, *, keeps: bool = False) -> None:
-        """Nothing was used yet."""
         self.limits = limits
         self.per = per
         self.others = Others()

@@ -16,18 +16,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.export import exported_store
 from memwal_ops.core.leases import NumberedRecords, list_leases, printable
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableReplacedError,
-    VersionGoneError,
-    runbook,
-)
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import duration_text
 
@@ -51,7 +43,7 @@ def check_own_files(table: Table) -> Iterator[Inconsistency]:
                     "None: the next supervisor acquires it.", "None; check whether that process still runs.",
                     about=lease.job,
                 )  # fmt: skip
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         yield finding_of(error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", Severity.WARNING)
     try:
         for hold in holds(table):
@@ -60,9 +52,9 @@ def check_own_files(table: Table) -> Iterator[Inconsistency]:
                 yield Inconsistency(
                     Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
                     f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
-                    f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", runbook(26) or "",
+                    f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", errors.runbook(26) or "",
                 )  # fmt: skip
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         yield finding_of(error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", Severity.WARNING)
 
 
@@ -126,20 +118,22 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
         StorageError: the store failed; there is no hold, or one that ends by itself.
     """
     if ttl <= timedelta(0):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"A hold must last longer than 0s, not {duration_text(ttl)}; give for example --ttl 2h."
         )
     if ttl > _MAX_TTL:
-        raise InvalidUsageError(f"A hold lasts at most {_MAX_TTL.days} days; tag the version to keep it forever.")
+        raise errors.InvalidUsageError(
+            f"A hold lasts at most {_MAX_TTL.days} days; tag the version to keep it forever."
+        )
     if not any(spec.deletes for spec in table.jobs.values()):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"A hold on {table.location.address} keeps nothing: no job of the format {table.format.name} deletes.",
             remedy="Keep the version by the means of the program that expires versions, such as a tag.",
         )
     _check_exists(table, version)
     missing = table.format.missing_of(table, version)
     if missing is not None:
-        raise VersionGoneError(
+        raise errors.VersionGoneError(
             f"Version {version} of {table.location.uri} is listed, but {missing} is missing or damaged: it cannot be "
             "read."
         )
@@ -149,24 +143,20 @@ def take_hold(table: Table, version: int, ttl: timedelta, *, note: str = "") -> 
     expiry = next((entry for entry in expiries if version in entry.versions and entry.in_force(now)), None)
     try:
         if expiry is not None:
-            raise VersionGoneError(f"Version {version} is being expired by {expiry.by} right now.")
+            raise errors.VersionGoneError(f"Version {version} is being expired by {expiry.by} right now.")
         _check_exists(table, version)
-    except VersionGoneError:
-        with suppress(InvalidUsageError):  # gone, and the table with it
+    except errors.VersionGoneError:
+        with suppress(errors.InvalidUsageError):  # gone, and the table with it
             release_hold(table, hold.number)
         raise
     return hold
 
 
 def release_hold(table: Table, number: int) -> Hold:
-    """End a hold before its time. Idempotent.
-
-    Raises:
-        InvalidUsageError: there is no such hold.
-    """
+    """End a hold before its time. Idempotent. Raises ``InvalidUsageError``: there is no such hold."""
     hold = next((hold for hold in holds(table) if hold.number == number), None)
     if hold is None:
-        raise InvalidUsageError(f"There is no hold {number}.", remedy="memwal-ops hold URI --list shows all.")
+        raise errors.InvalidUsageError(f"There is no hold {number}.", remedy="memwal-ops hold URI --list shows all.")
     if not hold.released:
         table.store.put(_records(table.store, HOLDS_FOLDER).path(number, _RELEASED), b"{}")
     return replace(hold, released=True)
@@ -189,13 +179,13 @@ def announced_expiry(store: Store, versions: Collection[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(StorageError):  # it ends by itself
+        with suppress(errors.StorageError):  # it ends by itself
             _records(store, EXPIRIES_FOLDER).delete_records([announcement.number])
 
 
 def _check_exists(table: Table, version: int) -> None:
     if not table.has_revision(version):
-        raise VersionGoneError(f"{table.location.uri} has no version {version}.")
+        raise errors.VersionGoneError(f"{table.location.uri} has no version {version}.")
 
 
 def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, note: str) -> Hold:
@@ -215,11 +205,11 @@ def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, n
             for entry in _entries(store, folder):
                 if entry.number == number:
                     return entry
-            raise TableReplacedError(
+            raise errors.TableReplacedError(
                 f"{records.path(number)} was deleted right after it was written: the table was removed or replaced.",
                 remedy="Open the table again, and take a new hold.",
             )
-    raise StorageError(
+    raise errors.StorageError(
         f"Cannot write an entry to {folder}: {_ATTEMPTS} consecutive conflicts with other processes.",
         remedy="Run the command again.",
     )
@@ -250,7 +240,7 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
                     number in listed.get(_RELEASED, ()),
                 )
             )
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             continue
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             # It may hold a revision: a deletion must not continue as if there were no hold.

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.errors import InvalidUsageError, LeaseLostError, MemwalOpsError, ObjectNotFoundError, StorageError
+from memwal_ops import errors
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.records import decode_record, encode_record
@@ -87,11 +87,10 @@ class NumberedRecords:
     def put_if_absent(self, number: int, document: Mapping[str, object]) -> bool:
         """Write a record under a number; return whether the number was free.
 
-        Raises:
-            StorageError: the store failed, or no number is left.
+        Raises ``StorageError``: the store failed, or no number is left.
         """
         if number >= 10**_DIGITS:
-            raise StorageError(
+            raise errors.StorageError(
                 f"No number is left for another {self.called} in {self.folder}.",
                 remedy="Inspect the file with the highest number; if memwal-ops did not write it, delete it while no "
                 "supervisor runs.",
@@ -104,9 +103,9 @@ class NumberedRecords:
         if paths:
             self.store.delete_many(paths)
 
-    def unreadable(self, number: int, error: Exception, remedy: str) -> StorageError:
+    def unreadable(self, number: int, error: Exception, remedy: str) -> errors.StorageError:
         """The error for a record that is not what this release writes."""
-        return StorageError(f"{self.path(number)} is not a readable {self.called} ({error}).", remedy=remedy)
+        return errors.StorageError(f"{self.path(number)} is not a readable {self.called} ({error}).", remedy=remedy)
 
     def path(self, number: int, suffix: str = _RECORD) -> str:
         """Path of a number's file, relative to the table."""
@@ -228,9 +227,9 @@ def read_lease(store: Store, job: str, files: Iterable[ObjectMeta] | None = None
         (number, written), files = newest, None
         try:
             return _decode(_records(store, job), job, number, written)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             continue  # pruned: there is a newer one
-    raise StorageError(f"The lease of {job} changes faster than it can be read.")
+    raise errors.StorageError(f"The lease of {job} changes faster than it can be read.")
 
 
 def list_leases(store: Store) -> tuple[Lease, ...]:
@@ -255,9 +254,6 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
     Returns:
         The lease, or None if another supervisor holds it; and the newest object before it, with the holder
         and the outcome of the last run.
-
-    Raises:
-        StorageError: the store failed.
     """
     before = read_lease(store, job)
     others = before is not None and before.holder.instance != holder.instance and before.ended is None
@@ -322,7 +318,7 @@ def record_by_hand(store: Store, job: str, outcome: str) -> None:
     Best effort, and only where supervisors maintain the table: nothing is written if the lease was never taken, or is
     held now. A supervisor never takes it for its own run, whose options may be others.
     """
-    with suppress(MemwalOpsError):
+    with suppress(errors.MemwalOpsError):
         newest = read_lease(store, job)
         if newest is None or newest.ended is None:
             return
@@ -348,13 +344,12 @@ def delete_if_table_removed(store: Store) -> bool:
 def break_lease(store: Store, job: str, by: str) -> Lease:
     """End a lease that another supervisor holds: it notices when it renews, or before its next commit.
 
-    Raises:
-        InvalidUsageError: the lease is not held.
+    Raises ``InvalidUsageError``: the lease is not held.
     """
     for _ in range(_ATTEMPTS):
         current = read_lease(store, job)
         if current is None or current.ended is not None:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"The lease of {job} is not held.", remedy="memwal-ops lease list URI shows all leases."
             )
         token = current.number + 1
@@ -367,8 +362,8 @@ def break_lease(store: Store, job: str, by: str) -> Lease:
     raise _conflicts_error(job)
 
 
-def _conflicts_error(job: str) -> StorageError:
-    return StorageError(
+def _conflicts_error(job: str) -> errors.StorageError:
+    return errors.StorageError(
         f"Cannot write the lease of {job}: {_ATTEMPTS} consecutive conflicts with other processes.",
         remedy="Run the command again.",
     )
@@ -405,12 +400,12 @@ def check(store: Store, lease: Lease) -> None:
         raise lease_lost(lease, current)
 
 
-def lease_lost(lease: Lease, newest: Lease | None) -> LeaseLostError:
+def lease_lost(lease: Lease, newest: Lease | None) -> errors.LeaseLostError:
     """The error for a lease that was lost, with the newest object of the lease as the reason."""
     if newest is None:
-        return LeaseLostError(f"The lease of {lease.job} (token {lease.token}) is gone.")
+        return errors.LeaseLostError(f"The lease of {lease.job} (token {lease.token}) is gone.")
     why = newest.ended if newest.ended is not None else f"held by {newest.holder.name} with token {newest.token}"
-    return LeaseLostError(f"The lease of {lease.job} (token {lease.token}) was lost: {why}.")
+    return errors.LeaseLostError(f"The lease of {lease.job} (token {lease.token}) was lost: {why}.")
 
 
 def _same_lease(newest: Lease, lease: Lease) -> bool:
@@ -517,5 +512,5 @@ def _text(value: object) -> str:
 
 def _records(store: Store, job: str) -> NumberedRecords:
     if _JOB.fullmatch(job) is None:
-        raise InvalidUsageError(f"{job!r} is not a valid job name.")
+        raise errors.InvalidUsageError(f"{job!r} is not a valid job name.")
     return NumberedRecords(store, f"{LEASES_FOLDER}/{job}", "lease")

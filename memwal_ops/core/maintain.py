@@ -101,11 +101,7 @@ class NotATable:
 
 
 def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[list[str], list[NotATable]]:
-    """The URIs of the tables of a LanceDB folder, ascending, and of the other folders. One listing.
-
-    Raises:
-        MemwalOpsError: the store failed.
-    """
+    """The URIs of the tables of a LanceDB folder, ascending, and of the other folders. One listing."""
     root = uri.rstrip("/")
     level = open_store(resolve(root, storage_options)).list_level("")
     folders = sorted({*level.directories, *level.empty})
@@ -346,10 +342,8 @@ class Maintain:
 
         Nothing is deleted after a step that failed, by an error or by the exit code of its report, so that an operator
         finds the table as it was. While a part is blocked, old revisions are not expired, since a restore may need
-        them; gc still runs, and keeps what that part needs.
-
-        Raises:
-            LeaseLostError: another supervisor holds the lease now.
+        them; gc still runs, and keeps what that part needs. Raises ``LeaseLostError``: another supervisor holds the
+        lease now.
         """
         return _run(table, options, context)
 

@@ -157,8 +157,7 @@ class Option:
     def read(self, value: Any) -> Any:
         """Convert the input of a front end into a value of the option's type.
 
-        Raises:
-            OptionError: the input has no such value. Bounds are checked by :class:`Options` itself.
+        Raises ``OptionError``: the input has no such value. Bounds are checked by :class:`Options` itself.
         """
         if value is None and self.optional:
             return None
@@ -183,8 +182,7 @@ class Option:
     def check(self, value: Any) -> None:
         """Refuse a value of the wrong type or out of bounds.
 
-        Raises:
-            OptionError: with the name of the option and the bound.
+        Raises ``OptionError``: with the name of the option and the bound.
         """
         if value is None and self.optional:
             return
@@ -244,9 +242,7 @@ def boolean(name: str, value: Any, *, optional: bool = False) -> None:
     """Refuse what is no boolean of the API; with ``optional``, None is one, too.
 
     Timeline: ``apply="no"`` comes from a template or a file; a text that is not empty counts as true; the job deletes.
-
-    Raises:
-        NotABooleanError: it is 0, 1, a string or another object.
+    Raises ``NotABooleanError``: it is 0, 1, a string or another object.
     """
     if not isinstance(value, bool) and not (optional and value is None):
         valid = "True, False or None" if optional else "True or False"
@@ -261,10 +257,8 @@ def boolean(name: str, value: Any, *, optional: bool = False) -> None:
 class Options:
     """Base of all options classes. Every field has a default, and every value is checked at construction.
 
-    A subclass checks conditions on several options in :meth:`validate`.
-
-    Raises:
-        OptionError: a value is of the wrong type or out of bounds.
+    A subclass checks conditions on several options in :meth:`validate`. Raises ``OptionError``: a value is of the wrong
+    type or out of bounds.
     """
 
     def __post_init__(self) -> None:
@@ -292,8 +286,7 @@ class Options:
     def read(cls, given: Mapping[str, Any]) -> Self:
         """Make options from strings and from the values of configuration files and front ends.
 
-        Raises:
-            OptionError: an unknown name, or an invalid value.
+        Raises ``OptionError``: an unknown name, or an invalid value.
         """
         known = {option.name: option for option in describe(cls)}
         values: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from memwal_ops.text import duration_text, paragraph, size_text, time_text
+from memwal_ops import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ def describe_next_run(document: Mapping[str, Any]) -> str:
     """The document ``next_run`` as a clause: ``reads 2.0 MiB and writes 1.9 MiB (about 3 s)``."""
     if document["why"] is not None:
         return f"nothing is due: {str(document['why']).rstrip('.')}"
-    cost = f"reads {size_text(document['bytes_read'])} and writes {size_text(document['bytes_written'])}"
+    cost = f"reads {text.size_text(document['bytes_read'])} and writes {text.size_text(document['bytes_written'])}"
     return f"{cost} ({seconds_text(document['seconds'])})"
 
 
@@ -93,7 +93,7 @@ def seconds_text(seconds: float | None) -> str:
     """How long a run takes: ``about 3 s``, or that it is unknown."""
     if seconds is None:
         return "time unknown: there is no past run to compare with"
-    return f"about {time_text(max(1.0, seconds))}"
+    return f"about {text.time_text(max(1.0, seconds))}"
 
 
 Basis = Literal["last_run", "estimate", "mixed"]
@@ -211,10 +211,11 @@ def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
         parts.append(f"It takes about {_time(together.seconds)} ({_BASES[together.basis]}).")
     if together.adds and together.kept is not None:
         parts.append(
-            f"It needs up to {size_text(together.adds)} more space until {_until(together.kept):%Y-%m-%d}: what it "
-            f"replaces is kept for {duration_text(together.kept)}, so that readers can finish, and then deleted."
+            f"It needs up to {text.size_text(together.adds)} more space until {_until(together.kept):%Y-%m-%d}: what "
+            f"it replaces is kept for {text.duration_text(together.kept)}, so that readers can finish, and then "
+            "deleted."
         )
-    return paragraph(" ".join(parts))
+    return text.paragraph(" ".join(parts))
 
 
 def _step(table: Table, need: Need, past: PastRuns) -> Step:
@@ -284,4 +285,4 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _time(seconds: float) -> str:
-    return time_text(max(1.0, seconds))
+    return text.time_text(max(1.0, seconds))

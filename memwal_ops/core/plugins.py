@@ -6,17 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.job import POOLS, UNITS, JobSpec, read_only_job
+from memwal_ops.core import job, verification
 from memwal_ops.core.options import Options, describe, text
-from memwal_ops.core.verification import (
-    Inconsistencies,
-    Inconsistency,
-    RowsRead,
-    Severity,
-    VerificationOptions,
-    VerifyReport,
-    missing_object,
-)
 from memwal_ops.errors import InvalidUsageError, JobPluginError
 from memwal_ops.text import counted, grid, paragraph, size_text, time_text
 
@@ -63,13 +54,13 @@ def _refuse(what: str, given: object, members: Iterable[str], protocol: str) -> 
 
 def defect_of(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 - one for each possible defect
     """Why the object of an entry point is no spec of a job, as the end of a sentence; None: it is one."""
-    if not isinstance(spec, JobSpec):
+    if not isinstance(spec, job.JobSpec):
         return f"it is a {type(spec).__name__}, not a memwal_ops.core.job.JobSpec"
     if spec.name != entry.name.partition(".")[2] or NAME.fullmatch(spec.name) is None:
         form = "FORMAT.NAME or any.NAME, of lower-case letters, digits and _"
         return f"its name is {spec.name!r}; the entry point must be {form}"
-    if spec.pool not in POOLS:
-        return f"its pool is {spec.pool!r}; it must be one of {', '.join(POOLS)}"
+    if spec.pool not in job.POOLS:
+        return f"its pool is {spec.pool!r}; it must be one of {', '.join(job.POOLS)}"
     options: object = spec.options
     if not isinstance(options, type) or not issubclass(options, Options):
         return "its options are not a subclass of memwal_ops.core.options.Options"
@@ -81,10 +72,12 @@ def defect_of(spec: object, entry: EntryPoint) -> str | None:  # noqa: PLR0911 -
     invalid = sorted(
         name
         for name, metric in spec.metrics.items()
-        if NAME.fullmatch(name) is None or metric.unit not in UNITS or NAME.fullmatch(metric.exported or name) is None
+        if NAME.fullmatch(name) is None
+        or metric.unit not in job.UNITS
+        or NAME.fullmatch(metric.exported or name) is None
     )
     if invalid:
-        return f"its metrics {', '.join(invalid)} have an invalid name, or a unit other than {', '.join(UNITS)}"
+        return f"its metrics {', '.join(invalid)} have an invalid name, or a unit other than {', '.join(job.UNITS)}"
     if not_pages := [page for page in spec.pages.values() if not page.startswith(("https://", "http://"))]:
         return f"its pages {', '.join(not_pages)} are no URLs"
     return None
@@ -143,18 +136,24 @@ class Inspect:
 class Verify:
     """The job ``verify`` of a format that brings none: what its format can tell without reading rows."""
 
-    def plan(self, table: Table, options: VerificationOptions, context: RunContext) -> VerifyReport:
+    def plan(
+        self, table: Table, options: verification.VerificationOptions, context: RunContext
+    ) -> verification.VerifyReport:
         """Ask for a missing object of the newest revision, and for blocked parts."""
         del context
-        findings = Inconsistencies(options.max_findings)
-        findings.extend(missing_object(table))
+        findings = verification.Inconsistencies(options.max_findings)
+        findings.extend(verification.missing_object(table))
         summary = table.format.summarize(table)
         for part in summary.blocked:
             place = " at ".join(filter(None, table.format.part_of(part.document))) or "the table"
             stopped = "Jobs cannot continue with it."
-            findings.add(Inconsistency(Severity.ERROR, "blocked", place, f"{part.reason}: {part.detail}", stopped, ""))
+            findings.add(
+                verification.Inconsistency(
+                    verification.Severity.ERROR, "blocked", place, f"{part.reason}: {part.detail}", stopped, ""
+                )
+            )
         checked = {"revisions": 1, "parts": summary.parts}
-        return VerifyReport(summary.revision, findings, checked, rows_read=RowsRead.NONE)
+        return verification.VerifyReport(summary.revision, findings, checked, rows_read=verification.RowsRead.NONE)
 
     apply = plan
 
@@ -172,8 +171,7 @@ class ExplainJob:
     def plan(self, table: Table, options: ExplainOptions, context: RunContext) -> Explanation:
         """Explain the candidates at the target.
 
-        Raises:
-            InvalidUsageError: the format has no gc, or its module declares no ``collectors(table)``.
+        Raises ``InvalidUsageError``: the format has no gc, or its module declares no ``collectors(table)``.
         """
         from memwal_ops.core.explanation import explain  # noqa: PLC0415 - what deletes: not for the registry
 
@@ -192,14 +190,16 @@ class ExplainJob:
 
 INSPECT, VERIFY, WHY = Inspect(), Verify(), ExplainJob()
 GIVEN_JOBS = (
-    read_only_job(name="inspect", summary="Show a table and its backlog.", options=Options, load=f"{__name__}:INSPECT"),
-    read_only_job(
+    job.read_only_job(
+        name="inspect", summary="Show a table and its backlog.", options=Options, load=f"{__name__}:INSPECT"
+    ),
+    job.read_only_job(
         name="verify",
         summary="Check what the format tells without reading rows.",
-        options=VerificationOptions,
+        options=verification.VerificationOptions,
         load=f"{__name__}:VERIFY",
     ),
-    read_only_job(
+    job.read_only_job(
         name="why",
         summary="Print why an object is kept, or is deletable.",
         options=ExplainOptions,

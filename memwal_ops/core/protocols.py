@@ -50,11 +50,7 @@ class TableFormat(Protocol):
         """Whether a listing of a root is that of a table of this format. All formats share one listing."""
 
     def open(self, location: Location, store: Store) -> Table:
-        """Open the newest revision of the table.
-
-        Raises:
-            MemwalOpsError: it cannot be read, by kind.
-        """
+        """Open the newest revision of the table. Raises ``MemwalOpsError``: it cannot be read, by kind."""
 
     def summarize(self, table: Any) -> TableSummary:
         """The state of a table of this format: backlog metrics and blocked parts. Reads only."""
@@ -149,10 +145,7 @@ class LocatesByCatalog(TableFormat, Protocol):
         """The folder of a table with its storage options, as ``resolve_folder`` of ``storage.locations`` returns it.
 
         Called at each opening: the catalog may move the table. In the location that ``open`` gets, ``catalog`` is the
-        URI.
-
-        Raises:
-            MemwalOpsError: the catalog has no such table, refused or failed, by kind.
+        URI. Raises ``MemwalOpsError``: the catalog has no such table, refused or failed, by kind.
         """
 
 
@@ -171,8 +164,7 @@ class CompilesCode(Protocol):
     def warm(self) -> int:
         """Compile all of it now, for every process of this installation; the number of functions that were compiled.
 
-        Raises:
-            MemwalOpsError: an extra is not installed; the disk is full.
+        Raises ``MemwalOpsError``: an extra is not installed; the disk is full.
         """
 
 

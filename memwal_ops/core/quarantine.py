@@ -13,14 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from memwal_ops import errors
 from memwal_ops.core.anchors import anchor_at, delete_proven
-from memwal_ops.errors import (
-    ConditionalWriteUnsupportedError,
-    InvalidFormatError,
-    InvalidUsageError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-)
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -67,7 +61,7 @@ class ObjectPlace:
         """See the interface."""
         try:
             return self.store.get(self.path)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
 
     def swap(self, seen: bytes | None, data: bytes | None) -> bool:
@@ -79,9 +73,9 @@ class ObjectPlace:
         try:
             present, tag = self.store.get_with_tag(self.path)
             return present == seen and self.store.compare_and_swap(self.path, data, tag)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return False
-        except ConditionalWriteUnsupportedError:
+        except errors.ConditionalWriteUnsupportedError:
             if self.read() != seen:
                 return False
             self.store.put(self.path, data)
@@ -135,8 +129,7 @@ class RepairRecord:
 def keep(store: Store, check: str, place: str, before: bytes | None, after: bytes | None) -> RepairRecord:
     """Store what is about to be replaced, then its record. Called right before the replacement.
 
-    Raises:
-        StorageError: the store failed; nothing was replaced.
+    Raises ``StorageError``: the store failed; nothing was replaced.
     """
     hashes = digest(before), digest(after)
     kept = RepairRecord(_id(check, place, *hashes), check, place, *hashes)
@@ -157,11 +150,11 @@ def read_record(store: Store, name: str) -> RepairRecord:
     path = f"{QUARANTINE_FOLDER}/{name}/record.json"
     try:
         data = store.get(path) if _ID.fullmatch(name) else None
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         data = None
     if data is None:
         known = ", ".join(_ids(store)) or "none"
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"No repair {name!r:.80} is recorded in this table.", remedy=f"Give the id of one: {known}."
         )
     try:
@@ -169,26 +162,29 @@ def read_record(store: Store, name: str) -> RepairRecord:
         check, place, before, after = (document[key] for key in ("check", "place", "before_sha256", "after_sha256"))
         record = RepairRecord(_id(check, place, before, after), check, place, before, after)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidFormatError(f"{path} is not the record of a repair: {error!r}") from error
+        raise errors.InvalidFormatError(f"{path} is not the record of a repair: {error!r}") from error
     if record.id != name or record.to_json() != document:
-        raise InvalidFormatError(f"{path} is not the record of a repair: it was changed.")
+        raise errors.InvalidFormatError(f"{path} is not the record of a repair: it was changed.")
     return record
 
 
 def content_of(store: Store, kept: RepairRecord) -> bytes | None:
     """The content that a repair replaced; None: the place did not exist.
 
-    Raises:
-        InvalidFormatError: it is gone, or is not what was replaced.
+    Raises ``InvalidFormatError``: it is gone, or is not what was replaced.
     """
     if kept.before is None:
         return None
     try:
         data = store.get(kept.content)
-    except ObjectNotFoundError as error:
-        raise InvalidFormatError(f"{kept.content}, the content that repair {kept.id} replaced, is missing.") from error
+    except errors.ObjectNotFoundError as error:
+        raise errors.InvalidFormatError(
+            f"{kept.content}, the content that repair {kept.id} replaced, is missing."
+        ) from error
     if digest(data) != kept.before:
-        raise InvalidFormatError(f"{kept.content} is not the content that repair {kept.id} replaced: its hash differs.")
+        raise errors.InvalidFormatError(
+            f"{kept.content} is not the content that repair {kept.id} replaced: its hash differs."
+        )
     return data
 
 
@@ -208,6 +204,6 @@ def _ids(store: Store) -> Iterator[str]:
 
 def _put(store: Store, path: str, data: bytes) -> None:
     if not store.put_if_absent(path, data) and store.get(path) != data:
-        raise InvariantViolatedError(
+        raise errors.InvariantViolatedError(
             f"{path} exists with different content, although its name is a hash of what it must contain."
         )

@@ -15,17 +15,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
+from memwal_ops import errors
+from memwal_ops.core import plugins, protocols
 from memwal_ops.core.job import JobSpec
-from memwal_ops.core.plugins import GIVEN_JOBS, check_format, check_table, defect_of, distribution
-from memwal_ops.core.protocols import FindsStubs, HasBranches, InspectsRefused, LocatesByCatalog
-from memwal_ops.errors import (
-    InvalidUsageError,
-    JobPluginError,
-    MemwalOpsError,
-    NotALanceTableError,
-    TableNotFoundError,
-    add_pages,
-)
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
@@ -33,7 +25,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from memwal_ops.core.anchors import CommitGuard
-    from memwal_ops.core.protocols import Stub, Table, TableBranch, TableFormat
     from memwal_ops.core.row_sink import RowSink
     from memwal_ops.storage.api import Listing, Store
     from memwal_ops.storage.locations import Location
@@ -48,24 +39,23 @@ ANY = "any"
 
 
 @cache
-def formats() -> Mapping[str, TableFormat]:
+def formats() -> Mapping[str, protocols.TableFormat]:
     """Every installed format by name, built-in ones first. One that cannot be used is logged, and left out.
 
-    Raises:
-        JobPluginError: none is installed, or a built-in one cannot be imported.
+    Raises ``JobPluginError``: none is installed, or a built-in one cannot be imported.
     """
-    installed: dict[str, TableFormat] = {}
+    installed: dict[str, protocols.TableFormat] = {}
     for entry in _entries(FORMATS):
         try:
             installed.setdefault(entry.name, load_format(entry))
-        except JobPluginError as error:
+        except errors.JobPluginError as error:
             if is_built_in(entry):
                 raise
             from memwal_ops.log import get_logger  # noqa: PLC0415 - not needed for help
 
             get_logger(__name__).warning("format_left_out", format=entry.name, error=str(error))
     if not installed:
-        raise JobPluginError(
+        raise errors.JobPluginError(
             "No table format is registered: memwal-ops runs from its sources and was not installed since they changed.",
             remedy="Install it: pip install -e . (or make demo).",
         )
@@ -93,8 +83,7 @@ def job_specs(format_name: str) -> Mapping[str, JobSpec]:
 def all_job_specs() -> Mapping[str, Mapping[str, JobSpec]]:
     """The specs of each job by format, by job name.
 
-    Raises:
-        JobPluginError: one of them cannot be used, or two packages register the same name.
+    Raises ``JobPluginError``: one of them cannot be used, or two packages register the same name.
     """
     specs: dict[str, dict[str, JobSpec]] = {}
     for name in formats():
@@ -103,20 +92,16 @@ def all_job_specs() -> Mapping[str, Mapping[str, JobSpec]]:
     return specs
 
 
-def load_format(entry: EntryPoint) -> TableFormat:
-    """Import a format.
-
-    Raises:
-        JobPluginError: it cannot be imported, or lacks a member.
-    """
+def load_format(entry: EntryPoint) -> protocols.TableFormat:
+    """Import a format. Raises ``JobPluginError``: it cannot be imported, or lacks a member."""
     try:
-        loaded: TableFormat = entry.load()
+        loaded: protocols.TableFormat = entry.load()
     except (Exception, SystemExit) as error:
-        raise JobPluginError(
+        raise errors.JobPluginError(
             f"The table format {entry.name!r} ({entry.value}) cannot be imported: {error!r}."
         ) from error
     if not is_built_in(entry):
-        check_format(loaded, entry)
+        plugins.check_format(loaded, entry)
     return loaded
 
 
@@ -134,19 +119,18 @@ def job_entries() -> list[EntryPoint]:
 def load_spec(entry: EntryPoint) -> JobSpec:
     """Import the spec of a job, and check that of another package.
 
-    Raises:
-        JobPluginError: it cannot be imported, or is invalid.
+    Raises ``JobPluginError``: it cannot be imported, or is invalid.
     """
     try:
         spec = entry.load()
     except (Exception, SystemExit) as error:
-        raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
-    defect = None if is_built_in(entry) else defect_of(spec, entry)
+        raise errors.JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be imported: {error!r}") from error
+    defect = None if is_built_in(entry) else plugins.defect_of(spec, entry)
     if defect is not None:
-        raise JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
+        raise errors.JobPluginError(f"The job {entry.name!r} ({entry.value}) cannot be used: {defect}.")
     assert isinstance(spec, JobSpec)  # noqa: S101 - for the type checker: defect_of checked it
     if spec.pages:
-        add_pages(spec.pages)
+        errors.add_pages(spec.pages)
     return spec
 
 
@@ -165,7 +149,7 @@ def package_of(spec: JobSpec) -> str | None:
             continue
         loaded = _loaded(entry)
         if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
-            return distribution(entry)
+            return plugins.distribution(entry)
     return None
 
 
@@ -186,7 +170,7 @@ def open_table(
     *,
     branch: str | None = None,
     job: str | None = None,
-) -> Table:
+) -> protocols.Table:
     """Open the newest revision of a table of any installed format.
 
     Args:
@@ -208,42 +192,41 @@ def open_table(
         uri = uri_of_branch(uri, branch, storage_options)
     try:
         located = locate(uri, storage_options)
-    except (NotALanceTableError, TableNotFoundError):
+    except (errors.NotALanceTableError, errors.TableNotFoundError):
         if job != _REPAIR or (stub := find_stub(uri, storage_options)) is None:
             raise
-        return cast("Table", stub)
+        return cast("protocols.Table", stub)
     return open_for(job, *located)
 
 
-def open_for(job: str | None, table_format: TableFormat, location: Location, store: Store) -> Table:
+def open_for(job: str | None, table_format: protocols.TableFormat, location: Location, store: Store) -> protocols.Table:
     """Open a table of a known format; see :func:`open_table`."""
     with format_errors(table_format):
-        if job == _INSPECT and isinstance(table_format, InspectsRefused):
+        if job == _INSPECT and isinstance(table_format, protocols.InspectsRefused):
             return table_format.open_to_inspect(location, store)
         table = table_format.open(location, store)
         if (package := _package_of_format(table_format)) is not None:
-            check_table(table, f"A table of the format {table_format.name!r} of {package}")
+            plugins.check_table(table, f"A table of the format {table_format.name!r} of {package}")
         return table
 
 
-def _package_of_format(table_format: TableFormat) -> str | None:
+def _package_of_format(table_format: protocols.TableFormat) -> str | None:
     """The name and release of the package that registers a format; None for a built-in one."""
     if type(table_format).__module__.startswith("memwal_ops."):
         return None
     entries = entry_points(group=FORMATS, name=table_format.name)
-    return next((distribution(entry) for entry in entries if not is_built_in(entry)), table_format.name)
+    return next((plugins.distribution(entry) for entry in entries if not is_built_in(entry)), table_format.name)
 
 
 @contextmanager
-def format_errors(table_format: TableFormat) -> Iterator[None]:
+def format_errors(table_format: protocols.TableFormat) -> Iterator[None]:
     """Turn an unexpected exception of another package's format into an error that names the package.
 
-    Raises:
-        JobPluginError: with the format and its package. An exception of a built-in format is a bug, and passes.
+    Raises ``JobPluginError``: with the format and its package. An exception of a built-in format is a bug, and passes.
     """
     try:
         yield
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         raise
     except (Exception, SystemExit) as error:
         if (package := _package_of_format(table_format)) is None:
@@ -253,25 +236,24 @@ def format_errors(table_format: TableFormat) -> Iterator[None]:
 
         get_logger(__name__).exception("unexpected_error", format=table_format.name)
         cause = redact(f"{type(error).__name__}: {error}")
-        raise JobPluginError(f"The table format {table_format.name!r} of {package} raised {cause}") from error
+        raise errors.JobPluginError(f"The table format {table_format.name!r} of {package} raised {cause}") from error
 
 
-def format_with_catalog(uri: str | os.PathLike[str]) -> LocatesByCatalog | None:
+def format_with_catalog(uri: str | os.PathLike[str]) -> protocols.LocatesByCatalog | None:
     """The format whose catalog locates the table at a URI, by the URI's scheme; None: the URI is that of a folder."""
     from memwal_ops.storage.locations import SCHEMES  # noqa: PLC0415 - as in locate
 
     scheme, separator, _ = os.fspath(uri).partition("://")
     if not separator or scheme.lower() in SCHEMES:
         return None
-    by_catalog = (format_ for format_ in formats().values() if isinstance(format_, LocatesByCatalog))
+    by_catalog = (format_ for format_ in formats().values() if isinstance(format_, protocols.LocatesByCatalog))
     return next((format_ for format_ in by_catalog if scheme.lower() in format_.schemes), None)
 
 
 def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
     """The location of the table at a URI of any kind: a folder, or a table in a catalog.
 
-    Raises:
-        MemwalOpsError: the URI or an option is invalid, or the catalog has no such table, refused or failed.
+    Raises ``MemwalOpsError``: the URI or an option is invalid, or the catalog has no such table, refused or failed.
     """
     from memwal_ops.storage.locations import is_catalog, resolve_folder  # noqa: PLC0415 - as in locate
     from memwal_ops.storage.options import remember_options  # noqa: PLC0415 - as in locate
@@ -289,14 +271,15 @@ def location_of(uri: str | os.PathLike[str], storage_options: Mapping[str, str] 
         return replace(catalog.locate(os.fspath(uri), given), catalog=os.fspath(uri))
 
 
-def branches(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> tuple[TableBranch, ...]:
+def branches(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+) -> tuple[protocols.TableBranch, ...]:
     """The branches of the table at a URI, ascending by name, without main; none if its format has no branches.
 
-    Raises:
-        MemwalOpsError: as :func:`locate`; a record cannot be read.
+    Raises ``MemwalOpsError``: as :func:`locate`; a record cannot be read.
     """
     table_format, _, store = locate(uri, storage_options)
-    return table_format.branches(store) if isinstance(table_format, HasBranches) else ()
+    return table_format.branches(store) if isinstance(table_format, protocols.HasBranches) else ()
 
 
 def uri_of_branch(uri: str | os.PathLike[str], branch: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -316,32 +299,28 @@ def uri_of_branch(uri: str | os.PathLike[str], branch: str, storage_options: Map
     return branch_uri(uri, branch)
 
 
-def _no_branch(uri: str, branch: str, known: Sequence[str]) -> InvalidUsageError:
-    return InvalidUsageError(
+def _no_branch(uri: str, branch: str, known: Sequence[str]) -> errors.InvalidUsageError:
+    return errors.InvalidUsageError(
         f"{uri} has no branch {branch!r}; it has {', '.join((MAIN, *known))}.",
         remedy="Give one of these, and as URI that of the table's root.",
     )
 
 
-def _unknown_branch(location: Location, storage_options: Mapping[str, str] | None) -> InvalidUsageError | None:
+def _unknown_branch(location: Location, storage_options: Mapping[str, str] | None) -> errors.InvalidUsageError | None:
     """The error of a path ``TABLE/tree/NAME`` where the table has no such branch; None: it is none."""
     from memwal_ops.storage.locations import BRANCHES_FOLDER  # noqa: PLC0415 - as in locate
 
     root, separator, name = location.uri.partition(f"/{BRANCHES_FOLDER}/")
     if not separator:
         return None
-    with suppress(MemwalOpsError):
+    with suppress(errors.MemwalOpsError):
         known = [branch.name for branch in branches(root, storage_options)]
         return _no_branch(root, name, known) if name not in known else None
     return None
 
 
-def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Stub | None:
-    """What a drop or a creation that was interrupted left in a folder with the name of a LanceDB table; None: nothing.
-
-    Raises:
-        MemwalOpsError: the store refused or failed, by kind.
-    """
+def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> protocols.Stub | None:
+    """What an interrupted drop or creation left in a folder with the name of a LanceDB table; None: nothing."""
     from memwal_ops.storage.locations import is_database_table  # noqa: PLC0415 - as in locate
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415
 
@@ -351,14 +330,14 @@ def find_stub(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | 
     return _stub_at(location, open_store(location))
 
 
-def _stub_at(location: Location, store: Store) -> Stub | None:
-    finders = (format_ for format_ in formats().values() if isinstance(format_, FindsStubs))
+def _stub_at(location: Location, store: Store) -> protocols.Stub | None:
+    finders = (format_ for format_ in formats().values() if isinstance(format_, protocols.FindsStubs))
     return next((stub for finder in finders if (stub := finder.find_stub(location, store)) is not None), None)
 
 
 def locate(
     uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
-) -> tuple[TableFormat, Location, Store]:
+) -> tuple[protocols.TableFormat, Location, Store]:
     """Find the format of the table at a URI: by the URI's scheme, or from one listing; the table is not opened.
 
     Returns:
@@ -394,30 +373,32 @@ def locate(
             raise refused
         near = _with_suffix(location.uri, storage_options)
         remedy = None if near is None else f"Did you mean {near}?"
-        raise TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.", remedy=remedy)
+        raise errors.TableNotFoundError(f"No table found at {location.uri}: the prefix is empty.", remedy=remedy)
     suffix = DATABASE_TABLES.removeprefix("*")
     if tables := sum(map(is_database_table, root.directories)):
-        raise NotALanceTableError(
+        raise errors.NotALanceTableError(
             f"{location.uri} is not a table, but a folder with {counted(tables, 'table')} NAME{suffix}.",
             remedy=f"Give one of them; memwal-ops scan --database {shlex.quote(location.uri)} lists what they need.",
         )
     stub = _stub_at(location, store) if is_database_table(location.uri.rsplit("/", 1)[-1]) else None
     if stub is not None and stub.with_data:
         remedy = f"memwal-ops repair {shlex.quote(location.uri)} shows what can be done: it may have been a table."
-        raise NotALanceTableError(stub.evidence, remedy=remedy)
+        raise errors.NotALanceTableError(stub.evidence, remedy=remedy)
     known = ", ".join(formats())
-    raise NotALanceTableError(f"No table found at {location.uri}: the objects there are of no known format ({known}).")
+    raise errors.NotALanceTableError(
+        f"No table found at {location.uri}: the objects there are of no known format ({known})."
+    )
 
 
-def detect(root: Listing) -> tuple[TableFormat | None, JobPluginError | None]:
+def detect(root: Listing) -> tuple[protocols.TableFormat | None, errors.JobPluginError | None]:
     """The format that a listing of a root shows; and the error of one whose ``detect`` raised, which is left out."""
-    fault: JobPluginError | None = None
+    fault: errors.JobPluginError | None = None
     for table_format in formats().values():
         try:
             with format_errors(table_format):
                 if table_format.detect(root):
                     return table_format, fault
-        except JobPluginError as error:
+        except errors.JobPluginError as error:
             fault = error
     return None, fault
 
@@ -428,7 +409,7 @@ def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | N
     from memwal_ops.storage.objects import is_empty, open_store  # noqa: PLC0415
 
     for suffix in (table_format.suffix for table_format in formats().values()):
-        with suppress(MemwalOpsError):
+        with suppress(errors.MemwalOpsError):
             if suffix and not is_empty(open_store(resolve(f"{uri}{suffix}", storage_options))):
                 return f"{uri}{suffix}"
     return None
@@ -456,7 +437,9 @@ def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source
         if isinstance(table_format, ReceivesRows):
             location = resolve(uri, source_location.lance_options if scheme_of(uri) == source_location.scheme else None)
             return location, table_format.open_sink(location, open_store(location), guard, source)
-    raise InvalidUsageError("No installed table format can be the target of a migration.", remedy="Install pylance.")
+    raise errors.InvalidUsageError(
+        "No installed table format can be the target of a migration.", remedy="Install pylance."
+    )
 
 
 def format_of_folder(path: str) -> str | None:
@@ -492,14 +475,14 @@ def _specs(format_name: str, *, strict: bool) -> Mapping[str, JobSpec]:
             continue
         try:
             if name in specs:
-                raise JobPluginError(f"Two packages register the job {entry.name!r}; one is {entry.value}.")
+                raise errors.JobPluginError(f"Two packages register the job {entry.name!r}; one is {entry.value}.")
             specs[name] = load_spec(entry)
-        except JobPluginError:
+        except errors.JobPluginError:
             if strict or is_built_in(entry):
                 raise
     table_format = formats().get(format_name)
     if table_format is not None and _package_of_format(table_format) is not None:
-        specs |= {spec.name: spec for spec in GIVEN_JOBS if spec.name not in specs}
+        specs |= {spec.name: spec for spec in plugins.GIVEN_JOBS if spec.name not in specs}
     return specs
 
 

@@ -20,13 +20,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
+from memwal_ops.core import quarantine, verification
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.leases import end_expired
 from memwal_ops.core.options import count, flag, text
 from memwal_ops.core.protocols import Table
-from memwal_ops.core.quarantine import content_of, digest, keep, read_record
-from memwal_ops.core.verification import Inconsistency, Severity, VerificationOptions
 from memwal_ops.errors import (
     CommitStateUnknownError,
     InvalidFormatError,
@@ -41,9 +40,6 @@ from memwal_ops.text import counted, paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from memwal_ops.core.quarantine import Place, RepairRecord
-    from memwal_ops.core.verification import VerifyReport
 
 
 class RepairDecision(enum.StrEnum):
@@ -114,7 +110,7 @@ class Loss:
 class OpenDecision:
     """A finding that needs an operator's decision: why, and the choices. ``loss``: of going on (``--accept-loss``)."""
 
-    finding: Inconsistency
+    finding: verification.Inconsistency
     why: str
     choices: tuple[Choice, ...]
     loss: Loss | None = None
@@ -141,7 +137,7 @@ class Fixed:
     """
 
     text: str
-    findings: list[Inconsistency]
+    findings: list[verification.Inconsistency]
     outcome: Outcome = Outcome.PLANNED
     kept: str | None = None
     error: MemwalOpsError | None = None
@@ -164,7 +160,7 @@ class Fixed:
 class Undone:
     """The repair to undo (``--undo``), and the outcome."""
 
-    kept: RepairRecord
+    kept: quarantine.RepairRecord
     decision: RepairDecision
 
 
@@ -207,7 +203,7 @@ class RepairReport:
     @property
     def exit_code(self) -> int:
         """9 if an error needs an operator's decision; else the worst of the fixes that failed."""
-        errors = any(decision.finding.severity is Severity.ERROR for decision in self.decisions)
+        errors = any(decision.finding.severity is verification.Severity.ERROR for decision in self.decisions)
         failed = (fix.error.exit_code for fix in self.fixes if fix.error is not None)
         return worst_exit_code([TableCorruptError.exit_code if errors else 0, *failed])
 
@@ -277,7 +273,7 @@ class RepairReport:
         return f"{self.decision}: {counted(len(self.fixes), 'safe fix', 'safe fixes')}; {decide} {needs}."
 
 
-def _finding(one: Inconsistency) -> dict[str, str]:
+def _finding(one: verification.Inconsistency) -> dict[str, str]:
     return {
         "severity": one.severity.value,
         "check": one.check,
@@ -288,7 +284,7 @@ def _finding(one: Inconsistency) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairOptions(VerificationOptions):
+class RepairOptions(verification.VerificationOptions):
     """Options of every repair."""
 
     max_findings: int = count(1000, minimum=1, metavar="N", help="Repair at most N findings of a check in one run.")
@@ -347,7 +343,7 @@ class UnsafeError(Exception):
     """A finding has no fix that is provably safe. The message is the reason."""
 
 
-def _no_fix(table: Table, finding: Inconsistency) -> None:
+def _no_fix(table: Table, finding: verification.Inconsistency) -> None:
     del table, finding
 
 
@@ -369,9 +365,9 @@ class RepairJob(Generic[TableT]):
         choices: the choices of an operator, by check.
     """
 
-    verify: Callable[[TableT, VerificationOptions, RunContext], VerifyReport]
-    fix_of: Callable[[TableT, Inconsistency], Fix[TableT] | None] = _no_fix
-    place_of: Callable[[TableT, str], Place] = _no_place
+    verify: Callable[[TableT, verification.VerificationOptions, RunContext], verification.VerifyReport]
+    fix_of: Callable[[TableT, verification.Inconsistency], Fix[TableT] | None] = _no_fix
+    place_of: Callable[[TableT, str], quarantine.Place] = _no_place
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def plan(self, table: TableT, options: RepairOptions, context: RunContext | None = None) -> RepairReport:
@@ -398,7 +394,7 @@ class RepairJob(Generic[TableT]):
         if options.undo:
             if apply:
                 probe_conditional_writes(table.store)
-            undone = self._undo(table, read_record(table.store, options.undo), apply=apply)
+            undone = self._undo(table, quarantine.read_record(table.store, options.undo), apply=apply)
             report = RepairReport(table.revision, apply=apply, undone=undone)
         else:
             verified = self.verify(table, options, context)
@@ -413,13 +409,13 @@ class RepairJob(Generic[TableT]):
         report.seconds = time.monotonic() - started
         return report
 
-    def _undo(self, table: TableT, kept: RepairRecord, *, apply: bool) -> Undone:
+    def _undo(self, table: TableT, kept: quarantine.RepairRecord, *, apply: bool) -> Undone:
         place = self.place_of(table, kept.place)
-        before = content_of(table.store, kept)
+        before = quarantine.content_of(table.store, kept)
         present = place.read()
-        if digest(present) == kept.before:
+        if quarantine.digest(present) == kept.before:
             return Undone(kept, RepairDecision.NOTHING_TO_UNDO)
-        if digest(present) != kept.after:
+        if quarantine.digest(present) != kept.after:
             raise _changed(kept)
         if not apply:
             return Undone(kept, RepairDecision.PLANNED)
@@ -428,7 +424,7 @@ class RepairJob(Generic[TableT]):
         return Undone(kept, RepairDecision.UNDONE)
 
 
-def _changed(kept: RepairRecord) -> InvalidUsageError:
+def _changed(kept: quarantine.RepairRecord) -> InvalidUsageError:
     where = f"The replaced content is in {kept.content}." if kept.before is not None else "It did not exist before."
     return InvalidUsageError(
         f"{kept.place} was changed since repair {kept.id} wrote it: undoing that would lose the later change.",
@@ -443,9 +439,9 @@ class _Run(Generic[TableT]):
     context: RunContext
     report: RepairReport
     accepts_loss: bool
-    fixes: list[tuple[Fix[TableT], Inconsistency, Fixed]] = field(default_factory=list)
+    fixes: list[tuple[Fix[TableT], verification.Inconsistency, Fixed]] = field(default_factory=list)
 
-    def plan(self, found: VerifyReport) -> None:
+    def plan(self, found: verification.VerifyReport) -> None:
         """Find the fix of each finding, or its choices."""
         seen: dict[str, Fixed] = {}
         for finding in found.listed:
@@ -458,7 +454,7 @@ class _Run(Generic[TableT]):
                 self._add_decision(finding, f"It is not known whether a fix is safe: {error}")
                 continue
             if fix is None:
-                if finding.severity is not Severity.INFO:
+                if finding.severity is not verification.Severity.INFO:
                     self._add_decision(finding, "It has no fix that is provably safe.")
             elif fix.part in seen:
                 seen[fix.part].findings.append(finding)
@@ -489,7 +485,7 @@ class _Run(Generic[TableT]):
 
     def _make_fix(self, fix: Fix[TableT], check: str, fixed: Fixed) -> None:
         def store(place: str, before: bytes | None, after: bytes | None) -> None:
-            fixed.kept = keep(self.table.store, check, place, before, after).id
+            fixed.kept = quarantine.keep(self.table.store, check, place, before, after).id
 
         for _ in range(_ATTEMPTS):
             self.table = self.table.newest()
@@ -500,7 +496,7 @@ class _Run(Generic[TableT]):
         if made is not FixAttempt.DONE:
             fixed.kept = None
 
-    def _add_decision(self, finding: Inconsistency, why: str, fix: Fix[TableT] | None = None) -> None:
+    def _add_decision(self, finding: verification.Inconsistency, why: str, fix: Fix[TableT] | None = None) -> None:
         choices = _COMMON_CHOICES.get(finding.check) or self.job.choices.get(finding.check)
         choices, loss = choices or tuple(_default_choices(finding)), None
         if fix is not None:
@@ -513,12 +509,12 @@ class _Run(Generic[TableT]):
 _OUTCOMES = {FixAttempt.DONE: Outcome.REPAIRED, FixAttempt.GONE: Outcome.GONE, FixAttempt.CONFLICT: Outcome.OVERTAKEN}
 
 
-def _default_choices(finding: Inconsistency) -> Iterator[Choice]:
+def _default_choices(finding: verification.Inconsistency) -> Iterator[Choice]:
     yield Choice(finding.remedy, "See the runbook." if finding.page else "None is known.")
     yield Choice("Leave it as it is.", finding.consequence)
 
 
-def _common_fix(table: TableT, finding: Inconsistency) -> Fix[TableT] | None:
+def _common_fix(table: TableT, finding: verification.Inconsistency) -> Fix[TableT] | None:
     """The fixes of findings that every format has."""
     del table
     if finding.check != "lease_expired":

@@ -29,8 +29,7 @@ class SparkRows(Protocol):
     def stage(self, name: str, doing: str) -> AbstractContextManager[None]:
         """Name the Spark jobs of the block, report their progress, and raise what a task raised.
 
-        Raises:
-            SparkJobFailedError: Spark failed the job.
+        Raises ``SparkJobFailedError``: Spark failed the job.
         """
 
     def task(self, function: Task) -> Task:
@@ -83,8 +82,7 @@ class RowSink(Protocol):
     def on_spark(self, master: str | None, report: Callable[[Progress], None]) -> AbstractContextManager[SparkRows]:
         """The same table on Spark: on the session that is active in this process, or on one that is stopped at the end.
 
-        Raises:
-            SparkUnavailableError: Spark cannot run here.
+        Raises ``SparkUnavailableError``: Spark cannot run here.
         """
 
 

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memwal_ops import errors
 from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.context import RunContext, StopRequested, recording
 from memwal_ops.core.options import OptionError, Options, boolean, describe
@@ -23,7 +24,6 @@ from memwal_ops.core.registry import format_errors, open_table, package_of
 from memwal_ops.core.report import bounded
 from memwal_ops.core.tracing import performed
 from memwal_ops.core.usage import Measurement, achieved_by
-from memwal_ops.errors import InvalidUsageError, JobPluginError, LeaseLostError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 
@@ -68,7 +68,7 @@ class Run:
     acts: bool = False
     options: Options | None = None
     report: Report | None = None
-    error: MemwalOpsError | StopRequested | None = None
+    error: errors.MemwalOpsError | StopRequested | None = None
     used: Mapping[str, Any] = field(default_factory=dict)
     _table: Table | None = None
     _spec: JobSpec | None = None
@@ -102,7 +102,7 @@ class Run:
         measurement = None if self.recorder is None else Measurement()
         try:
             self.report = report = self._perform()
-        except (MemwalOpsError, StopRequested) as error:
+        except (errors.MemwalOpsError, StopRequested) as error:
             self.error = error
             raise
         finally:
@@ -119,7 +119,9 @@ class Run:
                 table = open_table(self.place, self.storage_options, branch=self.branch, job=self.job)
             self._table = table if isinstance(context.guard, Unguarded) else table.with_guard(context.guard)
         elif self.storage_options is not None or self.branch is not None:
-            raise InvalidUsageError("storage_options and branch are valid with a URI only; this table is already open.")
+            raise errors.InvalidUsageError(
+                "storage_options and branch are valid with a URI only; this table is already open."
+            )
         else:
             self._table = self.place
         table = self._table
@@ -142,8 +144,7 @@ class Run:
     def record(self) -> dict[str, Any]:
         """The record of an ended run: what a run history keeps of it.
 
-        Raises:
-            JobPluginError: the report is of another package, and none.
+        Raises ``JobPluginError``: the report is of another package, and none.
         """
         sums = {
             "figures": amounts(self.context.figures),
@@ -154,7 +155,7 @@ class Run:
         if isinstance(self.error, StopRequested):
             return {"outcome": "stopped", "decision": "stopped", **sums}
         if self.error is not None:
-            outcome = "lost" if isinstance(self.error, LeaseLostError) else "failed"
+            outcome = "lost" if isinstance(self.error, errors.LeaseLostError) else "failed"
             return {"outcome": outcome, **failure(self.error), **sums}
         with plugin_errors(self.spec):
             code, decision, document = checked_report(self.spec, self.report)
@@ -216,12 +217,11 @@ def chosen(
 ) -> tuple[Options, bool | None]:
     """What :func:`run_job` makes of its arguments once the job is known: options of its own class, and ``apply``.
 
-    Raises:
-        InvalidUsageError: an option is invalid, or ``apply`` is.
+    Raises ``InvalidUsageError``: an option is invalid, or ``apply`` is.
     """
     boolean("apply", apply, optional=True)
     if options is not None and values:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"Give the options of {spec.name} as an object or by name, not both.", remedy=_names(spec)
         )
     own = _read(spec, values if options is None else options)
@@ -239,10 +239,10 @@ def _known(value: _KnownT | None, otherwise: str) -> _KnownT:
     return value
 
 
-def failure(error: MemwalOpsError) -> dict[str, Any]:
+def failure(error: errors.MemwalOpsError) -> dict[str, Any]:
     """What a record has of an error, without secrets."""
     return {
-        "exit_code": error.exit_code or MemwalOpsError.exit_code,
+        "exit_code": error.exit_code or errors.MemwalOpsError.exit_code,
         "reason": error.reason,
         "message": redact(str(error)),
         "remedy": redact(error.remedy),
@@ -252,8 +252,7 @@ def failure(error: MemwalOpsError) -> dict[str, Any]:
 def checked_report(job: JobSpec, report: Any) -> tuple[int, str, dict[str, Any]]:
     """Return exit code, decision and document of a report.
 
-    Raises:
-        JobPluginError: one of them is missing or invalid.
+    Raises ``JobPluginError``: one of them is missing or invalid.
     """
     code, decision, raw = report.exit_code, report.decision, report.to_json()
     if type(code) is not int or not 0 <= code <= 255:  # noqa: PLR2004 - what a process can exit with
@@ -267,10 +266,10 @@ def checked_report(job: JobSpec, report: Any) -> tuple[int, str, dict[str, Any]]
     return code, str(decision), document
 
 
-def interface_error(job: JobSpec, what: str) -> JobPluginError:
+def interface_error(job: JobSpec, what: str) -> errors.JobPluginError:
     """The error of a job that violates the interface."""
     package = package_of(job) or "memwal_ops"
-    return JobPluginError(f"The job {job.name!r} of {package} violates the job interface: {what}.")
+    return errors.JobPluginError(f"The job {job.name!r} of {package} violates the job interface: {what}.")
 
 
 def amounts(figures: Mapping[Any, Any]) -> dict[str, float]:
@@ -318,23 +317,23 @@ def plugin_errors(spec: JobSpec) -> Iterator[None]:
     """
     try:
         yield
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         raise
     except (Exception, SystemExit) as error:
         fault = unexpected_error(error, spec)
-        if not isinstance(fault, JobPluginError):
+        if not isinstance(fault, errors.JobPluginError):
             raise
         get_logger(__name__).exception("unexpected_error", job=spec.name)
         raise fault from error
 
 
-def unexpected_error(error: BaseException, spec: JobSpec | None) -> MemwalOpsError:
+def unexpected_error(error: BaseException, spec: JobSpec | None) -> errors.MemwalOpsError:
     """The error for an unexpected exception: a bug of memwal-ops, or of the package that registers the job."""
     package = None if spec is None else package_of(spec)
     cause = redact(f"{type(error).__name__}: {error}")
     if spec is None or package is None:
-        return MemwalOpsError(f"Unexpected {cause}")
-    return JobPluginError(f"The job {spec.name!r} of {package} raised {cause}")
+        return errors.MemwalOpsError(f"Unexpected {cause}")
+    return errors.JobPluginError(f"The job {spec.name!r} of {package} raised {cause}")
 
 
 def _as_own(spec: JobSpec, options: Options) -> Options:
@@ -347,7 +346,7 @@ def _as_own(spec: JobSpec, options: Options) -> Options:
     names = [own.__name__, given.__name__]
     if names[0] == names[1]:
         names = [f"{options_class.__module__}.{options_class.__name__}" for options_class in (own, given)]
-    raise InvalidUsageError(f"The options of {spec.name} are {names[0]}, not {names[1]}.")
+    raise errors.InvalidUsageError(f"The options of {spec.name} are {names[0]}, not {names[1]}.")
 
 
 def applicable(table: Table, job: str) -> JobSpec:
@@ -364,7 +363,7 @@ def applicable(table: Table, job: str) -> JobSpec:
         if why is not None:
             why.remedy = f"{why.remedy} The jobs that apply: {listed}."
             raise why
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{job} does not apply to {table.location.address}, a {table.format.name} table.",
             remedy=f"The jobs that do: {listed}.",
         )

@@ -16,10 +16,10 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from memwal_ops.core import run
 from memwal_ops.core.options import OptionError
 from memwal_ops.core.protocols import DetectsChanges
 from memwal_ops.core.registry import formats, location_of, package_of
-from memwal_ops.core.run import interface_error, is_amount, plain, unexpected_error
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.objects import open_store
@@ -79,8 +79,7 @@ def cached_for_poll(table: object, what: str, read: Callable[[], _T]) -> _T:
 def built_in_backlog(table: Table) -> dict[str, float]:
     """The backlog metrics of the jobs of this package: a fault in a job of another one must not fail a summary.
 
-    Raises:
-        MemwalOpsError: the table cannot be read.
+    Raises ``MemwalOpsError``: the table cannot be read.
     """
     figures: dict[str, float] = {}
     for spec in table.jobs.values():
@@ -92,17 +91,16 @@ def built_in_backlog(table: Table) -> dict[str, float]:
 def checked_figures(job: JobSpec, figures: object) -> dict[str, float]:
     """Return the backlog figures of a job.
 
-    Raises:
-        JobPluginError: they are not a mapping of declared names to numbers.
+    Raises ``JobPluginError``: they are not a mapping of declared names to numbers.
     """
     if not hasattr(figures, "items"):
-        raise interface_error(job, f"its backlog is {figures!r:.80}, not a mapping")
+        raise run.interface_error(job, f"its backlog is {figures!r:.80}, not a mapping")
     for name, value in figures.items():
         if name not in job.backlog_metrics:
-            raise interface_error(job, f"its backlog has the figure {name!r:.80}, which it does not declare")
-        if not is_amount(value):
-            raise interface_error(job, f"its backlog has {value!r:.80} for {name}, not a number")
-    return {name: plain(value) for name, value in figures.items()}
+            raise run.interface_error(job, f"its backlog has the figure {name!r:.80}, which it does not declare")
+        if not run.is_amount(value):
+            raise run.interface_error(job, f"its backlog has {value!r:.80} for {name}, not a number")
+    return {name: run.plain(value) for name, value in figures.items()}
 
 
 def poll_table(
@@ -124,7 +122,7 @@ def poll_table(
                 faults.append(error)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - code of another package, or a bug of ours
                 get_logger(__name__).exception("unexpected_error", job=job.name)
-                faults.append(unexpected_error(error, job))
+                faults.append(run.unexpected_error(error, job))
     return figures, faults
 
 
@@ -254,11 +252,7 @@ class HasRecentHistory(Protocol):
     """A format that reports the history of its tables; optional."""
 
     def recent_history(self, table: Any, limit: int) -> TableHistory:
-        """The newest ``limit`` revisions of a table, and the generations that they mention. Reads metadata only.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """The newest ``limit`` revisions of a table, and the generations that they mention. Reads metadata only."""
 
 
 def history_document(table: Table, limit: int) -> Mapping[str, Any] | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.metering import KINDS, LOCAL, REMOTE, Meter
+from memwal_ops.storage import metering
 from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
 
@@ -51,9 +51,15 @@ class _Run:
     local: bool | None = None
 
     @property
-    def meters(self) -> tuple[Meter, ...]:
+    def meters(self) -> tuple[metering.Meter, ...]:
         """Those that count the requests to its table."""
-        return (LOCAL, REMOTE) if self.local is None else (LOCAL,) if self.local else (REMOTE,)
+        return (
+            (metering.LOCAL, metering.REMOTE)
+            if self.local is None
+            else (metering.LOCAL,)
+            if self.local
+            else (metering.REMOTE,)
+        )
 
 
 _run: ContextVar[_Run | None] = ContextVar("memwal_ops_traced_run", default=None)
@@ -148,7 +154,7 @@ def phase(name: str) -> AbstractContextManager[Any]:
 @contextmanager
 def _span(tracer: Any, run: _Run, name: str, context: Any) -> Iterator[Any]:
     """A span with the requests of its time; an error is its status, without secrets."""
-    before = {id(meter): meter.traffic() for meter in (LOCAL, REMOTE)}
+    before = {id(meter): meter.traffic() for meter in (metering.LOCAL, metering.REMOTE)}
     with tracer.start_as_current_span(
         name, context=context, record_exception=False, set_status_on_exception=False
     ) as span:
@@ -159,7 +165,9 @@ def _span(tracer: Any, run: _Run, name: str, context: Any) -> Iterator[Any]:
             raise
         finally:
             used = [meter.traffic().since(before[id(meter)]) for meter in run.meters]
-            attributes = {f"requests.{kind}": sum(usage.requests.get(kind, 0) for usage in used) for kind in KINDS}
+            attributes = {
+                f"requests.{kind}": sum(usage.requests.get(kind, 0) for usage in used) for kind in metering.KINDS
+            }
             attributes["bytes_read"] = sum(usage.bytes_read for usage in used)
             attributes["bytes_written"] = sum(usage.bytes_written for usage in used)
             span.set_attributes({f"{_NAME}.{kind}": number for kind, number in attributes.items()})

@@ -162,8 +162,7 @@ class _Parser:
 def parse_trigger(text: str, kinds: Mapping[str, str]) -> Trigger:
     """Parse a trigger over metrics, each given with its unit: count, bytes or seconds.
 
-    Raises:
-        TriggerError: the expression is invalid; with the column.
+    Raises ``TriggerError``: the expression is invalid; with the column.
     """
     if len(text) > _MAX_LENGTH:
         raise TriggerError(f"a trigger has at most {_MAX_LENGTH} characters", _MAX_LENGTH)

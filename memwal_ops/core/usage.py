@@ -111,7 +111,6 @@ class Measurement:
     """What this process uses from now on."""
 
     def __init__(self) -> None:
-        """Begin."""
         self._before = {True: LOCAL.traffic(), False: REMOTE.traffic()}
         self._cpu = _cpu_seconds()
         with suppress(OSError), open(_CLEAR, "w", encoding="ascii") as file:

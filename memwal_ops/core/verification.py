@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.options import OptionError, Options, count, flag, size, texts
+from memwal_ops import text
+from memwal_ops.core import options
 from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
-from memwal_ops.text import counted, counted_as, paragraph, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,29 +18,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerificationOptions(Options):
+class VerificationOptions(options.Options):
     """Options of every verification."""
 
-    deep: bool = flag(help="Also read rows (of a Lance table their keys), and compare indexes and filters with them.")
-    max_findings: int = count(100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted.")
+    deep: bool = options.flag(
+        help="Also read rows (of a Lance table their keys), and compare indexes and filters with them."
+    )
+    max_findings: int = options.count(
+        100, minimum=1, metavar="N", help="List at most N findings of a check; all are counted."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersOptions(VerificationOptions):
     """Options of a verification that can ask indexes."""
 
-    answers: bool = flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
-    answers_only: bool = flag(
+    answers: bool = options.flag(help="Also ask each index, and compare with a search without it; --deep does so, too.")
+    answers_only: bool = options.flag(
         help="Ask each index, and of the rest check only that objects exist, unless --deep is given."
     )
-    index: tuple[str, ...] = texts(metavar="NAME", help="Ask only this index; may be repeated.")
-    samples: int = count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
-    seed: int | None = count(
+    index: tuple[str, ...] = options.texts(metavar="NAME", help="Ask only this index; may be repeated.")
+    samples: int = options.count(64, minimum=8, maximum=4096, metavar="N", help="Draw at least N rows for an index.")
+    seed: int | None = options.count(
         None, minimum=0, metavar="N", shown_default="the revision", help="Draw the same rows again as a run before."
     )
-    max_bytes: int = size(256 << 20, minimum=1 << 20, help="Read at most about this much to ask all indexes.")
-    show_values: bool = flag(help="Show values of the rows that are examples, which are data.")
-    dry_run: bool = flag(help="Print how much asking each index reads at most, by how many queries; ask nothing.")
+    max_bytes: int = options.size(256 << 20, minimum=1 << 20, help="Read at most about this much to ask all indexes.")
+    show_values: bool = options.flag(help="Show values of the rows that are examples, which are data.")
+    dry_run: bool = options.flag(
+        help="Print how much asking each index reads at most, by how many queries; ask nothing."
+    )
 
     @property
     def asks(self) -> bool:
@@ -55,7 +61,9 @@ class AnswersOptions(VerificationOptions):
     def validate(self) -> None:
         """Refuse to tell the cost of nothing."""
         if self.dry_run and not self.asks:
-            raise OptionError("{dry_run} tells what asking indexes costs; {answers} asks them.", "dry_run", "answers")
+            raise options.OptionError(
+                "{dry_run} tells what asking indexes costs; {answers} asks them.", "dry_run", "answers"
+            )
 
     def seed_at(self, revision: int) -> int:
         """The seed of a run at a revision: other rows for each, if none is given."""
@@ -240,35 +248,37 @@ class VerifyReport:
             asked = "only indexes were asked" if self.answers else "there is no index to ask"
             return f"{asked}; of the rest only the existence of objects was checked"
         shown = {name: number for name, number in numbers.items() if number} or numbers
-        read = ", ".join(counted_as(number, name) for name, number in shown.items())
+        read = ", ".join(text.counted_as(number, name) for name, number in shown.items())
         return f"{read} {'was' if [*shown.values()] == [1] else 'were'} {_READ[self.rows_read]}"
 
     def describe(self) -> str:
         """The report as human-readable text."""
         total = sum(self.findings.counts.values())
         figures = [f"; {name} {number:.3f}" for name, number in self.checked.items() if isinstance(number, float)]
-        lines = [f"{self.decision}: {counted(total, 'finding')}; {self._what_was_read()}{''.join(figures)}."]
+        lines = [f"{self.decision}: {text.counted(total, 'finding')}; {self._what_was_read()}{''.join(figures)}."]
         for finding in self.listed:
             lines += [
                 "",
-                paragraph(
+                text.paragraph(
                     f"{finding.severity.upper()} {finding.check}: {finding.place}: {finding.evidence}", hanging="  "
                 ),
             ]
-            lines.append(paragraph(f"{finding.consequence} {finding.remedy}", indent="  ", hanging="  "))
+            lines.append(text.paragraph(f"{finding.consequence} {finding.remedy}", indent="  ", hanging="  "))
             if finding.page:
                 lines.append(f"  See {finding.page}")
         if self.answers:
             cost = sum(answer.bytes_at_most for answer in self.answers)
-            lines += ["", f"Answers of {counted(len(self.answers), 'index', 'indexes')} (seed {self.seed}, at most "
-                      f"{size_text(cost)} read), beside a search without them:"]  # fmt: skip
-            lines += [paragraph(answer.describe(), indent="  ", hanging="    ") for answer in self.answers]
-            lines += [paragraph(value, indent="  ", hanging="    ") for each in self.answers for value in each.values]
+            lines += ["", f"Answers of {text.counted(len(self.answers), 'index', 'indexes')} (seed {self.seed}, at "
+                      f"most {text.size_text(cost)} read), beside a search without them:"]  # fmt: skip
+            lines += [text.paragraph(answer.describe(), indent="  ", hanging="    ") for answer in self.answers]
+            lines += [
+                text.paragraph(value, indent="  ", hanging="    ") for each in self.answers for value in each.values
+            ]
         if self.skipped:
             left = f"Not checked, as an export does not have it: {', '.join(self.skipped)}."
-            lines += ["", paragraph(left, hanging="  ")]
+            lines += ["", text.paragraph(left, hanging="  ")]
         if total > len(self.findings.kept):
-            lines += ["", f"{counted(total - len(self.findings.kept), 'more finding')} of the same checks."]
+            lines += ["", f"{text.counted(total - len(self.findings.kept), 'more finding')} of the same checks."]
         return "\n".join(lines)
 
 
@@ -306,14 +316,15 @@ class AnswersPlan:
 
     def describe(self) -> str:
         """The report as human-readable text."""
-        asked = counted(len(self.answers), "index", "indexes")
-        read = f"at most {size_text(self.bytes_at_most)} (--max-bytes is {size_text(self.max_bytes)})"
-        lines = [paragraph(f"{self.decision}: asking {asked} would read {read}. Nothing was asked.")]
+        asked = text.counted(len(self.answers), "index", "indexes")
+        read = f"at most {text.size_text(self.bytes_at_most)} (--max-bytes is {text.size_text(self.max_bytes)})"
+        lines = [text.paragraph(f"{self.decision}: asking {asked} would read {read}. Nothing was asked.")]
         for answer in self.answers:
-            cost = f"about {counted(answer.queries, 'query', 'queries')}, at most {size_text(answer.bytes_at_most)}"
+            asked = text.counted(answer.queries, "query", "queries")
+            cost = f"about {asked}, at most {text.size_text(answer.bytes_at_most)}"
             why = f"would not be asked: {answer.skipped}"
             lines.append(
-                paragraph(
+                text.paragraph(
                     f"{answer.index} ({answer.type}): {why if answer.skipped else cost}", indent="  ", hanging="  "
                 )
             )

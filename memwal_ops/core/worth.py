@@ -76,7 +76,6 @@ class Turns:
     """The turns of one pool: what is due, in both orders, and what the oldest of it is owed."""
 
     def __init__(self) -> None:
-        """Start with no credit, and nothing due."""
         self.credit = 0.0
         self._due: dict[tuple[str, str], Due] = {}
         self._by_age: list[tuple[Any, ...]] = []
@@ -84,7 +83,6 @@ class Turns:
         self._urgent: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
-        """How much is due."""
         return len(self._due)
 
     def get(self, key: tuple[str, str]) -> Due:

@@ -154,8 +154,7 @@ class AwsAccess:
     def frozen(self) -> dict[str, str]:
         """Current credentials as canonical options; renewed first if they are about to expire.
 
-        Raises:
-            StorageCredentialsError: they cannot be renewed.
+        Raises ``StorageCredentialsError``: they cannot be renewed.
         """
         if self.credentials is None:
             return {}
@@ -218,10 +217,7 @@ def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
     """The options with the endpoint of DynamoDB for pylance, which reads only ``DYNAMODB_ENDPOINT`` by itself.
 
     ``dynamodb_endpoint``, else ``DYNAMODB_ENDPOINT``, ``AWS_ENDPOINT_URL_DYNAMODB``, ``AWS_ENDPOINT_URL`` or the
-    profile's, in that order; none of them: that of AWS.
-
-    Raises:
-        StorageCredentialsError: an unknown profile.
+    profile's, in that order; none of them: that of AWS. Raises ``StorageCredentialsError``: an unknown profile.
     """
     given = options.get(DYNAMODB_ENDPOINT) or os.environ.get(DYNAMODB_ENDPOINT.upper())
     try:

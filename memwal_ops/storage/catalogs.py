@@ -19,15 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    StorageCredentialsError,
-    StorageError,
-    StoreUnavailableError,
-    TableNotFoundError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.storage.errors import RetryPolicy, retried
 from memwal_ops.storage.locations import (
     BRANCHES_FOLDER,
@@ -102,12 +94,11 @@ class Catalog:
     def from_uri(cls, uri: str, options: Mapping[str, str]) -> Catalog:
         """The catalog at a URI, with further properties among the storage options.
 
-        Raises:
-            InvalidUsageError: the URI is not that of a catalog, or has a secret.
+        Raises ``InvalidUsageError``: the URI is not that of a catalog, or has a secret.
         """
         parts = urlsplit(uri, allow_fragments=False)
         if not is_catalog(uri) or not parts.netloc:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"Not a catalog; write {CATALOG}://dir?root=/data or {CATALOG}://rest/PATH?uri=URL."
             )
         written = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -115,7 +106,7 @@ class Catalog:
         named = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
         remember(value for key, value in {**written, **named}.items() if is_secret_property(key, value))
         if secret := [key for key, value in written.items() if is_secret_property(key, value)]:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"The URI has the property {secret[0]}, which may be or have a secret; URIs are logged.",
                 remedy=f"Give it as --storage-option {PROPERTY}{secret[0]}=VALUE.",
             )
@@ -134,8 +125,7 @@ class Catalog:
     def tables(self) -> Iterator[str]:
         """The names of its tables that have data, ascending. One request for a page.
 
-        Raises:
-            MemwalOpsError: the catalog is unreachable, refuses, or has no such path.
+        Raises ``MemwalOpsError``: the catalog is unreachable, refuses, or has no such path.
         """
         names = self._listed("tables", include_declared=False)
         if self.impl == "dir":
@@ -163,7 +153,7 @@ class Catalog:
             names.update(getattr(page, what))
             token = page.page_token or ""
             if token in seen:
-                raise StorageError(f"The catalog {self.uri()} repeats a page of its list of {what}.")
+                raise errors.StorageError(f"The catalog {self.uri()} repeats a page of its list of {what}.")
             seen.add(token)
         return names
 
@@ -173,7 +163,7 @@ class Catalog:
 
         try:
             description = replace(self, path=(*self.path, name)).describe()
-        except TableNotFoundError:
+        except errors.TableNotFoundError:
             return False
         store = open_store(resolve_folder(description.location, {**self.storage_options, **description.options}))
         return any(meta.path != _DECLARED for meta in store.list())
@@ -181,11 +171,10 @@ class Catalog:
     def describe(self) -> Vended:
         """Return the location of the table with this URI, with new credentials.
 
-        Raises:
-            MemwalOpsError: there is no such table, or as for :meth:`tables`.
+        Raises ``MemwalOpsError``: there is no such table, or as for :meth:`tables`.
         """
         if not self.path:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self.uri()} is a catalog, not a table.",
                 remedy="Name a table in it; memwal-ops scan --namespace lists.",
             )
@@ -195,9 +184,9 @@ class Catalog:
         options = dict(description.storage_options or {})
         remember(value for key, value in options.items() if is_secret_key(key))
         if not description.location or description.is_only_declared:
-            raise TableNotFoundError(f"No table found at {self.uri()}: it is declared, and was never written.")
+            raise errors.TableNotFoundError(f"No table found at {self.uri()}: it is declared, and was never written.")
         if description.managed_versioning:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"The catalog {self.uri()} keeps the table's versions; commits that bypass it would be lost.",
                 remedy="This release maintains tables whose versions are in the table's own folder.",
             )
@@ -205,7 +194,9 @@ class Catalog:
         try:
             expires = None if millis is None else datetime.fromtimestamp(int(millis) / 1000, UTC)
         except (ValueError, OverflowError, OSError) as error:
-            raise StorageError(f"The catalog {self.uri()} vends credentials with an unreadable expiry.") from error
+            raise errors.StorageError(
+                f"The catalog {self.uri()} vends credentials with an unreadable expiry."
+            ) from error
         return Vended(description.location, RedactedOptions(options), expires)
 
     def _connect(self) -> tuple[Any, Any]:
@@ -220,7 +211,7 @@ class Catalog:
     def _ask(self, namespaces: Any, work: Callable[[], Any]) -> Any:
         """The response; retried for some seconds while the catalog is overloaded or cannot be reached."""
         attempt = partial(self._ask_once, namespaces, work)
-        return retried(attempt, lambda error: isinstance(error, StoreUnavailableError), _RETRY)
+        return retried(attempt, lambda error: isinstance(error, errors.StoreUnavailableError), _RETRY)
 
     def _ask_once(self, namespaces: Any, work: Callable[[], Any]) -> Any:
         """The response; an error after a minute, since the clients have no timeout of their own."""
@@ -236,28 +227,30 @@ class Catalog:
         try:
             result, error = results.get(timeout=_TIMEOUT)
         except queue.Empty:
-            raise StoreUnavailableError(f"The catalog {self.uri()} did not respond within {_TIMEOUT:.0f} s.") from None
+            raise errors.StoreUnavailableError(
+                f"The catalog {self.uri()} did not respond within {_TIMEOUT:.0f} s."
+            ) from None
         if error is None:
             return result
-        if isinstance(error, MemwalOpsError):
+        if isinstance(error, errors.MemwalOpsError):
             raise error
         raise self._translated(namespaces, error) from None  # the cause quotes the request, with its headers
 
-    def _translated(self, namespaces: Any, error: Exception) -> MemwalOpsError:
-        kinds: tuple[tuple[Any, type[MemwalOpsError]], ...] = (
-            ((namespaces.TableNotFoundError, namespaces.NamespaceNotFoundError), TableNotFoundError),
-            ((namespaces.PermissionDeniedError, namespaces.UnauthenticatedError), StorageCredentialsError),
-            ((namespaces.ServiceUnavailableError, namespaces.ThrottlingError), StoreUnavailableError),
-            ((namespaces.UnsupportedOperationError, NotImplementedError), UnsupportedFeatureError),
-            ((namespaces.InvalidInputError, ValueError, TypeError), InvalidUsageError),
+    def _translated(self, namespaces: Any, error: Exception) -> errors.MemwalOpsError:
+        kinds: tuple[tuple[Any, type[errors.MemwalOpsError]], ...] = (
+            ((namespaces.TableNotFoundError, namespaces.NamespaceNotFoundError), errors.TableNotFoundError),
+            ((namespaces.PermissionDeniedError, namespaces.UnauthenticatedError), errors.StorageCredentialsError),
+            ((namespaces.ServiceUnavailableError, namespaces.ThrottlingError), errors.StoreUnavailableError),
+            ((namespaces.UnsupportedOperationError, NotImplementedError), errors.UnsupportedFeatureError),
+            ((namespaces.InvalidInputError, ValueError, TypeError), errors.InvalidUsageError),
         )
-        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), StorageError)
+        kind = next((ours for theirs, ours in kinds if isinstance(error, theirs)), errors.StorageError)
         text = " ".join(str(error).split())
         status = _STATUS.search(text)
-        if kind is StorageError and (text.startswith(_BROKEN) or (status and status[1] in _AGAIN)):
-            kind = StoreUnavailableError
-        elif kind is StorageError and status and status[1] in _FORBIDDEN:
-            kind = StorageCredentialsError
+        if kind is errors.StorageError and (text.startswith(_BROKEN) or (status and status[1] in _AGAIN)):
+            kind = errors.StoreUnavailableError
+        elif kind is errors.StorageError and status and status[1] in _FORBIDDEN:
+            kind = errors.StorageCredentialsError
         return kind(redact(f"The catalog {self.uri()} failed: {text}."))
 
 
@@ -268,9 +261,8 @@ _IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_fi
 def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
     """Resolve a table's URI and options: see :func:`resolve_folder`.
 
-    Raises:
-        MemwalOpsError: as ``resolve_folder``; of a table in a catalog, as
-            :meth:`memwal_ops.storage.catalogs.Catalog.describe`.
+    Raises ``MemwalOpsError``: as ``resolve_folder``; of a table in a catalog, as
+    :meth:`memwal_ops.storage.catalogs.Catalog.describe`.
     """
     text = os.fspath(uri)
     if not is_catalog(text):
@@ -301,7 +293,7 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
     def vend() -> tuple[Mapping[str, str], datetime | None]:
         vended = table.describe()
         if vended.location != described.location:  # credentials of another table, perhaps of the same name
-            raise StorageError(
+            raise errors.StorageError(
                 f"The catalog now has {table.uri()} at another location than when this run began.",
                 remedy="Run it again; what was published before stays where it is.",
             )
@@ -310,8 +302,8 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
     described = table.describe()
     try:
         return _at(described, table, uri, vend)
-    except InvalidUsageError as error:
-        raise InvalidUsageError(
+    except errors.InvalidUsageError as error:
+        raise errors.InvalidUsageError(
             f"What the catalog has about {table.uri()} cannot be used: {error}",
             remedy="Correct its location and storage options there, or the storage options given here.",
         ) from error
@@ -321,9 +313,11 @@ def _at(
     found: Vended, table: Catalog, uri: str, vend: Callable[[], tuple[Mapping[str, str], datetime | None]]
 ) -> Location:
     if is_catalog(found.location):
-        raise UnsupportedFeatureError(f"The catalog locates {table.uri()} in another catalog, which is not supported.")
+        raise errors.UnsupportedFeatureError(
+            f"The catalog locates {table.uri()} in another catalog, which is not supported."
+        )
     if not has_scheme(found.location) and not os.path.isabs(found.location):
-        raise InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
+        raise errors.InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
     scheme = scheme_of(found.location)
     own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)
     if any(map(is_secret_key, vended)):

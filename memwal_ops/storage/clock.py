@@ -21,10 +21,8 @@ PLANNED_BY = "Ages and holds are by this machine's clock; --apply goes by the st
 def store_time(store: Store) -> datetime:
     """The earlier of the local clock and the store's, aware, in UTC; three requests.
 
-    On local files too: a shared file system has the clock of its server.
-
-    Raises:
-        StorageError: the store cannot be written.
+    On local files too: a shared file system has the clock of its server. Raises ``StorageError``: the store cannot be
+    written.
     """
     return min(datetime.now(UTC), store_clock(store))
 
@@ -32,8 +30,7 @@ def store_time(store: Store) -> datetime:
 def store_clock(store: Store) -> datetime:
     """The store's clock alone, without the local one; three requests.
 
-    Raises:
-        StorageError: the store cannot be written.
+    Raises ``StorageError``: the store cannot be written.
     """
     local = datetime.now(UTC)
     path = f"{CLOCK_FOLDER}/{uuid.uuid4().hex}"

@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from memwal_ops.errors import (
-    InvalidUsageError,
-    MemwalOpsError,
-    ReadOnlyStoreError,
-    StorageCredentialsError,
-    TableCorruptError,
-)
+from memwal_ops import errors
 from memwal_ops.storage.api import VersionEntry
 from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
 from memwal_ops.storage.errors import translate
@@ -50,7 +44,6 @@ class VersionEntries:
     """The entries of all tables that one table in DynamoDB has. Safe to use from several threads."""
 
     def __init__(self, access: AwsAccess, table: str) -> None:
-        """No request is made."""
         self.table = table
         self._access = access
         self._made: Any = None
@@ -79,8 +72,7 @@ class VersionEntries:
     def create(self, base: str, entry: VersionEntry) -> bool:
         """Put an entry if its version has none (S3-053); False if it has one, which may be this one.
 
-        Raises:
-            StoreUnavailableError: no response; it may have been written.
+        Raises ``StoreUnavailableError``: no response; it may have been written.
         """
         return self._put(_item(base, entry), _ABSENT, {})
 
@@ -129,8 +121,7 @@ class VersionEntries:
     def check(self) -> None:
         """Verify that the table in DynamoDB exists and has the keys that Lance expects.
 
-        Raises:
-            InvalidUsageError: it does not.
+        Raises ``InvalidUsageError``: it does not.
         """
         described = self._send("read", "describe_table")["Table"]
         keys = {key["AttributeName"]: key["KeyType"] for key in described["KeySchema"]}
@@ -149,7 +140,7 @@ class VersionEntries:
         try:
             return self.create(base, entry) and not self.create(base, entry)
         finally:
-            with suppress(MemwalOpsError):
+            with suppress(errors.MemwalOpsError):
                 self._send("delete", "delete_item", Key=_key(base, 1))
 
     def _fence(self, base: str, version: int, moved_to: str, last: int | None) -> dict[str, Any]:
@@ -166,7 +157,7 @@ class VersionEntries:
             size = item.get("size")
             return VersionEntry(version, item["path"]["S"], None if size is None else int(size["N"]))
         except (KeyError, ValueError, TypeError) as error:
-            raise TableCorruptError(
+            raise errors.TableCorruptError(
                 f"An entry of {item.get('base_uri')} in the DynamoDB table {self.table} cannot be read: {error!r}.",
                 remedy="Compare it with the other entries of that base_uri; Lance cannot read it either.",
             ) from error
@@ -200,25 +191,25 @@ class VersionEntries:
         except (BotoCoreError, OSError) as error:
             raise self._translated(error, action) from error
 
-    def _translated(self, error: Exception, action: str) -> MemwalOpsError:
+    def _translated(self, error: Exception, action: str) -> errors.MemwalOpsError:
         code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
         if code == "ResourceNotFoundException":
-            return InvalidUsageError(
+            return errors.InvalidUsageError(
                 f"There is no table {self.table} in DynamoDB (region {self._access.region}).",
                 remedy="Write ddbTableName as the table's writers do; check the region, and dynamodb_endpoint.",
             )
         if code == "ValidationException":
             return self._wrong_schema()
         translated = translate(error, path=f"DynamoDB table {self.table}", action=action)
-        if isinstance(translated, (ReadOnlyStoreError, StorageCredentialsError)):
+        if isinstance(translated, (errors.ReadOnlyStoreError, errors.StorageCredentialsError)):
             translated.remedy = (
                 "Give this job dynamodb:GetItem, Query, PutItem and DescribeTable on that table, and what it needs on "
                 "the bucket; check the profile, role or keys."
             )
         return translated
 
-    def _wrong_schema(self) -> InvalidUsageError:
-        return InvalidUsageError(
+    def _wrong_schema(self) -> errors.InvalidUsageError:
+        return errors.InvalidUsageError(
             f"The table {self.table} in DynamoDB has other keys than Lance expects.",
             remedy="Its partition key must be base_uri (string), its sort key version (number).",
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from memwal_ops.errors import InvalidFormatError, InvalidUsageError, ObjectNotFoundError, UnsupportedFeatureError
+from memwal_ops import errors
 from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
 from memwal_ops.storage.object_store import checked_path
 
@@ -33,7 +33,7 @@ _ARCHIVE = b"PK"
 _REMEDY = "Ask for the file again: memwal-ops export-support URI writes it."
 
 
-class NotExportedError(InvalidUsageError):
+class NotExportedError(errors.InvalidUsageError):
     """The contents of an object that an export leaves out."""
 
     remedy = "Run the command on the table itself."
@@ -129,7 +129,7 @@ class ExportedStore:
     def get(self, path: str) -> bytes:
         """The contents as exported."""
         if path not in self._objects:
-            raise ObjectNotFoundError(f"{path} does not exist in {self.root}, as exported.")
+            raise errors.ObjectNotFoundError(f"{path} does not exist in {self.root}, as exported.")
         if path not in self._contents:
             self.left_out.add(path)
             raise NotExportedError(f"The contents of {path} are not in the export {self._path}.")
@@ -213,7 +213,7 @@ class ExportedStore:
                 head = file.read(len(_ARCHIVE))
             archive = zipfile.ZipFile(self._path)
         except OSError as error:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{self._path} cannot be read: {error.strerror}.", remedy="Give the path of an export."
             ) from error
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
@@ -240,7 +240,7 @@ class ExportedStore:
         if type(number) is not int or number < 1:
             raise self._invalid("is not an export of memwal-ops.")
         if number > FORMAT:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"{self._path} was written by a later release ({str(document.get('release'))[:40]}).",
                 remedy="Read it with that release of memwal-ops, or a later one.",
             )
@@ -267,7 +267,7 @@ class ExportedStore:
         """A path below the folder into which files are unpacked."""
         try:
             return checked_path(path)
-        except InvalidUsageError as error:
+        except errors.InvalidUsageError as error:
             raise self._invalid(f"has a file outside of the table: {path!r}.") from error
 
     def _json(self, data: bytes) -> dict[str, Any]:
@@ -285,5 +285,5 @@ class ExportedStore:
         except (ValueError, OverflowError) as error:
             raise self._invalid("has an entry without a time.") from error
 
-    def _invalid(self, what: str) -> InvalidFormatError:
-        return InvalidFormatError(f"{self._path} {what}", remedy=_REMEDY)
+    def _invalid(self, what: str) -> errors.InvalidFormatError:
+        return errors.InvalidFormatError(f"{self._path} {what}", remedy=_REMEDY)

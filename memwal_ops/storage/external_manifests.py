@@ -19,17 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from memwal_ops.errors import (
-    ConditionalWriteUnsupportedError,
-    InvalidUsageError,
-    InvariantViolatedError,
-    ObjectNotFoundError,
-    StorageError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
-from memwal_ops.storage import metering
-from memwal_ops.storage.api import VersionEntry
+from memwal_ops import errors
+from memwal_ops.storage import api, metering
 from memwal_ops.storage.errors import call, is_absent
 from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
@@ -38,11 +29,9 @@ from memwal_ops.storage.wrapper import StoreWrapper
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
     from memwal_ops.storage.dynamodb import VersionEntries
     from memwal_ops.storage.errors import RetryPolicy
     from memwal_ops.storage.locations import Location
-    from memwal_ops.storage.metering import Client
 
 _ROOT_FOLDER = "_versions"
 _FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"
@@ -65,7 +54,7 @@ def is_staged(path: str) -> bool:
     return _STAGED.fullmatch(path) is not None
 
 
-def manifest_entries(store: Store) -> ManifestEntryStore | None:
+def manifest_entries(store: api.Store) -> ManifestEntryStore | None:
     """The store with entries in DynamoDB that is wrapped; None: the store's own manifests are all."""
     while isinstance(store, StoreWrapper):
         store = store.inner
@@ -73,7 +62,7 @@ def manifest_entries(store: Store) -> ManifestEntryStore | None:
 
 
 def refuse_plain_uri(
-    location: Location, store: Store, listed: Iterable[ObjectMeta], is_own: Callable[[str], bool]
+    location: Location, store: api.Store, listed: Iterable[api.ObjectMeta], is_own: Callable[[str], bool]
 ) -> None:
     """Refuse ``s3://`` for a table whose versions are recorded in DynamoDB, as far as its files show that.
 
@@ -95,13 +84,13 @@ def refuse_plain_uri(
     staged = next((path for path in names.values() if is_staged(path) and not is_own(path)), None)
     table, of_this = "TABLE", staged is not None
     if MARK in names:
-        with suppress(ObjectNotFoundError, ValueError, KeyError, TypeError):
+        with suppress(errors.ObjectNotFoundError, ValueError, KeyError, TypeError):
             mark = json.loads(store.get(names[MARK]))
             table, of_this = mark["table"], mark["base_uri"] == bucket_and_prefix(location)[1] or of_this
     if of_this:
         uri = f"{DYNAMODB}{location.uri.removeprefix('s3')}?ddbTableName={table}"
         name = MARK if MARK in names else staged
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"The versions of {location.uri} are recorded in DynamoDB, as {name} shows: what is committed to s3:// "
             "beside it is lost.",
             remedy=f"Open {uri}, as the table's writers do. Of a copied table, or if all its writers use s3://, delete "
@@ -124,7 +113,7 @@ class ManifestEntryStore(ObjectStore):
 
     def __init__(
         self,
-        client: Client,
+        client: metering.Client,
         root: str,
         *,
         bucket: str,
@@ -133,7 +122,6 @@ class ManifestEntryStore(ObjectStore):
         delete_batch: int = 1000,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """No request is made."""
         super().__init__(client, root, delete_batch=delete_batch, retry=retry)
         self.entries = entries
         self._bucket = bucket
@@ -146,17 +134,17 @@ class ManifestEntryStore(ObjectStore):
         """See :class:`ObjectStore`; an unfinished commit of that version is finished."""
         try:
             return super().get(path)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             if not self._finished(path):
                 raise
             return super().get(path)
 
-    def head(self, path: str) -> ObjectMeta | None:
+    def head(self, path: str) -> api.ObjectMeta | None:
         """See :class:`ObjectStore`; an unfinished commit of that version is finished."""
         meta = super().head(path)
         return super().head(path) if meta is None and self._finished(path) else meta
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """See :class:`ObjectStore`; unfinished commits are finished, and staged manifests are listed, too.
 
         Also those of versions that are not the newest: a writer that could not finish its commit goes on with the next.
@@ -197,8 +185,7 @@ class ManifestEntryStore(ObjectStore):
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """See :class:`ObjectStore`; of a manifest, the entry in DynamoDB decides (S3-053).
 
-        Raises:
-            StoreUnavailableError: no response; the version may have been committed.
+        Raises ``StoreUnavailableError``: no response; the version may have been committed.
         """
         self.mark()
         match = _MANIFEST.fullmatch(path)
@@ -209,11 +196,11 @@ class ManifestEntryStore(ObjectStore):
             return False
         staged = f"{path}-{uuid.uuid4()}"
         super().put_if_absent(staged, data)
-        entry = VersionEntry(version, self._key(staged), len(data))
+        entry = api.VersionEntry(version, self._key(staged), len(data))
         if not self._created(base, entry):
             super().delete_many([staged])
             return False
-        with suppress(StorageError):  # committed: the next reader finishes it
+        with suppress(errors.StorageError):  # committed: the next reader finishes it
             self._finish(match["folder"], entry)
         return True
 
@@ -222,7 +209,7 @@ class ManifestEntryStore(ObjectStore):
         self.mark()
         return self.head(path) is None and super().put_if_absent(path, data)
 
-    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+    def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """See :class:`ObjectStore`; unfinished commits of what is to be deleted are finished before.
 
         Else the next reader of that version would copy a deleted manifest from the staged one, or find none. A reader
@@ -242,8 +229,7 @@ class ManifestEntryStore(ObjectStore):
     def mark(self) -> None:
         """Leave the mark in each folder with entries that was listed, once.
 
-        Raises:
-            InvalidUsageError: there is one of another table in DynamoDB, or of another bucket.
+        Raises ``InvalidUsageError``: there is one of another table in DynamoDB, or of another bucket.
         """
         with self._lock:
             for folder in self._unmarked - self._marked:
@@ -274,7 +260,7 @@ class ManifestEntryStore(ObjectStore):
         """
         self.entries.check()
         if not self.entries.probe(f"_mem_wal_ops/probe/{uuid.uuid4().hex}"):
-            raise ConditionalWriteUnsupportedError(
+            raise errors.ConditionalWriteUnsupportedError(
                 f"The DynamoDB table {self.entries.table} accepted two entries for one version."
             )
 
@@ -284,7 +270,7 @@ class ManifestEntryStore(ObjectStore):
         matches = (_MANIFEST.fullmatch(path) or _STAGED.fullmatch(path) for path in paths)
         return [_ROOT_FOLDER, *sorted({match["folder"] for match in matches if match is not None})]
 
-    def newest_entry(self, folder: str) -> VersionEntry | None:
+    def newest_entry(self, folder: str) -> api.VersionEntry | None:
         """The newest entry, its commit finished; None: there is none."""
         return self._synchronized(folder)
 
@@ -302,16 +288,16 @@ class ManifestEntryStore(ObjectStore):
         newest = self.entries.newest(self._base(folder))
         return newest is not None and newest.moved_to is not None
 
-    def record_newest(self, folder: str) -> VersionEntry | None:
+    def record_newest(self, folder: str) -> api.VersionEntry | None:
         """Put the entry of the newest version of a folder that has none, as Lance does when it opens one by number."""
         manifests = self._manifests(folder)
         if not manifests:
             return None
         meta = manifests[max(manifests)]
-        self.entries.create(self._base(folder), VersionEntry(max(manifests), self._key(meta.path), meta.size))
+        self.entries.create(self._base(folder), api.VersionEntry(max(manifests), self._key(meta.path), meta.size))
         return self.newest_entry(folder)
 
-    def fence(self, folder: str, newest: VersionEntry, versions: int, moved_to: str) -> bool:
+    def fence(self, folder: str, newest: api.VersionEntry, versions: int, moved_to: str) -> bool:
         """Fence later versions, see :meth:`VersionEntries.fence`."""
         return self.entries.fence(self._base(folder), newest, versions, moved_to)
 
@@ -325,22 +311,22 @@ class ManifestEntryStore(ObjectStore):
             super().put_if_absent(f"{folder}/{MOVED}", self._document(folder, moved_to=moved_to))
         super().delete_many([f"{folder}/{MARK}"])
 
-    def _synchronized(self, folder: str) -> VersionEntry | None:
+    def _synchronized(self, folder: str) -> api.VersionEntry | None:
         """The newest entry of a folder, after its commit is finished (S3-055)."""
         newest = self.entries.newest(self._base(folder))
         if newest is None:
             return None
         if newest.version > _LAST_NUMBERED:
-            raise TableCorruptError(
+            raise errors.TableCorruptError(
                 f"The newest entry of {self.root} in DynamoDB is that of a detached version, {newest.version}: pylance "
                 "records each that it commits or opens by s3+ddb://, and takes it for the newest from then on.",
                 remedy=f"Delete the items of the DynamoDB table {self.entries.table} with base_uri "
                 f"{self._base(folder)} and a version above {_LAST_NUMBERED}; the detached manifests stay.",
             )
         if newest.moved_to is not None:
-            with suppress(StorageError):  # it may be read only, and who may write records it
+            with suppress(errors.StorageError):  # it may be read only, and who may write records it
                 self.record_move(folder, newest.moved_to)
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"{self.root} was migrated to plain S3: its versions are no longer recorded in DynamoDB.",
                 remedy=f"Open {newest.moved_to}, and let all writers do so.",
             )
@@ -354,12 +340,12 @@ class ManifestEntryStore(ObjectStore):
         self._unmarked.add(folder)
         return newest
 
-    def _refuse_unrecorded(self) -> VersionEntry | None:
+    def _refuse_unrecorded(self) -> api.VersionEntry | None:
         """Refuse a table with versions, none of which has an entry; return the newest entry, if there is one now."""
         versions = self._manifests(_ROOT_FOLDER)
         if not versions or (newest := self._synchronized(_ROOT_FOLDER)) is not None:
             return newest if versions else None
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"The table {self.entries.table} in DynamoDB has no entry of {self.root}, which has version "
             f"{max(versions)}: if its writers use another one, or none, commits by this URI are lost.",
             remedy="Write ddbTableName, region and dynamodb_endpoint as the table's writers do, or s3:// if they do. "
@@ -367,31 +353,31 @@ class ManifestEntryStore(ObjectStore):
             f"lance.dataset(URI, version={max(versions)}).",
         )
 
-    def _manifests(self, folder: str) -> Mapping[int, ObjectMeta]:
+    def _manifests(self, folder: str) -> Mapping[int, api.ObjectMeta]:
         """The final manifests of a folder, by version."""
         listed = [*super().list(folder)]
         return {_version(match["name"]): meta for meta in listed if (match := _MANIFEST.fullmatch(meta.path))}
 
-    def _refuse_stale(self, folder: str, newest: VersionEntry, found: ObjectMeta | None) -> None:
+    def _refuse_stale(self, folder: str, newest: api.VersionEntry, found: api.ObjectMeta | None) -> None:
         """Refuse a newest entry without its manifest, which may have been renamed since (V1 to V2 names)."""
         other = f"{folder}/{newest.version}.manifest", f"{folder}/{_U64_MAX - newest.version:020d}.manifest"
         if found is None and any(super(ManifestEntryStore, self).head(name) is not None for name in other):
             return
         state = "does not exist" if found is None else f"has {found.size} bytes instead of {newest.size}"
-        raise TableCorruptError(
+        raise errors.TableCorruptError(
             f"The newest entry in DynamoDB is version {newest.version}, and its manifest {newest.path} {state}.",
             remedy="If the table was dropped, or created again at the same path: dropping keeps the entries, by which "
             f"Lance refuses the new table, too. Delete the items with base_uri {self._base(folder)} then, or use "
             "another path. If two buckets have a table at that path, give each its own table in DynamoDB.",
         )
 
-    def _refuse_beside(self, path: str, newest: VersionEntry) -> None:
+    def _refuse_beside(self, path: str, newest: api.VersionEntry) -> None:
         """Refuse a table with a version newer than all entries: it was committed to S3 alone."""
         match = _MANIFEST.fullmatch(path)
         if match is None or (version := _version(match["name"])) <= newest.version:
             return
         if self.entries.get(self._base(match["folder"]), version) is None:
-            raise TableCorruptError(
+            raise errors.TableCorruptError(
                 f"Version {version} of {self.root} was committed to s3:// beside DynamoDB, in which {newest.version} "
                 "is the newest: readers do not find it, and the next commit may replace it.",
                 remedy="Stop the writers that use s3://, then record it, the oldest such version first: "
@@ -420,19 +406,19 @@ class ManifestEntryStore(ObjectStore):
         ]
         return [path for path in staged if self.why_staged(path) is None]
 
-    def _finish(self, folder: str, entry: VersionEntry) -> None:
+    def _finish(self, folder: str, entry: api.VersionEntry) -> None:
         """Copy a staged manifest to its final name, replace the entry's path, and delete it. Safe to repeat."""
         staged = self._relative(entry)
         match = _STAGED.fullmatch(staged)
         if match is None or match["folder"] != folder:
-            raise TableCorruptError(f"The entry of version {entry.version} in DynamoDB names {entry.path}.")
+            raise errors.TableCorruptError(f"The entry of version {entry.version} in DynamoDB names {entry.path}.")
         final = f"{folder}/{match['name']}"
         self._copy(staged, final)
         meta = super().head(final)
         if meta is None or entry.size not in {None, meta.size}:
             if self.entries.get(self._base(folder), entry.version) != entry:
                 return  # finished by another process, and expired since
-            raise TableCorruptError(
+            raise errors.TableCorruptError(
                 f"Version {entry.version} of {self.root} is not finished, and its manifest {entry.path} is gone.",
                 remedy=f"Restore that object (an earlier version of it, if the bucket has versioning), or delete the "
                 f"item of version {entry.version} in DynamoDB: the table is then as it was before that commit.",
@@ -452,12 +438,12 @@ class ManifestEntryStore(ObjectStore):
 
         call(attempt, path=target, action="write", policy=self._retry)
 
-    def _created(self, base: str, entry: VersionEntry) -> bool:
+    def _created(self, base: str, entry: api.VersionEntry) -> bool:
         """Put the entry if absent; whether the version's entry is this one, also if a response was lost."""
         try:
             if self.entries.create(base, entry):
                 return True
-        except StorageError:
+        except errors.StorageError:
             recorded = self.entries.get(base, entry.version)
             if recorded is None:
                 raise  # it may still arrive: the staged manifest is kept
@@ -468,17 +454,16 @@ class ManifestEntryStore(ObjectStore):
     def _is_marked(self, folder: str) -> bool:
         """Whether the mark of a folder is not that of a table at another path, of which this one is a copy.
 
-        Raises:
-            InvalidUsageError: it names another table in DynamoDB, or the same table in another bucket.
+        Raises ``InvalidUsageError``: it names another table in DynamoDB, or the same table in another bucket.
         """
         try:
             mark = json.loads(super().get(f"{folder}/{MARK}"))
             recorded, bucket, same = mark["table"], mark.get("bucket"), mark["base_uri"] == self._base(folder)
-        except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+        except (errors.ObjectNotFoundError, ValueError, KeyError, TypeError):
             return False
         if same and (recorded != self.entries.table or bucket not in {None, self._bucket}):
             where = f"that table in the bucket {bucket}" if bucket not in {None, self._bucket} else recorded
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"The versions of {self.root} are recorded in {self.entries.table}, and {folder}/{MARK} names {where}: "
                 "what is committed by the one is lost for the other.",
                 remedy="Write the URI as the table's writers do. A copy in another bucket needs its own table in "
@@ -492,7 +477,7 @@ class ManifestEntryStore(ObjectStore):
 
     def _refuse_manifest(self, path: str) -> None:
         if _MANIFEST.fullmatch(path):
-            raise InvariantViolatedError(f"{path} would be written past its entry in DynamoDB.")
+            raise errors.InvariantViolatedError(f"{path} would be written past its entry in DynamoDB.")
 
     def _base(self, folder: str) -> str:
         return "/".join(filter(None, (self._prefix, folder.removesuffix("_versions").removesuffix("/"))))
@@ -500,7 +485,7 @@ class ManifestEntryStore(ObjectStore):
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}"
 
-    def _relative(self, entry: VersionEntry) -> str:
+    def _relative(self, entry: api.VersionEntry) -> str:
         return entry.path.removeprefix(f"{self._prefix}/")
 
 

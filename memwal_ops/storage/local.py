@@ -38,19 +38,15 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING
 
 from memwal_ops.errors import BusyError, InvalidUsageError, ObjectNotFoundError
-from memwal_ops.storage import metering
-from memwal_ops.storage.api import LinkError, Listing, ObjectMeta
+from memwal_ops.storage import api, metering
 from memwal_ops.storage.errors import translate
-from memwal_ops.storage.metering import local_client
 from memwal_ops.storage.object_store import ObjectStore, checked_path
 from memwal_ops.storage.probe import unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwal_ops.storage.api import Store
     from memwal_ops.storage.errors import RetryPolicy
-    from memwal_ops.storage.metering import Client
 
 
 _PAGE = 1000
@@ -71,11 +67,10 @@ class FolderListings:
         parent: the folder that has the folders.
     """
 
-    def __init__(self, store: Store, parent: str) -> None:
-        """Nothing is listed yet."""
+    def __init__(self, store: api.Store, parent: str) -> None:
         self._store, self._parent = store, parent
-        self._listing: Iterator[ObjectMeta] = iter(())
-        self._next: ObjectMeta | None = None
+        self._listing: Iterator[api.ObjectMeta] = iter(())
+        self._next: api.ObjectMeta | None = None
         self._read = 0
         self._in_order = not store.root.startswith("/")
 
@@ -222,7 +217,7 @@ class LocalObjectStore(ObjectStore):
         self._real_root = os.path.realpath(root)
         self._lock = threading.Lock()
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """All objects below the folder ``prefix``, streamed in no particular order; see the interface."""
         folder = self._folder(prefix)
         objects = self._walk(folder)
@@ -231,13 +226,13 @@ class LocalObjectStore(ObjectStore):
         first = os.fsencode(after)
         return (meta for meta in objects if os.fsencode(meta.path) > first)
 
-    def list_level(self, prefix: str = "") -> Listing:
+    def list_level(self, prefix: str = "") -> api.Listing:
         """The entries directly in the folder ``prefix``; folders without any object are listed as ``empty``."""
         folder = self._folder(prefix)
         full: list[str] = []
         empty: list[str] = []
         links: list[str] = []
-        objects: list[ObjectMeta] = []
+        objects: list[api.ObjectMeta] = []
         for entry in self._scan(folder):
             path = _joined(folder, entry.name)
             if entry.is_dir(follow_symlinks=False):
@@ -246,7 +241,7 @@ class LocalObjectStore(ObjectStore):
                 links.append(path)
             elif (meta := self._meta(path, entry)) is not None:
                 objects.append(meta)
-        return Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)), tuple(sorted(links)))
+        return api.Listing(tuple(sorted(full)), tuple(objects), tuple(sorted(empty)), tuple(sorted(links)))
 
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Raises ``ConditionalWriteUnsupportedError``: a file system has no write conditional on a tag."""
@@ -257,7 +252,7 @@ class LocalObjectStore(ObjectStore):
         for name in names:
             metering.delete(self._client(), name)
 
-    def _client(self, *, writing: bool = False) -> Client:
+    def _client(self, *, writing: bool = False) -> metering.Client:
         with self._lock:
             if self._made_client is None:
                 try:
@@ -266,7 +261,7 @@ class LocalObjectStore(ObjectStore):
                     elif not os.path.exists(self._real_root):
                         # Every method handles this as an absent object.
                         raise FileNotFoundError(2, "No such folder", self._root)
-                    self._made_client = local_client(self._real_root)
+                    self._made_client = metering.local_client(self._real_root)
                 except PermissionError as exc:
                     raise translate(exc, path=self._root, action="write" if writing else "read") from exc
             return self._made_client
@@ -300,9 +295,9 @@ class LocalObjectStore(ObjectStore):
                 return  # missing or not accessible: the read or write itself reports it
             if S_ISLNK(mode):
                 if not self._leads_to_a_file_inside(here):
-                    raise LinkError(self._about_link(here))
+                    raise api.LinkError(self._about_link(here))
             elif not S_ISREG(mode) and not S_ISDIR(mode):
-                raise LinkError(
+                raise api.LinkError(
                     f"{path!r} is a pipe, a socket or a device, not a regular file.",
                     remedy="Remove it, and restore the file from a backup if there was one.",
                 )
@@ -326,7 +321,7 @@ class LocalObjectStore(ObjectStore):
     def _is_inside(self, real: str) -> bool:
         return real == self._real_root or real.startswith(self._real_root.rstrip("/") + "/")
 
-    def _walk(self, folder: str) -> Iterator[ObjectMeta]:
+    def _walk(self, folder: str) -> Iterator[api.ObjectMeta]:
         pending = [folder]
         while pending:
             here = pending.pop()
@@ -351,7 +346,7 @@ class LocalObjectStore(ObjectStore):
         """Whether it is a link that is not followed."""
         return entry.is_symlink() and not self._leads_to_a_file_inside(entry.path)
 
-    def _meta(self, path: str, entry: os.DirEntry[str]) -> ObjectMeta | None:
+    def _meta(self, path: str, entry: os.DirEntry[str]) -> api.ObjectMeta | None:
         """Metadata as obstore returns it; of the link itself if it is not followed; None if the file is gone."""
         if _UPLOAD.search(entry.name):
             return None
@@ -365,7 +360,7 @@ class LocalObjectStore(ObjectStore):
             return None
         micros = state.st_mtime_ns // 1000
         tag = f"{state.st_ino:x}-{micros:x}-{state.st_size:x}"
-        return ObjectMeta(path, state.st_size, _EPOCH + timedelta(microseconds=micros), tag)
+        return api.ObjectMeta(path, state.st_size, _EPOCH + timedelta(microseconds=micros), tag)
 
 
 def _joined(folder: str, name: str) -> str:
@@ -391,10 +386,8 @@ class LockedFolder(LocalObjectStore):
     def compare_and_swap(self, path: str, data: bytes, e_tag: str) -> bool:
         """Replace the file if its content still has that hash; False if it has another one, or is absent.
 
-        Killed anywhere: the file has either the old or the new content, and the lock is free.
-
-        Raises:
-            BusyError: another process still has the lock after the wait (:func:`swaps_wait`).
+        Killed anywhere: the file has either the old or the new content, and the lock is free. Raises ``BusyError``:
+        another process still has the lock after the wait (:func:`swaps_wait`).
         """
         self._checked(path)
         with self._translated(path), self._lock_file():

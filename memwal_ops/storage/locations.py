@@ -132,8 +132,7 @@ class Location:
     def refreshed(self) -> Location:
         """The same location with renewed credentials; itself if they do not expire.
 
-        Raises:
-            StorageCredentialsError: they cannot be renewed.
+        Raises ``StorageCredentialsError``: they cannot be renewed.
         """
         if self.aws is None or not self.aws.expires:
             return self
@@ -251,8 +250,7 @@ def store_key(uri: str, storage_options: Mapping[str, str]) -> str:
 def _with_slashes(text: str) -> str:
     """``file:/abs`` (RFC 8089) as ``file:///abs``.
 
-    Raises:
-        InvalidUsageError: a mistyped scheme such as ``s3:/bucket``, which would be read as a relative path.
+    Raises ``InvalidUsageError``: a mistyped scheme such as ``s3:/bucket``, which would be read as a relative path.
     """
     match = _SHORT.match(text)
     if match is None or match[1].lower() not in _SCHEMES:

@@ -41,10 +41,8 @@ _memory_lock = threading.Lock()
 def remote_client(location: Location) -> Client:
     """The client of a remote or memory location.
 
-    Memory locations with the same URI share one store, for the life of the process.
-
-    Raises:
-        InvalidUsageError: an unknown or invalid option.
+    Memory locations with the same URI share one store, for the life of the process. Raises ``InvalidUsageError``: an
+    unknown or invalid option.
     """
     if location.scheme == "memory":
         with _memory_lock:
@@ -76,8 +74,7 @@ def remote_client(location: Location) -> Client:
 def check_known(options: Mapping[str, str]) -> None:
     """Refuse an option that no store has. Options of other stores are accepted, as tables may share options.
 
-    Raises:
-        InvalidUsageError: an unknown option; the remedy lists the known ones.
+    Raises ``InvalidUsageError``: an unknown option; the remedy lists the known ones.
     """
     config, _ = split_for_obstore(options)
     for key in config:
@@ -146,7 +143,6 @@ class Meter:
     """The traffic of a process. Safe in threads."""
 
     def __init__(self) -> None:
-        """Nothing was counted yet."""
         self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
         self._read = self._written = 0

@@ -59,13 +59,11 @@ if TYPE_CHECKING:
 
     import obstore
 
-    from memwal_ops.storage.metering import Client
-
 
 class ListingPages:
     """The pages of one recursive listing, in order. :meth:`attempt` may be called again after an error."""
 
-    def __init__(self, client: Callable[[], Client], folder: str, after: str | None = None) -> None:
+    def __init__(self, client: Callable[[], metering.Client], folder: str, after: str | None = None) -> None:
         """List the objects below ``folder`` that sort after ``after`` (by bytes in UTF-8); empty: below the root.
 
         ``client`` is called for each new stream.
@@ -281,9 +279,8 @@ class ObjectStore:
     service: str | None = None
 
     def __init__(
-        self, client: Client | None, root: str, *, delete_batch: int = 1000, retry: RetryPolicy | None = None
+        self, client: metering.Client | None, root: str, *, delete_batch: int = 1000, retry: RetryPolicy | None = None
     ) -> None:
-        """See the class."""
         self._made_client = client
         self._root = root
         self._delete_batch = delete_batch
@@ -297,7 +294,6 @@ class ObjectStore:
         return self._root
 
     def __repr__(self) -> str:
-        """Class and root."""
         return f"{type(self).__name__}({self._root!r})"
 
     def get(self, path: str) -> bytes:
@@ -364,11 +360,8 @@ class ObjectStore:
 
         ``after``: only objects with a whole path that sorts after it.
 
-        A failed page is retried from the last object on if the store lists
-        in order; S3 Express does not, and a listing there fails as a whole.
-
-        Raises:
-            StoreUnavailableError: a page was not received before the deadline.
+        A failed page is retried from the last object on if the store lists in order; S3 Express does not, and a listing
+        there fails as a whole. Raises ``StoreUnavailableError``: a page was not received before the deadline.
         """
         return self._pages(self._folder(prefix), after)
 
@@ -513,7 +506,7 @@ class ObjectStore:
             raise
         return (bytes(response.bytes()) if response.meta["size"] == size else None), to_meta(response.meta).e_tag
 
-    def _client(self, *, writing: bool = False) -> Client:
+    def _client(self, *, writing: bool = False) -> metering.Client:
         """The client; on local files the root folder is created if ``writing``."""
         del writing
         if self._made_client is None:
@@ -534,8 +527,7 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 def checked_path(path: str) -> str:
     """The path itself, if it is relative UTF-8 with no empty, ``.`` or ``..`` segment and no control character.
 
-    Raises:
-        InvalidUsageError: it is not; nothing above the root can be named.
+    Raises ``InvalidUsageError``: it is not; nothing above the root can be named.
     """
     if any(segment in {"", ".", ".."} for segment in path.split("/")):
         raise InvalidUsageError(

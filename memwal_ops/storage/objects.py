@@ -16,7 +16,6 @@ from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import metering
 from memwal_ops.storage.local import LocalObjectStore
 from memwal_ops.storage.locations import bucket_and_prefix
-from memwal_ops.storage.metering import check_known, remote_client
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import service_of
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import Store
     from memwal_ops.storage.errors import RetryPolicy
     from memwal_ops.storage.locations import Location
-    from memwal_ops.storage.metering import Client
 
 
 # obstore's names of options, and the environment variables that it reads by itself.
@@ -48,8 +46,9 @@ class AzureObjectStore(ObjectStore):
     would be read, overwritten or deleted.
     """
 
-    def __init__(self, client: Client, root: str, *, delete_batch: int, retry: RetryPolicy | None = None) -> None:
-        """See the base class."""
+    def __init__(
+        self, client: metering.Client, root: str, *, delete_batch: int, retry: RetryPolicy | None = None
+    ) -> None:
         super().__init__(client, root, delete_batch=delete_batch, retry=retry)
         self._single = single_deletes(client) if isinstance(client, AzureStore) else None
 
@@ -120,19 +119,17 @@ _DELETE_BATCH = {"s3": 1000, "s3+ddb": 1000, "az": 256, "gs": 100, "memory": 100
 
 
 def open_store(location: Location, *, retry: RetryPolicy | None = None) -> ObjectStore:
-    """The store at a location; no request is made.
-
-    Raises:
-        InvalidUsageError: an unknown option.
-    """
+    """The store at a location; no request is made. Raises ``InvalidUsageError``: an unknown option."""
     if location.scheme in {"file", "memory"}:
-        check_known(location.lance_options)
+        metering.check_known(location.lance_options)
     if location.scheme == "file":
         return LocalObjectStore(location.uri, retry=retry)
     if location.dynamodb_table is not None:
         return _with_entries(location, location.dynamodb_table, retry)
     kind = AzureObjectStore if location.scheme == "az" else ObjectStore
-    store = kind(remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry)
+    store = kind(
+        metering.remote_client(location), location.uri, delete_batch=_DELETE_BATCH[location.scheme], retry=retry
+    )
     store.service = service_of(location)
     return store
 
@@ -145,7 +142,7 @@ def _with_entries(location: Location, table: str, retry: RetryPolicy | None) -> 
         raise InvariantViolatedError(f"{location.uri} has no access to DynamoDB in this process.")
     bucket, prefix = bucket_and_prefix(location)
     store = ManifestEntryStore(
-        remote_client(location),
+        metering.remote_client(location),
         location.uri,
         bucket=bucket,
         prefix=prefix,

@@ -145,7 +145,6 @@ class RedactedOptions(dict[str, str]):
     """A dict for client libraries with a ``repr`` that masks secrets."""
 
     def __repr__(self) -> str:
-        """Keys with their values, secrets masked."""
         return repr(redact_options(self))
 
     __str__ = __repr__
@@ -223,9 +222,8 @@ _LANCE_PREFIXES = ("base_", "headers.", "lance.", "new_table_")
 def parse_options(items: Iterable[str]) -> dict[str, str]:
     """``KEY=VALUE`` strings as a dict; a value may itself contain ``=`` and may be empty.
 
-    Raises:
-        InvalidUsageError: an item has no ``=`` or no key, or a key is given twice. The
-            message never quotes the item's value.
+    Raises ``InvalidUsageError``: an item has no ``=`` or no key, or a key is given twice. The message never quotes the
+    item's value.
     """
     options: dict[str, str] = {}
     for item in items:
@@ -245,9 +243,8 @@ def parse_options(items: Iterable[str]) -> dict[str, str]:
 def canonical(options: Mapping[str, str], scheme: str) -> dict[str, str]:
     """The options with lower-case keys, for S3 in their ``aws_*`` spelling.
 
-    Raises:
-        InvalidUsageError: a key or value is not a string, a key is empty, or two spellings of
-            one key have different values.
+    Raises ``InvalidUsageError``: a key or value is not a string, a key is empty, or two spellings of one key have
+    different values.
     """
     spellings = _S3_SPELLINGS if scheme.startswith("s3") else {}
     result: dict[str, str] = {}

@@ -116,8 +116,7 @@ class Queue:
     def receive(self, seconds: int = WAIT_SECONDS) -> list[QueueMessage]:
         """Return the next messages, at most 10; none: there were none for ``seconds``.
 
-        Raises:
-            MemwalOpsError: the queue failed, or refused.
+        Raises ``MemwalOpsError``: the queue failed, or refused.
         """
         response = self._request(
             "receive",

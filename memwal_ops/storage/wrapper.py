@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta, Store
+    from memwal_ops.storage import api
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -16,12 +17,11 @@ _R = TypeVar("_R")
 class StoreWrapper:
     """Passes every call on. Subclasses override a method, or :meth:`_call`, through which all methods go."""
 
-    def __init__(self, inner: Store) -> None:
-        """Wrap ``inner``."""
+    def __init__(self, inner: api.Store) -> None:
         self._inner = inner
 
     @property
-    def inner(self) -> Store:
+    def inner(self) -> api.Store:
         """The wrapped store."""
         return self._inner
 
@@ -53,15 +53,15 @@ class StoreWrapper:
         """See the interface."""
         return self._call("get_range", self._inner.get_range, path, start, length)
 
-    def head(self, path: str) -> ObjectMeta | None:
+    def head(self, path: str) -> api.ObjectMeta | None:
         """See the interface."""
         return self._call("head", self._inner.head, path)
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """See the interface. One call, made when the listing is asked for."""
         return self._call("list", self._inner.list, prefix, after=after)
 
-    def list_level(self, prefix: str = "") -> Listing:
+    def list_level(self, prefix: str = "") -> api.Listing:
         """See the interface."""
         return self._call("list_level", self._inner.list_level, prefix)
 
@@ -81,7 +81,7 @@ class StoreWrapper:
         """See the interface."""
         return self._call("compare_and_swap", self._inner.compare_and_swap, path, data, e_tag)
 
-    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+    def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """See the interface."""
         return self._call("delete_many", self._inner.delete_many, paths)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import package_of
 from memwal_ops.supervisor.scheduling.due import ignores_triggers
+from memwal_ops.supervisor.state import tables
 from memwal_ops.supervisor.state.pauses import FLEET, Pause
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, WATCH
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
 from memwal_ops.text import counted, parse_duration
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.supervisor.scheduling.scheduler import Scheduler
     from memwal_ops.supervisor.state.pauses import Scope
-    from memwal_ops.supervisor.state.tables import TableJob
 
     _Then = Callable[[Mapping[str, Any]], None]
     _Wanted = Callable[[], bool]
@@ -46,7 +45,6 @@ class Actions:
     """What can be done to a running scheduler. ``by`` is who asks."""
 
     def __init__(self, scheduler: Scheduler, elsewhere: Callable[[str], str] = lambda _: "") -> None:
-        """Do nothing yet."""
         self._scheduler, self._elsewhere = scheduler, elsewhere
 
     def run(self, table: str, job: str, by: str) -> dict[str, Any]:
@@ -98,7 +96,7 @@ class Actions:
             named = self._scheduler.tables[table].table
             storage = dict(named.settings.storage_options)
             return self._scheduler.errands.add(
-                WATCH, lambda number: HoldRequest(number, named.uri, storage, **what), then, is_wanted
+                tables.WATCH, lambda number: HoldRequest(number, named.uri, storage, **what), then, is_wanted
             )
 
         return {"table": table, **self._wait_for(begin)["report"]}
@@ -130,30 +128,33 @@ class Actions:
 
     # -- on the scheduler's thread
 
-    def _run(self, entry: TableJob, by: str) -> dict[str, Any]:
+    def _run(self, entry: tables.TableJob, by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now = self._scheduler.clock.now()
         pause = self._scheduler.pauses.covering(*entry.key, now)
         if pause is not None:
             until = "" if pause.until is None else f" until {pause.until:%Y-%m-%d %H:%M:%S} UTC"
             raise ActionConflictError(f"It is paused{until} by {pause.by}: resume it first.")
-        if entry.state == RUNNING:
+        if entry.state == tables.RUNNING:
             raise ActionConflictError("It is running already.")
-        if entry.state == IDLE:
+        if entry.state == tables.IDLE:
             self._scheduler.enqueue(*entry.key, REQUEST)
-        if entry.state == QUEUED and entry.other is None:
+        if entry.state == tables.QUEUED and entry.other is None:
             entry.not_before = None
         entry.why, entry.asked_by, entry.asked_at, entry.at_once = REQUEST, by, now, True
         return {**_target(entry), "state": entry.state}
 
-    def _retry(self, entries: Iterable[TableJob], by: str) -> dict[str, Any]:
+    def _retry(self, entries: Iterable[tables.TableJob], by: str) -> dict[str, Any]:
         self._check_not_stopping()
         now, longest = self._scheduler.clock.now(), self._scheduler.settings.config.backoff.longest
         entries = [*entries]
         waiting = [
             entry
             for entry in entries
-            if entry.state == QUEUED and entry.failures and entry.not_before is not None and entry.not_before > now
+            if entry.state == tables.QUEUED
+            and entry.failures
+            and entry.not_before is not None
+            and entry.not_before > now
         ]
         stopped = [entry for entry in entries if ignores_triggers(entry, longest, now)]
         if not waiting and not stopped:
@@ -165,9 +166,9 @@ class Actions:
             self._scheduler.poll(entry.table.name)
         return {"retried": [_target(entry) for entry in [*waiting, *stopped]]}
 
-    def _cancel(self, entry: TableJob, by: str) -> dict[str, Any]:
+    def _cancel(self, entry: tables.TableJob, by: str) -> dict[str, Any]:
         if entry.run is None:
-            waits = {QUEUED: "it is queued: pause it", LEASING: "it is about to start: ask again"}
+            waits = {tables.QUEUED: "it is queued: pause it", tables.LEASING: "it is about to start: ask again"}
             why = waits.get(entry.state, "it is idle")
             raise ActionConflictError(f"There is no run to cancel: {why}.")
         at_once = self._scheduler.cancel(entry, by)
@@ -207,27 +208,26 @@ class Actions:
                 f"The service has no table {table!r}; it has {counted(len(self._scheduler.tables), 'table')}."
             )
 
-    def _entry(self, table: str, job: str) -> TableJob:
+    def _entry(self, table: str, job: str) -> tables.TableJob:
         self._check_table(table)
         entries = self._scheduler.tables[table].entries
         if job not in entries:
             raise UnknownTargetError(f"The table has no job {job!r}; its jobs: {', '.join(sorted(entries)) or 'none'}.")
         return entries[job]
 
-    def _entries(self, table: str | None, job: str | None) -> list[TableJob]:
+    def _entries(self, table: str | None, job: str | None) -> list[tables.TableJob]:
         if table is not None and job is not None:
             return [self._entry(table, job)]
         return self._covered(self._scope(table, None))
 
-    def _covered(self, scope: Scope) -> list[TableJob]:
+    def _covered(self, scope: Scope) -> list[tables.TableJob]:
         return [entry for entry in self._scheduler.entries() if entry.key[: len(scope)] == scope]
 
 
 def end_of_pause(until: str | None, duration: str | None, now: datetime | None = None) -> datetime | None:
     """Return when a pause ends: at a time (ISO 8601) or after a duration; None: when it is resumed.
 
-    Raises:
-        ValueError: both are given, or the time is invalid or past.
+    Raises ``ValueError``: both are given, or the time is invalid or past.
     """
     now = now or datetime.now(UTC)
     if until is not None and duration is not None:
@@ -249,5 +249,5 @@ def end_of_pause(until: str | None, duration: str | None, now: datetime | None =
     return end
 
 
-def _target(entry: TableJob) -> dict[str, str]:
+def _target(entry: tables.TableJob) -> dict[str, str]:
     return {"table": entry.key[0], "job": entry.key[1]}

@@ -19,7 +19,7 @@ from memwal_ops.core.protocols import AnnouncesCommits
 from memwal_ops.core.registry import formats, short_name
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locations import S3, is_database_table, scheme_of, split_query
+from memwal_ops.storage import locations
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.queues import Queue, address_of
 from memwal_ops.supervisor.scheduling.discovery import is_wanted
@@ -55,8 +55,7 @@ class UnreadableError(Exception):
 def objects_created(body: str) -> list[Created]:
     """Return the objects of which a message says that they were created; none: it says something else.
 
-    Raises:
-        UnreadableError: the message is not one that S3 sends.
+    Raises ``UnreadableError``: the message is not one that S3 sends.
     """
     try:
         return [*_created(body, _MAX_DEPTH)]
@@ -108,7 +107,6 @@ class TableRoutes:
     """
 
     def __init__(self, tables: Iterable[FoundTable] = (), entries: Iterable[TableSettings] = ()) -> None:
-        """Send no request."""
         self._tables: dict[tuple[str, str], list[FoundTable]] = {}
         for table in tables:
             if (place := _place(table.uri)) is not None:
@@ -148,15 +146,15 @@ def announces_commit(table: FoundTable, path: str) -> bool:
 
 def _place(uri: str) -> tuple[str, str] | None:
     """The bucket and the prefix of a table or a pattern in S3. Of a table in a catalog, only that knows them."""
-    if scheme_of(uri) not in S3:
+    if locations.scheme_of(uri) not in locations.S3:
         return None
-    bucket, _, prefix = split_query(uri)[0].split("://", 1)[1].partition("/")
+    bucket, _, prefix = locations.split_query(uri)[0].split("://", 1)[1].partition("/")
     return bucket, unquote(prefix.rstrip("/"))
 
 
 def _matches(parts: list[str], wanted: list[str], entry: TableSettings) -> bool:
     if entry.database:
-        return parts[: len(wanted) - 1] == wanted[:-1] and is_database_table(parts[len(wanted) - 1])
+        return parts[: len(wanted) - 1] == wanted[:-1] and locations.is_database_table(parts[len(wanted) - 1])
     return all(map(fnmatchcase, parts, wanted))
 
 
@@ -203,7 +201,6 @@ class EventListener:
         count: Callable[[str], None],
         queue: Callable[[], Queue] | None = None,
     ) -> None:
-        """Send no request yet."""
         self.routes = TableRoutes()
         self._config, self._shared = config, shared
         self._make = queue or self._open

@@ -253,8 +253,7 @@ class NotificationError(Exception):
 def send(target: TargetConfig, message: Message) -> None:
     """Deliver a message, within ``MESSAGE_SECONDS``.
 
-    Raises:
-        NotificationError: it was not delivered; the text has no secret.
+    Raises ``NotificationError``: it was not delivered; the text has no secret.
     """
     try:
         _SENDERS[target.type](target, message)

@@ -178,8 +178,7 @@ class Service:
     def run(self) -> int:
         """Run until a signal stops the service; return the exit code.
 
-        Raises:
-            AlreadyRunningError: another member of the fleet has this one's name.
+        Raises ``AlreadyRunningError``: another member of the fleet has this one's name.
         """
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         began = time.monotonic()

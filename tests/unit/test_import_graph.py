@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import collections
 import graphlib
+from pathlib import Path
 
 import grimp
 import pytest
+
+import memwal_ops
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +28,16 @@ def test_no_circles(imports: grimp.ImportGraph) -> None:
 def test_late_imports_and_types_are_seen(imports: grimp.ImportGraph) -> None:
     seen = imports.find_modules_directly_imported_by("memwal_ops.formats.lance.format")
     assert {"memwal_ops.formats.lance.table", "memwal_ops.core.anchors"} <= seen
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """A reader who meets a public class knows which it is. This number only falls."""
+    modules = collections.defaultdict(list)
+    for path in sorted(Path(memwal_ops.__file__).parent.rglob("*.py")):
+        if not path.stem.endswith("_pb2"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    modules[node.name].append(path.stem)
+    shared = {name: found for name, found in modules.items() if len(found) > 1}
+    assert len(modules) > 500
+    assert len(shared) <= 10, shared

@@ -58,13 +58,11 @@ class TaskRunner:
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop Spark if this started it."""
         self._exit.__exit__(kind, error, trace)
 
     @property

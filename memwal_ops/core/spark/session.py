@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.spark.stages import between_stages, brief, is_crash, is_gone
+from memwal_ops.core.spark import stages
 from memwal_ops.errors import SparkJobFailedError, SparkUnavailableError
 from memwal_ops.storage.options import redact
 
@@ -66,8 +66,7 @@ _OLDEST_PANDAS = (2, 2)
 def check_environment() -> str:
     """Check PySpark, pandas and Java on this machine, and return which were found; does not start Spark.
 
-    Raises:
-        SparkUnavailableError: one of them is missing or of an unsupported version.
+    Raises ``SparkUnavailableError``: one of them is missing or of an unsupported version.
     """
     pyspark = _version("pyspark")
     if pyspark is None:
@@ -157,7 +156,7 @@ def session(master: str | None = None, *, app_name: str = "memwal-ops merge") ->
     check_environment()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
-    with between_stages():
+    with stages.between_stages():
         active = SparkSession.getActiveSession()
     if active is not None:
         if master is not None and master != active.sparkContext.master:
@@ -171,7 +170,7 @@ def session(master: str | None = None, *, app_name: str = "memwal-ops merge") ->
         made = _make(master, app_name)
     # Java's log would repeat our messages between our lines.
     try:
-        with between_stages():
+        with stages.between_stages():
             made.sparkContext.setLogLevel("ERROR")
         yield made
     finally:
@@ -211,8 +210,7 @@ def _make(master: str | None, app_name: str) -> SparkSession:
 def refuse_stopped(spark: SparkSession) -> None:
     """Refuse a session that was stopped; one of Spark Connect passes, since its state is not known here.
 
-    Raises:
-        SparkUnavailableError: it is stopped.
+    Raises ``SparkUnavailableError``: it is stopped.
     """
     if _is_stopped(spark):
         raise SparkUnavailableError("This Spark session is stopped.", remedy="Give a session that runs.")
@@ -224,8 +222,8 @@ def _is_stopped(spark: SparkSession) -> bool | None:
         java = spark._sc._jsc  # noqa: SLF001 - no public way
         return java is None or bool(java.sc().isStopped())
     except Exception as error:  # a stopped session in Python, and one of Spark Connect, raise other errors
-        if is_gone(error):
-            raise SparkJobFailedError(f"Spark does not respond: {brief(error)}") from error
+        if stages.is_gone(error):
+            raise SparkJobFailedError(f"Spark does not respond: {stages.brief(error)}") from error
         return None
 
 
@@ -303,9 +301,9 @@ def check_executors(spark: SparkSession) -> None:
         # Not by a DataFrame: until a pass needs Spark SQL, it is not started.
         versions = dict(spark.sparkContext.parallelize([0], 1).mapPartitions(_versions).collect())
     except Exception as error:
-        if is_crash(error):  # not caused by installed packages
+        if stages.is_crash(error):  # not caused by installed packages
             raise SparkJobFailedError(
-                f"Spark failed during the check of its executors' versions: {brief(error)}"
+                f"Spark failed during the check of its executors' versions: {stages.brief(error)}"
             ) from error
         raise SparkUnavailableError(f"A Python worker cannot run our tasks: {_brief(error)}", remedy=where) from error
     for package in _SAME:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memwal_ops import errors
 from memwal_ops.core import tracing
-from memwal_ops.errors import MemwalOpsError, SparkJobFailedError
 from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
@@ -95,10 +94,12 @@ _SHOWN = 600
 
 
 # Errors with more than a message: by the name of the class, to a document and from it.
-_carried: dict[str, tuple[Callable[[Any], Any], Callable[[Any], MemwalOpsError]]] = {}
+_carried: dict[str, tuple[Callable[[Any], Any], Callable[[Any], errors.MemwalOpsError]]] = {}
 
 
-def carry(kind: type[MemwalOpsError], pack: Callable[[Any], Any], unpack: Callable[[Any], MemwalOpsError]) -> None:
+def carry(
+    kind: type[errors.MemwalOpsError], pack: Callable[[Any], Any], unpack: Callable[[Any], errors.MemwalOpsError]
+) -> None:
     """Carry errors of this class with more than their message: ``pack`` gives a JSON document, ``unpack`` the error."""
     _carried[kind.__name__] = (pack, unpack)
 
@@ -121,7 +122,7 @@ def reported(*, marked: bool = True) -> Iterator[None]:
     """
     try:
         yield
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         raise TaskFaultError(_encode(error) if marked else _readable(error)) from None
     except Exception as error:  # noqa: BLE001 - any text may quote an option
         raise TaskFaultError(redact(f"{type(error).__name__}: {error}")) from None
@@ -131,34 +132,32 @@ def reported(*, marked: bool = True) -> Iterator[None]:
 def raised_again(stage: str) -> Iterator[None]:
     """On the driver: turn Spark's exception for a failed stage into the task's own error.
 
-    Raises:
-        SparkJobFailedError: Spark failed for another reason, such as lost executors.
+    Raises ``SparkJobFailedError``: Spark failed for another reason, such as lost executors.
     """
     try:
         yield
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         raise
     except Exception as error:
         text = str(error)
         match = _MARK.search(text)
         if match is not None:
             raise _decode(json.loads(base64.b64decode(match[1]))) from error
-        raise SparkJobFailedError(f"Spark failed in the stage {stage!r}: {brief(error)}") from error
+        raise errors.SparkJobFailedError(f"Spark failed in the stage {stage!r}: {brief(error)}") from error
 
 
 @contextmanager
 def between_stages() -> Iterator[None]:
     """On the driver: turn Spark's exceptions outside of stages, as when its JVM was killed, into our error.
 
-    Raises:
-        SparkJobFailedError: for an error of PySpark, Py4J or the connection to the JVM; others pass.
+    Raises ``SparkJobFailedError``: for an error of PySpark, Py4J or the connection to the JVM; others pass.
     """
     try:
         yield
     except Exception as error:
         if not is_gone(error) and not type(error).__module__.startswith(("pyspark", "py4j")):
             raise
-        raise SparkJobFailedError(f"Spark failed between two stages: {brief(error)}") from error
+        raise errors.SparkJobFailedError(f"Spark failed between two stages: {brief(error)}") from error
 
 
 def is_gone(error: BaseException) -> bool:
@@ -180,31 +179,31 @@ def brief(error: BaseException) -> str:
     return redact(" ".join(" ".join(lines).split()))[:_SHOWN]
 
 
-def _encode(error: MemwalOpsError) -> str:
+def _encode(error: errors.MemwalOpsError) -> str:
     pack, _ = _carried.get(type(error).__name__, (to_document, None))
     document = {"kind": type(error).__name__, "error": pack(error)}
     packed = base64.b64encode(json.dumps(document).encode()).decode()
     return f"{_readable(error)} memwal-ops-fault<{packed}>"
 
 
-def _readable(error: MemwalOpsError) -> str:
+def _readable(error: errors.MemwalOpsError) -> str:
     """The text for people: while a read is planned, Spark shows this text and raises an error of its own."""
     return f"{error.reason}: {redact(str(error))} {redact(error.remedy)}"
 
 
-def to_document(error: MemwalOpsError) -> dict[str, Any]:
+def to_document(error: errors.MemwalOpsError) -> dict[str, Any]:
     """An error as text: its class in :mod:`memwal_ops.errors`, message and remedy, without secrets."""
     return {"class": type(error).__name__, "message": redact(str(error)), "remedy": redact(error.remedy)}
 
 
-def _decode(document: dict[str, Any]) -> MemwalOpsError:
+def _decode(document: dict[str, Any]) -> errors.MemwalOpsError:
     _, unpack = _carried.get(document["kind"], (None, from_document))
     return unpack(document["error"])
 
 
-def from_document(one: Any) -> MemwalOpsError:
+def from_document(one: Any) -> errors.MemwalOpsError:
     """The reverse of :func:`to_document`."""
-    kind: type[MemwalOpsError] = getattr(errors, one["class"], MemwalOpsError)
+    kind: type[errors.MemwalOpsError] = getattr(errors, one["class"], errors.MemwalOpsError)
     return kind(one["message"], remedy=one["remedy"])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.registry import formats
 from memwal_ops.storage.options import MASK, is_secret_key, redact
-from memwal_ops.supervisor.config.model import TARGET_SECRETS, TargetConfig
+from memwal_ops.supervisor.config import model
 from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from memwal_ops.core.job import JobSpec, Objective
     from memwal_ops.core.triggers import Trigger
     from memwal_ops.supervisor.config.document import Problem
-    from memwal_ops.supervisor.config.model import BudgetConfig, Config
     from memwal_ops.supervisor.scheduling.schedules import Schedule, Window
 
 
@@ -66,7 +65,7 @@ class JobSettings:
     hung_after: timedelta
     windows: tuple[Window, ...]
     zone: ZoneInfo
-    budget: BudgetConfig | None
+    budget: model.BudgetConfig | None
     heartbeat_url: str | None
     named: bool = False
     follows_debt: bool = False
@@ -178,7 +177,7 @@ class Settings:
     """The settings of a valid file. ``warnings``: what is allowed, but not recommended."""
 
     path: str
-    config: Config
+    config: model.Config
     tables: tuple[TableSettings, ...]
     sources: Mapping[str, ValueSource]
     warnings: tuple[Problem, ...] = ()
@@ -207,7 +206,7 @@ def _masked(key: str, value: Any, source: ValueSource) -> Any:
     return redact(value) if isinstance(value, str) else value
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def _flat(config: model.Config) -> dict[str, Any]:
     """Return the keys that do not belong to a table."""
     flat: dict[str, Any] = {}
     for name in type(config).model_fields:
@@ -219,7 +218,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, TargetConfig):
+    if isinstance(value, model.TargetConfig):
         return {f"{name}.{key}": leaf for key, leaf in _of_target(value).items()}
     if name == "notify.targets":
         return {key: leaf for item in value for key, leaf in _leaves(f"{name}.{item.name}", item).items()}
@@ -231,10 +230,10 @@ def _leaves(name: str, value: Any) -> dict[str, Any]:
     return {key: leaf for field in fields for key, leaf in _leaves(f"{name}.{field}", getattr(value, field)).items()}
 
 
-def _of_target(target: TargetConfig) -> dict[str, Any]:
+def _of_target(target: model.TargetConfig) -> dict[str, Any]:
     """Return the keys of a target that have a value, its secrets masked."""
     given = {key: value for key, value in target.model_dump().items() if key != "name" and value not in (None, [])}
-    return given | {key: MASK for key in TARGET_SECRETS if key in given}
+    return given | {key: MASK for key in model.TARGET_SECRETS if key in given}
 
 
 def _plain(value: Any) -> Any:

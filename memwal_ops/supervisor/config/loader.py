@@ -86,8 +86,7 @@ def http_of(path: str, environ: Mapping[str, str] | None = None) -> HttpConfig:
 def _validated(document: Document) -> tuple[Config, list[Place]]:
     """Return the configuration without values of a wrong type, and their paths; each is added to the problems.
 
-    Raises:
-        ConfigProblemsError: nothing valid is left.
+    Raises ``ConfigProblemsError``: nothing valid is left.
     """
     data = document.data
     removed: list[Place] = []

@@ -19,29 +19,18 @@ from memwal_ops.core.registry import format_of_folder, format_with_catalog, shor
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
+from memwal_ops.storage import locations
 from memwal_ops.storage.catalogs import PROPERTY, is_secret_property
-from memwal_ops.storage.locations import S3, SCHEMES, is_catalog, scheme_of, split_query
 from memwal_ops.storage.options import RedactedOptions, is_secret_key, remember, remember_options
+from memwal_ops.supervisor.config import effective, model
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text, suggest
-from memwal_ops.supervisor.config.effective import DEFAULT, JobSettings, Settings, TableSettings, ValueSource
-from memwal_ops.supervisor.config.model import TARGET_SECRETS
-from memwal_ops.supervisor.scheduling.schedules import Schedule, Window, cron_trigger, parse_window
+from memwal_ops.supervisor.scheduling import schedules
 from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.core.job import JobSpec
-    from memwal_ops.supervisor.config.model import (
-        Config,
-        EventsConfig,
-        FleetConfig,
-        HttpConfig,
-        JobConfig,
-        NamespaceConfig,
-        ScheduleConfig,
-        TableConfig,
-    )
 
 
 def option_names(options: type[Options]) -> list[str]:
@@ -61,7 +50,14 @@ class Layers:
     """
 
     def __init__(
-        self, document: Document, job: JobSpec, others: Iterable[JobSpec], config: Config, number: int, *, known: bool
+        self,
+        document: Document,
+        job: JobSpec,
+        others: Iterable[JobSpec],
+        config: model.Config,
+        number: int,
+        *,
+        known: bool,
     ) -> None:
         self._document = document
         self._job = job
@@ -70,12 +66,12 @@ class Layers:
         self._foreign = {option for other in others for option in option_names(other.options)} - own
         self._strict = ("table",) if known else ()
         table_jobs, fleet_jobs = config.tables[number].jobs, config.defaults.jobs
-        everywhere: list[tuple[str, Place, JobConfig | None]] = [
+        everywhere: list[tuple[str, Place, model.JobConfig | None]] = [
             ("table", ("tables", number, "jobs", name), table_jobs.get(name)),
             ("fleet", ("defaults", "jobs", name), fleet_jobs.get(name)),
         ]
         self._layers = [(layer, place, given) for layer, place, given in everywhere if given is not None]
-        self.sources: dict[str, ValueSource] = {}
+        self.sources: dict[str, effective.ValueSource] = {}
         self.named = config.tables[number].uri is not None and name in table_jobs
 
     @property
@@ -90,24 +86,24 @@ class Layers:
                 if layer not in self._strict and foreign(getattr(given, key)):
                     continue
                 where = (*place, key)
-                self.sources[key] = ValueSource(
+                self.sources[key] = effective.ValueSource(
                     layer, self._document.line(where), self._document.variables.get(where, ())
                 )
                 return getattr(given, key), where
-        self.sources[key] = DEFAULT
+        self.sources[key] = effective.DEFAULT
         return default, None
 
     def options(self) -> dict[str, Any]:
         """Return the options of both layers, merged by key over those that the job has by default."""
         merged = dict(self._job.named_options if self.mentioned else self._job.unnamed_options)
-        self.sources |= {f"options.{key}": DEFAULT for key in merged}
+        self.sources |= {f"options.{key}": effective.DEFAULT for key in merged}
         for layer, place, given in reversed(self._layers):
             for key, value in given.options.items():
                 if layer not in self._strict and key in self._foreign:
                     continue
                 where = (*place, "options", key)
                 merged[key] = value
-                self.sources[f"options.{key}"] = ValueSource(
+                self.sources[f"options.{key}"] = effective.ValueSource(
                     layer, self._document.line(where), self._document.variables.get(where, ())
                 )
         return merged
@@ -129,7 +125,7 @@ class Layers:
 
 # The longest time between two polls of an idle table, unless configured: alerts fire at 30 minutes.
 _IDLE_FACTOR, _MAX_IDLE_POLL = 10, timedelta(minutes=10)
-_SCHEMES = SCHEMES - {"memory"}
+_SCHEMES = locations.SCHEMES - {"memory"}
 _OF_TABLES = ("tables", "defaults")
 _WILD = re.compile(r"[*?\[]")
 
@@ -144,21 +140,21 @@ def _is_loopback(host: str) -> bool:
 class Resolver:
     """Merges the layers of a file, and adds what is invalid to its problems."""
 
-    def __init__(self, document: Document, config: Config, jobs: Mapping[str, Mapping[str, JobSpec]]) -> None:
+    def __init__(self, document: Document, config: model.Config, jobs: Mapping[str, Mapping[str, JobSpec]]) -> None:
         self._document = document
         self._config = config
         self._jobs = jobs
         self._warnings: list[Problem] = []
         self._reported: set[tuple[Place, str]] = set()
         # The jobs that no entry of a table names itself: they are the same for all tables with these keys.
-        self._shared: dict[tuple[str, str, str, bool], JobSettings] = {}
+        self._shared: dict[tuple[str, str, str, bool], effective.JobSettings] = {}
         self._installed = {job for of in jobs.values() for job in of}
         self._units = {
             name: {metric: one.unit for job in of.values() for metric, one in job.backlog_metrics.items()}
             for name, of in jobs.items()
         }
 
-    def resolve(self) -> Settings:
+    def resolve(self) -> effective.Settings:
         """Return the settings; what is invalid is added to the document's problems."""
         self._check_secrets(("defaults", "storage_options"), self._config.defaults.storage_options)
         self._check_heartbeat(("heartbeat", "url"), self._config.heartbeat.url)
@@ -174,16 +170,18 @@ class Resolver:
             key: self._source(tuple(key.split(".")), "fleet")
             for key in {place_text(place) for place in self._document.lines if place and place[0] not in _OF_TABLES}
         }
-        return Settings(self._document.path, config, tables, sources, tuple(self._warnings))
+        return effective.Settings(self._document.path, config, tables, sources, tuple(self._warnings))
 
-    def _table(self, number: int, name: str) -> TableSettings:
+    def _table(self, number: int, name: str) -> effective.TableSettings:
         entry, defaults = self._config.tables[number], self._config.defaults
         place: Place = ("tables", number)
         self._check_uri(place, entry)
         self._check_secrets((*place, "storage_options"), entry.storage_options)
         options = {**defaults.storage_options, **entry.storage_options}
         remember_options(options)
-        sources: dict[str, ValueSource] = {key: self._source((*place, key), "table") for key in entry.model_fields_set}
+        sources: dict[str, effective.ValueSource] = {
+            key: self._source((*place, key), "table") for key in entry.model_fields_set
+        }
         for key in options:
             own = key in entry.storage_options
             where = (*place, "storage_options", key) if own else ("defaults", "storage_options", key)
@@ -201,7 +199,7 @@ class Resolver:
         self._check_jobs((*place, "jobs"), entry.jobs)
         self._check_applies((*place, "jobs"), entry.jobs, name, format_name)
         described = self._jobs if format_name is None else (format_name,)
-        return TableSettings(
+        return effective.TableSettings(
             uri=None if entry.uri is None else entry.uri.rstrip("/"),
             pattern=entry.glob,
             database=entry.database is not None,
@@ -229,7 +227,7 @@ class Resolver:
             sources=sources,
         )
 
-    def _idle_poll(self, place: Place, entry: TableConfig) -> timedelta:
+    def _idle_poll(self, place: Place, entry: model.TableConfig) -> timedelta:
         """Return the longest time between two polls: as configured, else ten times ``poll``, up to 10 minutes."""
         defaults = self._config.defaults
         poll, given = entry.poll or defaults.poll, entry.idle_poll or defaults.idle_poll
@@ -244,7 +242,9 @@ class Resolver:
             )
         return given
 
-    def _properties(self, place: Place, namespace: NamespaceConfig, sources: dict[str, ValueSource]) -> dict[str, str]:
+    def _properties(
+        self, place: Place, namespace: model.NamespaceConfig, sources: dict[str, effective.ValueSource]
+    ) -> dict[str, str]:
         """The secret properties of a catalog, as storage options; and the sources of all of them."""
         above = (*place, "namespace", "properties")
         self._check_secrets(above, namespace.properties)
@@ -257,7 +257,7 @@ class Resolver:
         sources["pattern"] = replace(here, variables=tuple(sorted(variables)))
         return namespace.secrets
 
-    def _format(self, place: Place, entry: TableConfig) -> str | None:
+    def _format(self, place: Place, entry: model.TableConfig) -> str | None:
         """Return the table's format: from the file, by the scheme, the only one installed, or that of a local folder.
 
         No request is sent to a store here: discovery detects the format of other tables.
@@ -288,7 +288,9 @@ class Resolver:
             message = f"{other} does not apply to {name}, a {format_name} table."
             self._problem((*place, other), message, f"The jobs that do: {', '.join(sorted(own))}.")
 
-    def _job_of(self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool) -> JobSettings:
+    def _job_of(
+        self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool
+    ) -> effective.JobSettings:
         """Return how a job runs on a table; what the table's own entry does not name is resolved once."""
         if job.name in self._config.tables[number].jobs:
             return self._job(number, format_name, job, zone, known=known)
@@ -297,7 +299,9 @@ class Resolver:
             self._shared[key] = self._job(number, format_name, job, zone, known=known)
         return self._shared[key]
 
-    def _job(self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool) -> JobSettings:
+    def _job(
+        self, number: int, format_name: str, job: JobSpec, zone: ZoneInfo, *, known: bool
+    ) -> effective.JobSettings:
         others = [jobs[job.name] for name, jobs in self._jobs.items() if name != format_name and job.name in jobs]
         layers = Layers(self._document, job, others, self._config, number, known=known)
         enabled, _ = layers.get("enabled", job.enabled or layers.mentioned)
@@ -309,8 +313,8 @@ class Resolver:
             when = job.debt.when
         windows, windows_place = layers.get("windows", [])
         options = layers.options()
-        built_in = Schedule(job.every, None, job.every * 0.1, zone) if job.every is not None else None
-        settings = JobSettings(
+        built_in = schedules.Schedule(job.every, None, job.every * 0.1, zone) if job.every is not None else None
+        settings = effective.JobSettings(
             job=job,
             enabled=enabled,
             apply=job.acts(apply=apply),
@@ -337,18 +341,18 @@ class Resolver:
             )
         return settings
 
-    def _schedule(self, place: Place, given: ScheduleConfig | None, zone: ZoneInfo) -> Schedule | None:
+    def _schedule(self, place: Place, given: model.ScheduleConfig | None, zone: ZoneInfo) -> schedules.Schedule | None:
         if given is None:
             return None
         if given.cron is not None:
             try:
-                fires = cron_trigger(given.cron, zone).get_next_fire_time(None, datetime.now(UTC))
+                fires = schedules.cron_trigger(given.cron, zone).get_next_fire_time(None, datetime.now(UTC))
             except ValueError as error:
                 self._problem(place, str(error), "Write for example '*/15 * * * *' or '0 3 * * Mon-Fri'.")
                 return None
             if fires is None:
                 self._problem(place, f"{given.cron!r} never fires.", "Check the day and the month.")
-        return Schedule(given.every, given.cron, given.jitter, zone)
+        return schedules.Schedule(given.every, given.cron, given.jitter, zone)
 
     def _is_foreign_trigger(self, format_name: str) -> Callable[[Any], bool]:
         """Return whether a trigger is meant for tables of another format: it uses that format's metrics."""
@@ -375,11 +379,11 @@ class Resolver:
             self._problem(place or (), f"{text!r}: {error}.", fix, once=text)
             return None
 
-    def _windows(self, place: Place | None, texts: Iterable[str]) -> tuple[Window, ...]:
+    def _windows(self, place: Place | None, texts: Iterable[str]) -> tuple[schedules.Window, ...]:
         found = []
         for number, text in enumerate(texts):
             try:
-                found.append(parse_window(text))
+                found.append(schedules.parse_window(text))
             except ValueError as error:
                 self._problem(
                     (*(place or ()), number), str(error), "docs/configuration.md, windows, has more examples."
@@ -437,10 +441,10 @@ class Resolver:
                     self._problem(place, str(error), _help(job), once=str(value))
         return good
 
-    def _check_uri(self, place: Place, entry: TableConfig) -> None:
+    def _check_uri(self, place: Place, entry: model.TableConfig) -> None:
         places = (("uri", entry.uri), ("pattern", entry.pattern), ("database", entry.database))
         key, uri = next(((key, uri) for key, uri in places if uri is not None), ("namespace", str(entry.glob)))
-        if is_catalog(uri):
+        if locations.is_catalog(uri):
             if key in {"pattern", "database"}:
                 self._problem(
                     (*place, key), "A catalog has no pattern.", "Write namespace: {impl: ..., properties: ...}."
@@ -449,7 +453,7 @@ class Resolver:
         if key == "uri" and format_with_catalog(uri) is not None:
             return
         self._check_folder((*place, key), uri)
-        uri = split_query(uri)[0]
+        uri = locations.split_query(uri)[0]
         if key == "database" and _WILD.search(uri) is not None:
             self._problem((*place, key), f"{uri!r} has a wildcard.", "Give one folder, or a pattern of tables.")
         if key == "uri" and re.search(r"[*?]", uri):
@@ -484,13 +488,13 @@ class Resolver:
                 self._problem(("tables", number), f"{text} is in the file more than once.", "Keep one of them.")
             seen.add(text)
 
-    def _fleet(self) -> FleetConfig | None:
+    def _fleet(self) -> model.FleetConfig | None:
         """Return the fleet with its storage options, which are merged over those of all tables."""
         fleet, place = self._config.fleet, ("fleet",)
         if fleet is None:
             return None
         options = self._merged_options(place, fleet.storage_options)
-        if is_catalog(fleet.uri) or _WILD.search(split_query(fleet.uri)[0]) is not None:
+        if locations.is_catalog(fleet.uri) or _WILD.search(locations.split_query(fleet.uri)[0]) is not None:
             self._problem((*place, "uri"), f"{fleet.uri!r} is not a folder.", "Give a folder for the members' records.")
         else:
             self._check_folder((*place, "uri"), fleet.uri)
@@ -498,7 +502,7 @@ class Resolver:
             fix = "Remove leases.enabled: members that take a table over at the same time share its jobs by leases."
             self._problem(("leases", "enabled"), "A fleet needs leases.", fix)
         for number, entry in enumerate(self._config.tables):
-            glob = split_query(entry.glob or "")[0].rstrip("/").split("/")
+            glob = locations.split_query(entry.glob or "")[0].rstrip("/").split("/")
             parts = fleet.uri.rstrip("/").split("/")
             if len(parts) == len(glob) and all(map(fnmatchcase, parts, glob)):
                 line = self._document.line(("tables", number))
@@ -506,13 +510,13 @@ class Resolver:
                 self._problem((*place, "uri"), f"{fleet.uri} would be taken for a table.", fix)
         return fleet.model_copy(update={"storage_options": options})
 
-    def _events(self) -> EventsConfig | None:
+    def _events(self) -> model.EventsConfig | None:
         """Return the events with their storage options, which are merged over those of all tables."""
         events, place = self._config.events, ("events",)
         if events is None:
             return None
         options = self._merged_options(place, events.storage_options)
-        if not any(scheme_of(entry.uri or entry.glob or "") in S3 for entry in self._config.tables):
+        if not any(locations.scheme_of(entry.uri or entry.glob or "") in locations.S3 for entry in self._config.tables):
             what = "No table is in S3, which alone sends events to a queue of SQS."
             fix = "Remove events: the tables of this file are polled."
             self._warnings.append(Problem(place, self._document.line(place), what, fix))
@@ -529,7 +533,7 @@ class Resolver:
         """Register the secrets of notifications, and warn of those in plain text."""
         for number, target in enumerate(self._config.notify.targets):
             place: Place = ("notify", "targets", number)
-            for key in TARGET_SECRETS:
+            for key in model.TARGET_SECRETS:
                 if (value := getattr(target, key)) is not None:
                     remember([value])
                     self._check_secret((*place, key), key)
@@ -545,7 +549,7 @@ class Resolver:
             fix = "Write ${NAME}, and give the value in the service's environment."
             self._warnings.append(Problem(where, self._document.line(where), what, fix))
 
-    def _warn_of_strangers(self, http: HttpConfig) -> None:
+    def _warn_of_strangers(self, http: model.HttpConfig) -> None:
         """Warn where other machines reach the service, and read what it sends, or cannot be told from its operators."""
         if not http.enabled or _is_loopback(http.host):
             return
@@ -572,15 +576,15 @@ class Resolver:
             fix = "Only {table} and {job} are substituted; write {{ and }} for braces."
             self._problem(place or (), "The heartbeat URL has an unknown placeholder.", fix)
 
-    def _name(self, entry: TableConfig) -> str:
+    def _name(self, entry: model.TableConfig) -> str:
         if entry.name is not None:
             return entry.name
         if entry.uri is not None:
             return short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
         return str(entry.glob)
 
-    def _source(self, place: Place, layer: str) -> ValueSource:
-        return ValueSource(layer, self._document.line(place), self._document.variables.get(place, ()))
+    def _source(self, place: Place, layer: str) -> effective.ValueSource:
+        return effective.ValueSource(layer, self._document.line(place), self._document.variables.get(place, ()))
 
     def _problem(self, place: Place, message: str, fix: str, *, once: str | None = None) -> None:
         # A problem in the defaults occurs for every table: report it once (by its message, or by ``once``).

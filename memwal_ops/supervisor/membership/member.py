@@ -77,7 +77,6 @@ class Member:
         budget: Callable[[], Mapping[str, Any] | None] = lambda: None,
         on_others: Callable[[Others], None] = lambda _: None,
     ) -> None:
-        """Send no request yet."""
         self._config, self._holder = config, holder
         self._read_budget, self._on_others = budget, on_others
         self._budget: Mapping[str, Any] | None = None
@@ -324,7 +323,6 @@ class FoundTables:
     """
 
     def __init__(self, scheduler: Scheduler, member: Member | None) -> None:
-        """Begin without tables."""
         self.tables: Sequence[FoundTable] = ()
         self.faults: tuple[Fault, ...] = ()
         self.on_found: Callable[[Sequence[FoundTable], Sequence[TableSettings]], None] = lambda *_: None

@@ -155,7 +155,6 @@ class Reading:
     """
 
     def __init__(self, records: MemberRecords, instance: str, heartbeat: float) -> None:
-        """Nothing was read yet."""
         self._records, self._instance, self._heartbeat = records, instance, heartbeat
         self.per = float("inf")
         self._last, self._blind = float("inf"), float("-inf")
@@ -215,8 +214,7 @@ class Reading:
 def read_others(fleet: FleetConfig, instance: str, now: float, per: float) -> Others:
     """What the members of a fleet use, but for one, as they last wrote; writes nothing.
 
-    Raises:
-        MemwalOpsError: the store of the fleet cannot be read.
+    Raises ``MemwalOpsError``: the store of the fleet cannot be read.
     """
     store = open_store(resolve(fleet.uri, fleet.storage_options), retry=RetryPolicy(deadline=_DEADLINE))
     records = MemberRecords(store, fleet.name)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, Charge, Others
+from memwal_ops import errors
+from memwal_ops.core import fleet_budget
 from memwal_ops.core.leases import NumberedRecords
-from memwal_ops.errors import AlreadyRunningError, MemwalOpsError, ObjectNotFoundError, UnsupportedFeatureError
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import printable
 
@@ -49,20 +49,26 @@ class Use:
 
     instance: str
     written: datetime
-    charges: tuple[Charge, ...]
-    in_flight: Amounts
+    charges: tuple[fleet_budget.Charge, ...]
+    in_flight: fleet_budget.Amounts
 
 
 def published(
-    limits: Mapping[str, float], per: float, charges: Iterable[Charge], in_flight: Amounts, now: float, *, shadow: bool
+    limits: Mapping[str, float],
+    per: float,
+    charges: Iterable[fleet_budget.Charge],
+    in_flight: fleet_budget.Amounts,
+    now: float,
+    *,
+    shadow: bool,
 ) -> dict[str, Any]:
     """What a member writes of its budget: ``MAX_CHARGES`` charges at most, none of which ends too early."""
     left = [(charge.ends - now, charge) for charge in charges if charge.ends > now]
     step = max((seconds for seconds, _ in left), default=0.0) / MAX_CHARGES
-    sums: dict[int, tuple[Amounts, Amounts]] = {}
+    sums: dict[int, tuple[fleet_budget.Amounts, fleet_budget.Amounts]] = {}
     for seconds, charge in left:
         part = min(MAX_CHARGES, math.ceil(seconds / step))
-        used, kept = sums.get(part, (NOTHING, NOTHING))
+        used, kept = sums.get(part, (fleet_budget.NOTHING, fleet_budget.NOTHING))
         sums[part] = used.plus(charge.used), kept.plus(charge.kept)
     written = [[part * step, *used, *(kept if any(kept) else ())] for part, (used, kept) in sorted(sums.items())]
     return {
@@ -77,7 +83,7 @@ def published(
 def as_ended(found: Published) -> dict[str, Any]:
     """What is kept of a member that ended: what its runs were expected to use counts as used."""
     charges = [*found["charges"], *([[found["per"], *found["in_flight"]]] if any(found["in_flight"]) else [])]
-    return {**found, "charges": charges, "in_flight": [0.0] * len(NOTHING)}
+    return {**found, "charges": charges, "in_flight": [0.0] * len(fleet_budget.NOTHING)}
 
 
 def aged(found: Published, age: float) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def use_of(
     if found is None:
         return None
     try:
-        charges = [[min(_number(left), CHARGED * per), *amounts] for left, *amounts in found["charges"]]
+        charges = [[min(_number(left), fleet_budget.CHARGED * per), *amounts] for left, *amounts in found["charges"]]
         later = aged({"charges": charges}, max(0.0, (store_now - written).total_seconds()))
         ends = tuple(_charge(charge, now) for charge in later["charges"][: 2 * MAX_CHARGES])
         return Use(instance, written, ends, _amounts(found["in_flight"]))
@@ -110,17 +116,19 @@ def use_of(
         return None
 
 
-def others_of(uses: Iterable[Use | None], instance: str, living: int, until: float) -> Others:
+def others_of(uses: Iterable[Use | None], instance: str, living: int, until: float) -> fleet_budget.Others:
     """What others use; ``instance``: that of the reader. See :class:`Others`."""
     newest: dict[str, Use] = {}
     for use in uses:
         if use is not None and use.instance != instance:
             known = newest.get(use.instance)
             newest[use.instance] = use if known is None or known.written <= use.written else known
-    in_flight = NOTHING
+    in_flight = fleet_budget.NOTHING
     for use in newest.values():
         in_flight = in_flight.plus(use.in_flight)
-    return Others(tuple(charge for use in newest.values() for charge in use.charges), in_flight, living, until)
+    return fleet_budget.Others(
+        tuple(charge for use in newest.values() for charge in use.charges), in_flight, living, until
+    )
 
 
 def is_same(one: Published | None, other: Published | None) -> bool:
@@ -130,13 +138,13 @@ def is_same(one: Published | None, other: Published | None) -> bool:
     return all(one.get(name) == other.get(name) for name in _SAME)
 
 
-def _charge(numbers: Sequence[object], now: float) -> Charge:
+def _charge(numbers: Sequence[object], now: float) -> fleet_budget.Charge:
     left, used, kept = _number(numbers[0]), numbers[1:5], numbers[5:9]
-    return Charge(now + left, _amounts(used), _amounts(kept) if kept else NOTHING)
+    return fleet_budget.Charge(now + left, _amounts(used), _amounts(kept) if kept else fleet_budget.NOTHING)
 
 
-def _amounts(numbers: Iterable[object]) -> Amounts:
-    return Amounts(*(_number(number) for number in numbers))
+def _amounts(numbers: Iterable[object]) -> fleet_budget.Amounts:
+    return fleet_budget.Amounts(*(_number(number) for number in numbers))
 
 
 def _number(found: object) -> float:
@@ -208,7 +216,6 @@ class MemberRecords:
     """
 
     def __init__(self, store: Store, name: str) -> None:
-        """Send no request yet."""
         self._store, self._name = store, name
         self._number: int | None = None
 
@@ -238,7 +245,7 @@ class MemberRecords:
             uses = document.get("budget")
             budget = uses if isinstance(uses, dict) else None
             return MemberRecord(**text, tables=int(document["tables"]), known=int(document["known"]), budget=budget)
-        except (ObjectNotFoundError, UnsupportedFeatureError):
+        except (errors.ObjectNotFoundError, errors.UnsupportedFeatureError):
             return None
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return None
@@ -292,7 +299,14 @@ class MemberRecords:
         try:
             document: Any = decode_record(self._store.get(path), path)
             return str(document["instance"]), dict(document["budget"])
-        except (ObjectNotFoundError, UnsupportedFeatureError, KeyError, TypeError, ValueError, RecursionError):
+        except (
+            errors.ObjectNotFoundError,
+            errors.UnsupportedFeatureError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):
             return None
 
     def delete_ended(self, name: str, number: int) -> None:
@@ -312,16 +326,16 @@ class MemberRecords:
         return NumberedRecords(self._store, f"{FOLDER}/{name}", "record of a member")
 
 
-def name_taken(name: str, other: MemberRecord | None, *, copied: bool) -> MemwalOpsError:
+def name_taken(name: str, other: MemberRecord | None, *, copied: bool) -> errors.MemwalOpsError:
     """Return the error for a name, or (``copied``) for the identity of a state folder, that another supervisor has."""
     who = "another supervisor" if other is None else f"another supervisor ({other.holder}, since {other.started})"
     if copied:
-        return AlreadyRunningError(
+        return errors.AlreadyRunningError(
             f"The state folder of this supervisor is a copy of that of {who}, the member {name!r} of the fleet.",
             remedy="Stop one of them. To keep both, delete the file named instance in the state folder of the one that "
             "is stopped, and give it a name of its own (fleet.name).",
         )
-    return AlreadyRunningError(
+    return errors.AlreadyRunningError(
         f"The name {name!r} is that of {who}, which is a member of the fleet.",
         remedy="Give each member a name of its own (fleet.name, for example ${HOSTNAME}), or stop the other one.",
     )

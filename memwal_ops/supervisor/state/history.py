@@ -82,8 +82,7 @@ class HistoryFile:
     def open(cls, path: str) -> Self:
         """Open the file to write, and create it if it does not exist.
 
-        Raises:
-            HistoryError: it cannot be opened or created, or a newer release wrote it.
+        Raises ``HistoryError``: it cannot be opened or created, or a newer release wrote it.
         """
         try:
             make_private(os.path.dirname(path) or ".")
@@ -104,8 +103,7 @@ class HistoryFile:
     def open_to_read(cls, path: str) -> Self:
         """Open the file to read, while another process may be writing it.
 
-        Raises:
-            HistoryError: it does not exist, cannot be read, or a newer release wrote it.
+        Raises ``HistoryError``: it does not exist, cannot be read, or a newer release wrote it.
         """
         if not os.path.isfile(path):
             raise HistoryError(

@@ -10,7 +10,7 @@ import signal
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from memwal_ops.core.cost import MAX_RUNS, money_of, spent_by
+from memwal_ops.core import cost
 from memwal_ops.core.fleet_budget import amounts_of
 from memwal_ops.core.outlook import rates_of
 from memwal_ops.core.past_runs import PastRun
@@ -22,7 +22,6 @@ from memwal_ops.supervisor.state.history import BY_HAND, LastRuns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from memwal_ops.core.cost import Prices, Spent
     from memwal_ops.core.fleet_budget import Amounts
     from memwal_ops.core.outlook import Rate
     from memwal_ops.errors import MemwalOpsError
@@ -145,13 +144,17 @@ def is_held(plan: Mapping[str, Any]) -> bool:
     return bool((plan.get("shadow") or {}).get("would") == OVER_BUDGET)
 
 
-def charged_runs(runs: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices]) -> list[Charged]:
+def charged_runs(runs: Iterable[Mapping[str, Any]], prices: Mapping[str, cost.Prices]) -> list[Charged]:
     """What the fleet's budget is charged for, of :meth:`History.ledger`, the oldest first.
 
     Of each run: when it ended, what it used, and whether it restored an objective. Runs by hand are not the service's.
     """
     charged = [
-        (float(run["finished"]), amounts_of(run["used"], money_of(run["used"], prices)), "objective" in run["plan"])
+        (
+            float(run["finished"]),
+            amounts_of(run["used"], cost.money_of(run["used"], prices)),
+            "objective" in run["plan"],
+        )
         for run in runs
         if run["used"] and run["supervisor"] != BY_HAND and not is_held(run["plan"])
     ]
@@ -205,18 +208,13 @@ _WITH_REPORT = 10
 
 
 class RunRecorder:
-    """Wraps the history for the scheduler.
-
-    Args:
-        supervisor: the name of this supervisor, recorded with each run.
-    """
+    """Wraps the history for the scheduler. ``supervisor``: the name of this supervisor, recorded with each run."""
 
     def __init__(self, history: History, supervisor: str, clock: Clock) -> None:
-        """Read nothing yet."""
         self._history = history
         self._supervisor = supervisor
         self._clock = clock
-        self._spent: dict[tuple[str, str, str], tuple[Spent, ...]] = {}
+        self._spent: dict[tuple[str, str, str], tuple[cost.Spent, ...]] = {}
         self._polls: dict[tuple[str, str, str], list[float]] = {}
         self._log = get_logger(__name__)
 
@@ -278,14 +276,14 @@ class RunRecorder:
             return ()
         return rates_of(job, past_runs(run for run in runs if run["uri"] == uri))
 
-    def spent(self, entry: TableJob) -> tuple[Spent, ...]:
+    def spent(self, entry: TableJob) -> tuple[cost.Spent, ...]:
         """What the last runs of a job spent, the newest first; read from the history once."""
         key = (*entry.key, entry.table.uri)
         if key not in self._spent:
             self._spent[key] = ()
             try:
-                runs = self._history.spent(entry.table.name, entry.table.uri, entry.settings.name, MAX_RUNS)
-                self._spent[key] = spent_by(
+                runs = self._history.spent(entry.table.name, entry.table.uri, entry.settings.name, cost.MAX_RUNS)
+                self._spent[key] = cost.spent_by(
                     entry.settings.name, (PastRun(seconds, {}, used, achieved) for seconds, used, achieved in runs)
                 )
             except HistoryError as error:
@@ -297,8 +295,8 @@ class RunRecorder:
     ) -> None:
         """Add a run that succeeded."""
         key = (*entry.key, entry.table.uri)
-        newest = spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
-        self._spent[key] = (*newest, *self.spent(entry))[:MAX_RUNS]
+        newest = cost.spent_by(entry.settings.name, [PastRun(seconds, {}, used, achieved)])
+        self._spent[key] = (*newest, *self.spent(entry))[: cost.MAX_RUNS]
 
     def add_poll(self, table: str, used: Mapping[str, Any]) -> None:
         """Count what a poll of a table used, until :meth:`write_polls`."""
@@ -317,7 +315,7 @@ class RunRecorder:
         except HistoryError as error:
             self._log.error("history_not_written", error=str(error))
 
-    def charged(self, since: datetime, prices: Mapping[str, Prices]) -> list[Charged]:
+    def charged(self, since: datetime, prices: Mapping[str, cost.Prices]) -> list[Charged]:
         """Return what the fleet's budget is charged for since a time, see :func:`charged_runs`."""
         try:
             return charged_runs(self._history.ledger(since), prices)

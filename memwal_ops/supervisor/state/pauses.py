@@ -45,11 +45,7 @@ class Pauses:
     """All pauses; ``folder``: the state folder, None: they are only in memory. One thread writes."""
 
     def __init__(self, folder: str | None = None) -> None:
-        """Read the file.
-
-        Raises:
-            HistoryError: it is damaged, and what was paused must not run.
-        """
+        """Read the file. Raises ``HistoryError``: it is damaged, and what was paused must not run."""
         self._path = None if folder is None else os.path.join(folder, FILE)
         self._known: dict[Scope, Pause] = {} if self._path is None else _read(self._path)
 
@@ -79,18 +75,13 @@ class Pauses:
     def set(self, scope: Scope, pause: Pause) -> None:
         """Add or replace a pause; those that have ended are removed.
 
-        Raises:
-            HistoryError: it cannot be written, and would not survive a restart; nothing has changed.
+        Raises ``HistoryError``: it cannot be written, and would not survive a restart; nothing has changed.
         """
         kept = {known: kept for known, kept in self._known.items() if kept.in_force(pause.since)}
         self._write({**kept, scope: pause})
 
     def remove(self, scopes: Iterable[Scope]) -> None:
-        """Remove pauses.
-
-        Raises:
-            HistoryError: the file cannot be written; nothing has changed.
-        """
+        """Remove pauses. Raises ``HistoryError``: the file cannot be written; nothing has changed."""
         gone = {*scopes}
         self._write({scope: pause for scope, pause in self._known.items() if scope not in gone})
 

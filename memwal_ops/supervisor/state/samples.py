@@ -28,14 +28,9 @@ _MIN_SECONDS, _SECONDS_PER_TABLE, _UNCHANGED_SECONDS = 60.0, 0.1, 6 * 3600.0
 
 
 class Sampler:
-    """Takes samples of tables. Only the scheduler's thread calls it.
-
-    Args:
-        monotonic: the clock of the intervals.
-    """
+    """Takes samples of tables. Only the scheduler's thread calls it. ``monotonic``: the clock of the intervals."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Remember no sample yet."""
         self._monotonic = monotonic
         self._taken: dict[str, tuple[float, dict[str, float]]] = {}
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from memwal_ops.core.leases import Holder, Lease
     from memwal_ops.storage.api import Store
     from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
@@ -38,8 +37,7 @@ class LeaseClient:
         post: calls a function on the scheduler's thread.
     """
 
-    def __init__(self, holder: Holder, ttl: timedelta, post: Callable[[Callable[[], None]], None]) -> None:
-        """Send no request yet."""
+    def __init__(self, holder: leases.Holder, ttl: timedelta, post: Callable[[Callable[[], None]], None]) -> None:
         self.holder = holder
         self.ttl = ttl
         self._post = post
@@ -51,11 +49,11 @@ class LeaseClient:
         self,
         table: FoundTable,
         job: str,
-        then: Callable[[tuple[Lease | None, Lease | None] | None, MemwalOpsError | None], None],
+        then: Callable[[tuple[leases.Lease | None, leases.Lease | None] | None, MemwalOpsError | None], None],
     ) -> None:
         """Acquire a lease; ``then`` gets the result of :func:`memwal_ops.core.leases.acquire`, or the error."""
 
-        def take() -> tuple[Lease | None, Lease | None]:
+        def take() -> tuple[leases.Lease | None, leases.Lease | None]:
             store = self._store(table)
             if is_empty(store, leases.LEASES_FOLDER) and is_empty(store):
                 # A lease would create a folder, which other programs would list as a table.
@@ -65,12 +63,12 @@ class LeaseClient:
         self._submit(take, then)
 
     def renew(
-        self, table: FoundTable, lease: Lease, then: Callable[[Lease | None, MemwalOpsError | None], None]
+        self, table: FoundTable, lease: leases.Lease, then: Callable[[leases.Lease | None, MemwalOpsError | None], None]
     ) -> None:
         """Renew a lease; ``then`` gets the renewed lease, or the error."""
         self._submit(lambda: leases.renew(self._store(table), lease), then)
 
-    def release(self, table: FoundTable, lease: Lease, outcome: str | None) -> None:
+    def release(self, table: FoundTable, lease: leases.Lease, outcome: str | None) -> None:
         """Release a lease, and record the outcome of the run. A failure is only logged: the lease expires by itself.
 
         After a run that did not succeed, leases are removed instead if the table was removed.

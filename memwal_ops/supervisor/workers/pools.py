@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwal_ops.log import LastOpened
 from memwal_ops.storage.options import redact
-from memwal_ops.supervisor.workers.protocol import (
-    LAST_OPENED_VARIABLE,
-    RELEASE_VARIABLE,
-    RunRequest,
-    encode,
-    signal_group,
-)
+from memwal_ops.supervisor.workers import protocol
 from memwal_ops.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +39,6 @@ class WorkerProcess:
     def __init__(
         self, pool: str, on_message: Callable[[WorkerProcess, dict[str, Any] | None], None], log_level: str
     ) -> None:
-        """Start the process."""
         self.pool = pool
         self.runs = 0
         self.request: int | None = None
@@ -59,8 +52,8 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             # Only the service notifies systemd.
             env={name: value for name, value in os.environ.items() if name not in _SERVICE_ONLY}
-            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level, RELEASE_VARIABLE: __version__}
-            | {LAST_OPENED_VARIABLE: str(self._opened.fileno())},
+            | {"MEMWAL_OPS_WORKER_LOG_LEVEL": log_level, protocol.RELEASE_VARIABLE: __version__}
+            | {protocol.LAST_OPENED_VARIABLE: str(self._opened.fileno())},
             pass_fds=[self._opened.fileno()],
             # Processes that its jobs start are in its process group, and end with it.
             start_new_session=True,
@@ -85,7 +78,7 @@ class WorkerProcess:
         """Send a request; does nothing if the process has ended, which ``on_message`` reports."""
         try:
             assert self._process.stdin is not None  # noqa: S101 - a pipe
-            self._process.stdin.write(encode(request))
+            self._process.stdin.write(protocol.encode(request))
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):
             return
@@ -145,9 +138,9 @@ class WorkerProcess:
         if status < 0 and last and self.request is not None:
             self._on_message(self, {"type": "opened", "id": self.request, "what": redact(last)})
         ends = time.monotonic() + _GROUP_SECONDS
-        while signal_group(self.pid, signal.SIGTERM) and time.monotonic() < ends:
+        while protocol.signal_group(self.pid, signal.SIGTERM) and time.monotonic() < ends:
             time.sleep(_GROUP_SECONDS / 20)
-        signal_group(self.pid, signal.SIGKILL)
+        protocol.signal_group(self.pid, signal.SIGKILL)
         self._listener.join(_DRAIN_SECONDS)
         self._on_message(self, None)
 
@@ -156,7 +149,6 @@ class Pools:
     """All workers by pool. Only the scheduler's thread calls these."""
 
     def __init__(self, on_message: Callable[[WorkerProcess, dict[str, Any] | None], None]) -> None:
-        """Start no worker yet."""
         self._on_message = on_message
         self._workers: dict[str, list[WorkerProcess]] = {}
         self._limits: dict[str, PoolConfig] = {}
@@ -191,7 +183,7 @@ class Pools:
             self._workers.setdefault(pool, []).append(worker)
         worker.request = request.id
         worker.runs += 1
-        if isinstance(request, RunRequest) and request.foreign:
+        if isinstance(request, protocol.RunRequest) and request.foreign:
             self._foreign.add(worker)
         worker.send(request)
         return worker

@@ -13,7 +13,7 @@ from lance.indices import IndexConfig
 
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.answers.asked_index import ROWS
+from memwal_ops.formats.lance.answers import asked_index
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.version_manifest import fragments_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries, SampledQuery
 
     Addresses = NDArray[np.uint64]
@@ -79,10 +78,10 @@ class _Difference:
 class _Comparison:
     """Compares the answers of an index for some fragments. May be sent to another process."""
 
-    index: AskedIndex
+    index: asked_index.AskedIndex
     queries: Sequence[SampledQuery]
 
-    def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
+    def __call__(self, pinned: asked_index.Pinned, group: Sequence[int]) -> _Difference:
         difference = _Difference(rows=sum(pinned.fragments[fragment].count_rows() for fragment in group))
         answers = text_answers if self.index.type in BY_MEMORY else scanned_answers
         truth = answers(pinned, self.index, self.queries, group)
@@ -94,11 +93,12 @@ class _Comparison:
         return difference
 
 
-def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) -> IndexAnswers:
+def ask(
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, drawn: Queries, reader: asked_index.RowReader
+) -> IndexAnswers:
     """Compare the answers of a scalar or text index with those of a scan.
 
-    Raises:
-        StorageError: rows of the table cannot be read without the index.
+    Raises ``StorageError``: rows of the table cannot be read without the index.
     """
     base = index.identified
     if drawn.skipped:
@@ -112,7 +112,7 @@ def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) ->
     if not queries:
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
     difference = _Difference()
-    most = _TEXT_ROWS if index.type in BY_MEMORY else ROWS
+    most = _TEXT_ROWS if index.type in BY_MEMORY else asked_index.ROWS
     for comparison in reader.each(pinned, drawn.fragments, _Comparison(index, queries), most):
         difference.add(comparison)
         if difference.failed:
@@ -140,11 +140,10 @@ class _IndexError(MemwalOpsError):
     reason = "index_fails"
 
 
-def uses(pinned: Pinned, index: AskedIndex, query: SampledQuery) -> bool:
+def uses(pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery) -> bool:
     """Whether pylance answers a query by this index (and not by another one of its column, or by none).
 
-    Raises:
-        StorageError: it fails to plan the query.
+    Raises ``StorageError``: it fails to plan the query.
     """
     if query.words is not None:
         return sum(other.type == index.type and other.column == index.column for other in pinned.indexes.values()) == 1
@@ -153,7 +152,7 @@ def uses(pinned: Pinned, index: AskedIndex, query: SampledQuery) -> bool:
     return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
 
 
-def _can_be_planned(pinned: Pinned, queries: Sequence[SampledQuery]) -> bool:
+def _can_be_planned(pinned: asked_index.Pinned, queries: Sequence[SampledQuery]) -> bool:
     """Whether pylance plans these queries at least without an index."""
     conditions = {f"q{number}": query.condition for number, query in enumerate(queries) if query.words is None}
     try:
@@ -164,14 +163,16 @@ def _can_be_planned(pinned: Pinned, queries: Sequence[SampledQuery]) -> bool:
     return True
 
 
-def answer_of(pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]) -> Addresses:
+def answer_of(
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery, fragments: Sequence[int]
+) -> Addresses:
     """Addresses of the rows of these fragments that the index finds, in order."""
     addresses = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
     return np.sort(np.concatenate([np.empty(0, np.uint64), *addresses]))
 
 
 def scanned_answers(
-    pinned: Pinned, _: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
+    pinned: asked_index.Pinned, _: asked_index.AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
     answers: dict[int, Addresses] = {}
@@ -197,7 +198,7 @@ def scanned_answers(
 
 
 def text_answers(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each full-text query the addresses of the rows that it matches, by an index in memory of these rows alone.
 
@@ -214,7 +215,7 @@ def text_answers(
 
 
 def _answers_of_texts(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """The addresses of those of ``rows`` that match."""
     addresses = rows[ROW_ADDRESS].to_numpy()
@@ -233,12 +234,12 @@ def _answers_of_texts(
 
 
 def _look_up(
-    pinned: Pinned,
-    index: AskedIndex,
+    pinned: asked_index.Pinned,
+    index: asked_index.AskedIndex,
     drawn: Queries,
     queries: Sequence[SampledQuery],
     difference: _Difference,
-    reader: RowReader,
+    reader: asked_index.RowReader,
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
     if not drawn.others or drawn.rows is None:
@@ -266,7 +267,7 @@ def _look_up(
 
 
 def _answers_of_rows(
-    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of those of ``rows`` for which it is true."""
     with lance_errors("compare rows of", pinned.uri):
@@ -278,7 +279,7 @@ def _answers_of_rows(
 
 
 def _asked(
-    pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery, fragments: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     try:
         with lance_errors("ask an index of", pinned.uri):
@@ -295,7 +296,7 @@ def _asking(query: SampledQuery) -> dict[str, Any]:
     return {"nearest": query.text, "limit": _ANY_NUMBER} if similar else {"full_text_query": query.text}
 
 
-def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
+def _create_like(index: asked_index.AskedIndex, memory: lance.LanceDataset) -> None:
     """Create the only index of a dataset in memory by the parameters of a text index."""
     if index.type == "MinHashLsh":
         kind = IndexConfig("minhashlsh", similarity_options(index.details))
@@ -305,7 +306,9 @@ def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
     memory.create_scalar_index(index.column, "INVERTED", **parameters)
 
 
-def _scanner(pinned: Pinned, query: SampledQuery, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
+def _scanner(
+    pinned: asked_index.Pinned, query: SampledQuery, fragments: Sequence[int] | None = None
+) -> lance.LanceScanner:
     asked = _asking(query)
     if fragments is not None:
         asked["fragments"] = [pinned.fragments[fragment] for fragment in fragments]

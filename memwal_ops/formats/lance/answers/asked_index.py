@@ -103,12 +103,7 @@ class AskedIndex:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A dataset at one version, with what is read of it once.
-
-    Attributes:
-        dataset: pylance's handle.
-        uri: for messages.
-    """
+    """A dataset at one version, with what is read of it once. ``dataset``: pylance's handle. ``uri``: for messages."""
 
     dataset: lance.LanceDataset
     uri: str

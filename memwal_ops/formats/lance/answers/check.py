@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops.core import verification
 from memwal_ops.core.answers import IndexAnswers, Interval, examples, share_by_query
-from memwal_ops.core.verification import AnswersOptions, AnswersPlan, Inconsistency, Severity, with_findings
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, UnsupportedFeatureError
+from memwal_ops.formats.lance.answers import vector
 from memwal_ops.formats.lance.answers.ask import answer_of, ask, text_answers
 from memwal_ops.formats.lance.answers.asked_index import Pinned
 from memwal_ops.formats.lance.answers.sample import sample_queries, text_queries
-from memwal_ops.formats.lance.answers.vector import (
-    MULTIVECTOR_QUERIES,
-    K,
-    Nearest,
-    batches,
-    matrix_of,
-    measure,
-    metric_of,
-    search,
-    usable_rows,
-)
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
 from memwal_ops.formats.lance.indexes.base_indexes import (
     LISTED,
@@ -46,14 +36,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.verification import VerificationOptions, VerifyReport
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
 
-    Verify = Callable[[Table, VerificationOptions, RunContext | None], VerifyReport]
+    Verify = Callable[[Table, verification.VerificationOptions, RunContext | None], verification.VerifyReport]
 
 
 _MAX_ROWS = 8 << 20
@@ -200,20 +189,20 @@ def _values(pinned: Pinned, index: AskedIndex, addresses: NDArray[np.uint64]) ->
     return pinned.take(sorted(positions), index)[index.column]
 
 
-def or_plan(verify: Verify) -> Callable[..., VerifyReport | AnswersPlan]:
+def or_plan(verify: Verify) -> Callable[..., verification.VerifyReport | verification.AnswersPlan]:
     """A job that verifies a table by ``verify``, or, with ``dry_run``, estimates what asking its indexes costs."""
 
     def verified_or_planned(
-        table: Table, options: VerificationOptions, context: RunContext | None = None
-    ) -> VerifyReport | AnswersPlan:
-        if isinstance(options, AnswersOptions) and options.dry_run:
+        table: Table, options: verification.VerificationOptions, context: RunContext | None = None
+    ) -> verification.VerifyReport | verification.AnswersPlan:
+        if isinstance(options, verification.AnswersOptions) and options.dry_run:
             return plan_answers(table, options)
         return verify(table, options, context)
 
     return verified_or_planned
 
 
-def plan_answers(table: Table, options: AnswersOptions) -> AnswersPlan:
+def plan_answers(table: Table, options: verification.AnswersOptions) -> verification.AnswersPlan:
     """What :func:`memwal_ops.formats.lance.answers.check.check_answers` would ask and read with the same options.
 
     Raises:
@@ -232,7 +221,7 @@ def plan_answers(table: Table, options: AnswersOptions) -> AnswersPlan:
         plan = _planned(pinned, index, options.samples, seed, left // (len(names) - number))
         left = max(0, left - plan.bytes_at_most)
         planned.append(plan)
-    return AnswersPlan(table.version, planned, options.max_bytes)
+    return verification.AnswersPlan(table.version, planned, options.max_bytes)
 
 
 def _planned(pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_bytes: int) -> IndexAnswers:
@@ -242,9 +231,9 @@ def _planned(pinned: Pinned, index: AskedIndex, samples: int, seed: int, max_byt
     if index.is_vector and drawn.rows is not None:
         queries = drawn.rows.num_rows
         if pa.types.is_list(index.arrow):
-            queries = min(queries, MULTIVECTOR_QUERIES)
+            queries = min(queries, vector.MULTIVECTOR_QUERIES)
             cost *= queries
-        elif metric_of(pinned, index) == "dot":  # its codes are compared, too
+        elif vector.metric_of(pinned, index) == "dot":  # its codes are compared, too
             cost += cost + index.size
     skipped = drawn.skipped
     if not skipped and index.is_vector and not drawn.fragments:
@@ -284,16 +273,16 @@ def recall_of_codes(
         return None
     if model.codebook is None:
         return None
-    vectors = matrix_of(drawn.rows[index.column])
-    asked = vectors[usable_rows(vectors, "dot")].astype(np.float64)
+    vectors = vector.matrix_of(drawn.rows[index.column])
+    asked = vectors[vector.usable_rows(vectors, "dot")].astype(np.float64)
     if not len(asked):
         return None
-    exact, coded = Nearest.of(len(asked)), Nearest.of(len(asked))
+    exact, coded = vector.Nearest.of(len(asked)), vector.Nearest.of(len(asked))
     work = _Search(index, asked, model.codebook.astype(np.float64))
     for near, by_codes in reader.each(pinned, drawn.fragments, work):
         exact.add(near.distances, near.addresses)
         coded.add(by_codes.distances, by_codes.addresses)
-    answers = search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
+    answers = vector.search(pinned, index, asked, drawn.fragments, nprobes=len(model.centroids))
     truth = [exact.sure(number) for number in range(len(asked))]
     return _share(truth, [answer.addresses for answer in answers], drawn.seed), _share(
         truth, [*coded.addresses], drawn.seed
@@ -308,10 +297,10 @@ class _Search:
     asked: NDArray[np.float64]
     codebook: NDArray[np.float64]
 
-    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[Nearest, Nearest]:
-        exact, coded = Nearest.of(len(self.asked)), Nearest.of(len(self.asked))
-        for addresses, rows in batches(pinned, self.index, group):
-            usable = usable_rows(rows, "dot")
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[vector.Nearest, vector.Nearest]:
+        exact, coded = vector.Nearest.of(len(self.asked)), vector.Nearest.of(len(self.asked))
+        for addresses, rows in vector.batches(pinned, self.index, group):
+            usable = vector.usable_rows(rows, "dot")
             whole = rows[usable].astype(np.float64)
             exact.add(1 - self.asked @ whole.T, addresses[usable])
             coded.add(1 - self.asked @ _decoded(whole, self.codebook).T, addresses[usable])
@@ -331,7 +320,7 @@ def _decoded(rows: NDArray[np.float64], codebook: NDArray[np.float64]) -> NDArra
 
 def _share(truth: list[NDArray[np.uint64]], found: list[NDArray[np.uint64]], seed: int) -> Interval:
     hits = [int(np.isin(of, got).sum()) for of, got in zip(truth, found, strict=True)]
-    share = share_by_query(hits, [min(K, len(of)) for of in truth], seed)
+    share = share_by_query(hits, [min(vector.K, len(of)) for of in truth], seed)
     return share or Interval(1.0, 0.0, 1.0)
 
 
@@ -392,8 +381,8 @@ _SHOWN = 5
 
 
 def check_answers(
-    table: Table, options: AnswersOptions, context: RunContext, seed: int, reader: RowReader
-) -> tuple[list[IndexAnswers], list[Inconsistency]]:
+    table: Table, options: verification.AnswersOptions, context: RunContext, seed: int, reader: RowReader
+) -> tuple[list[IndexAnswers], list[verification.Inconsistency]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
     Args:
@@ -408,7 +397,7 @@ def check_answers(
     names = chosen_indexes(table, options)
     left = options.max_bytes
     results: list[IndexAnswers] = []
-    findings: list[Inconsistency] = []
+    findings: list[verification.Inconsistency] = []
     for number, name in enumerate(names):
         context.advance("asking indexes", "indexes", total=len(names))
         index = pinned.indexes.get(name)
@@ -421,16 +410,15 @@ def check_answers(
         if options.show_values:
             answers = replace(answers, values=_shown(pinned, index, answers))
         wrong = [*_findings(answers, held, _remedy(table, name))]
-        results.append(with_findings(answers, wrong))
+        results.append(verification.with_findings(answers, wrong))
         findings += wrong
     return results, findings
 
 
-def chosen_indexes(table: Table, options: AnswersOptions) -> list[str]:
+def chosen_indexes(table: Table, options: verification.AnswersOptions) -> list[str]:
     """The names of the indexes that are asked.
 
-    Raises:
-        InvalidUsageError: there is no index of a name that was given.
+    Raises ``InvalidUsageError``: there is no index of a name that was given.
     """
     known = base_indexes(table)
     unknown = sorted(set(options.index) - known.keys())
@@ -458,7 +446,7 @@ def _check(
         return IndexAnswers(**index.identified, queries=1, wrong=1, error=str(error)), None
     drawn = sample_queries(pinned, index, samples, seed, max_bytes - held.bytes_at_most)
     if index.is_vector:
-        answers = measure(pinned, index, drawn, reader)
+        answers = vector.measure(pinned, index, drawn, reader)
         answers = _with_codes(table, pinned, answers, drawn, max_bytes - held.bytes_at_most, reader)
     else:
         answers = ask(pinned, index, drawn, reader)
@@ -472,7 +460,7 @@ def _with_codes(
 ) -> IndexAnswers:
     """Compare the recall of an index with the metric dot with that of its codes."""
     index = pinned.indexes[answers.index]
-    if answers.error or answers.skipped or metric_of(pinned, index) != "dot":
+    if answers.error or answers.skipped or vector.metric_of(pinned, index) != "dot":
         return answers
     base = base_indexes(table)[index.name]
     recalls = recall_of_codes(table, pinned, index, base, drawn, max_bytes, reader)
@@ -500,11 +488,13 @@ def _remedy(table: Table, index: str) -> str:
     return build if "catchup" in table.jobs else f"Migrate the table first: memwal-ops migrate URI. {build}"
 
 
-def _findings(answers: IndexAnswers, held: CoverageGaps | None, remedy: str) -> Iterator[Inconsistency]:
+def _findings(answers: IndexAnswers, held: CoverageGaps | None, remedy: str) -> Iterator[verification.Inconsistency]:
     place = f"the index {answers.index!r}"
 
-    def finding(check: str, evidence: str, consequence: str) -> Inconsistency:
-        return Inconsistency(Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index)
+    def finding(check: str, evidence: str, consequence: str) -> verification.Inconsistency:
+        return verification.Inconsistency(
+            verification.Severity.ERROR, check, place, evidence, consequence, remedy, PAGE, about=answers.index
+        )
 
     if answers.error:
         yield finding("index_misses_rows", f"It fails: {answers.error}".rstrip(".") + ".", "Queries by it fail.")

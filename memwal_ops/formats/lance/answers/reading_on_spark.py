@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memwal_ops.core.spark.runner import SparkStage
 from memwal_ops.core.spark.stages import in_parts, part_numbers
-from memwal_ops.formats.lance.answers.asked_index import ROWS, Pinned, Repeated, RowReader
-from memwal_ops.formats.lance.engines.spark.indexing import count_repeated, keys_of, row_ids_of
+from memwal_ops.formats.lance.answers import asked_index
+from memwal_ops.formats.lance.engines.spark import indexing
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from memwal_ops.core.spark.runner import Count
-    from memwal_ops.formats.lance.engines.spark.indexing import ReadKeys
     from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner
     from memwal_ops.formats.lance.table import Table
 
@@ -24,7 +23,7 @@ _MOST_ROWS = 64 << 20
 _ASK = SparkStage("ask", "compare answers of indexes with rows", "comparing answers")
 
 
-class SparkReader(RowReader):
+class SparkReader(asked_index.RowReader):
     """Reads rows by the tasks of a runner, of one version of one table."""
 
     def __init__(self, table: Table, runner: LoggingTaskRunner, checkpoint: Callable[[], object]) -> None:
@@ -33,10 +32,10 @@ class SparkReader(RowReader):
 
     def each(
         self,
-        pinned: Pinned,
+        pinned: asked_index.Pinned,
         fragments: Sequence[int],
-        work: Callable[[Pinned, Sequence[int]], _R],
-        max_rows: int = ROWS,
+        work: Callable[[asked_index.Pinned, Sequence[int]], _R],
+        max_rows: int = asked_index.ROWS,
     ) -> Iterator[_R]:
         """See :meth:`RowReader.each`; the results of all groups are there before the first is returned."""
         if not fragments:
@@ -49,7 +48,7 @@ class SparkReader(RowReader):
 
         def compare(part: Sequence[Sequence[int]], count: Count) -> list[_R]:
             with lance_errors("open", location.uri):
-                opened = Pinned(open_dataset(location, version=version), location.uri)
+                opened = asked_index.Pinned(open_dataset(location, version=version), location.uri)
             results = []
             for group in part:
                 results.append(work(opened, group))
@@ -61,20 +60,20 @@ class SparkReader(RowReader):
         for one in results:
             yield from one
 
-    def repeated_keys(self, table: Table, columns: Sequence[str]) -> Repeated:
+    def repeated_keys(self, table: Table, columns: Sequence[str]) -> asked_index.Repeated:
         """See :meth:`RowReader.repeated_keys`; memory of the driver: none that grows with the table."""
         stage = SparkStage("keys", "count keys of several rows", "counting keys")
-        return self._counted(table, stage, keys_of(table.schema, columns))
+        return self._counted(table, stage, indexing.keys_of(table.schema, columns))
 
-    def repeated_row_ids(self, table: Table) -> Repeated:
+    def repeated_row_ids(self, table: Table) -> asked_index.Repeated:
         """See :meth:`RowReader.repeated_row_ids`; memory of the driver: none that grows with the table."""
         stage = SparkStage("row ids", "count row ids of several rows", "counting row ids")
-        return self._counted(table, stage, row_ids_of(int(table.manifest.manifest.next_row_id)))
+        return self._counted(table, stage, indexing.row_ids_of(int(table.manifest.manifest.next_row_id)))
 
-    def _counted(self, table: Table, stage: SparkStage, read: ReadKeys) -> Repeated:
-        counts, figures = count_repeated(self._runner, table, stage, read)
+    def _counted(self, table: Table, stage: SparkStage, read: indexing.ReadKeys) -> asked_index.Repeated:
+        counts, figures = indexing.count_repeated(self._runner, table, stage, read)
         self._add(stage.name, figures)
-        return Repeated(*counts)
+        return asked_index.Repeated(*counts)
 
     def _add(self, name: str, figures: Mapping[str, float]) -> None:
         known: Mapping[str, Any] = self.stages.get(name, {})

@@ -89,8 +89,7 @@ class SearchResult:
 def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) -> IndexAnswers:
     """Measure one vector index; arguments as :func:`memwal_ops.formats.lance.answers.ask.ask`.
 
-    Raises:
-        StorageError: vectors cannot be read without the index.
+    Raises ``StorageError``: vectors cannot be read without the index.
     """
     base = index.identified
     if drawn.skipped or drawn.rows is None:

@@ -11,18 +11,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
-from memwal_ops.errors import (
-    ForeignRootError,
-    GenerationMissingError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    RegionManifestCorruptError,
-    TableCorruptError,
-    WalCorruptError,
-    runbook,
-)
 from memwal_ops.formats.lance.checks.rows import check_indexes, check_sampled_filter
 from memwal_ops.formats.lance.files.versions import (
     TRANSACTIONS_FOLDER,
@@ -40,14 +30,9 @@ from memwal_ops.formats.lance.layouts import MixedLayoutsError
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
 from memwal_ops.formats.lance.retention.damage import check_versions, damages
 from memwal_ops.formats.lance.retention.live_versions import LiveVersions, tags_of
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, parse_generation_dir
 from memwal_ops.formats.lance.wire.region_manifest import listed_as_stored
-from memwal_ops.formats.lance.wire.version_manifest import (
-    LOST_VALUES,
-    decode_version_manifest,
-    is_transaction,
-    lost_dictionary,
-)
 from memwal_ops.storage.api import LinkError
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.text import counted
@@ -64,7 +49,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 
-_PAGE = runbook(TableCorruptError.exit_code) or ""
+_PAGE = errors.runbook(errors.TableCorruptError.exit_code) or ""
 # Without --deep, the number of newest version manifests that are decoded.
 _NEWEST_VERSIONS = 100
 
@@ -90,8 +75,8 @@ def check_files(table: Table) -> Iterator[Inconsistency]:
 
 def _is_transaction(table: Table, path: str) -> bool:
     try:
-        return is_transaction(table.store.get(path))
-    except ObjectNotFoundError:
+        return version_manifest.is_transaction(table.store.get(path))
+    except errors.ObjectNotFoundError:
         return False
 
 
@@ -118,17 +103,17 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Inconsisten
         yield Inconsistency(
             Severity.WARNING, "version_unreadable", f"version {version}", evidence,
             "Readers of that version fail; the newest does not need the file.",
-            "memwal-ops expire URI deletes the version once nothing keeps it.", runbook(26) or "",
+            "memwal-ops expire URI deletes the version once nothing keeps it.", errors.runbook(26) or "",
         )  # fmt: skip
     rows_before = 0
     for version, path in sorted(manifests.items())[0 if deep else -_NEWEST_VERSIONS :]:
         try:
-            decoded = decode_version_manifest(table.store.get(path))
-        except ObjectNotFoundError:
+            decoded = version_manifest.decode_version_manifest(table.store.get(path))
+        except errors.ObjectNotFoundError:
             continue  # expired meanwhile
-        except InvalidFormatError as error:
+        except errors.InvalidFormatError as error:
             yield finding_of(
-                TableCorruptError(f"It cannot be decoded: {error}"), "version_manifest", path,
+                errors.TableCorruptError(f"It cannot be decoded: {error}"), "version_manifest", path,
                 "Readers of that version fail, and gc and expire delete nothing.",
             )  # fmt: skip
             continue
@@ -138,11 +123,13 @@ def check_version_manifests(table: Table, *, deep: bool) -> Iterator[Inconsisten
                 "Readers of that version read another one, and gc and expire delete nothing.",
                 "Restore the manifest from a backup.", _PAGE,
             )  # fmt: skip
-        why = lost_dictionary(decoded) if version != table.version else None  # of the newest, with its files
+        why = (
+            version_manifest.lost_dictionary(decoded) if version != table.version else None
+        )  # of the newest, with its files
         if why is not None:
             yield Inconsistency(
                 Severity.ERROR if version in kept else Severity.WARNING, "version_unreadable", path, f"It {why}.",
-                "Readers of that version read other values, or fail.", LOST_VALUES, _PAGE,
+                "Readers of that version read other values, or fail.", version_manifest.LOST_VALUES, _PAGE,
             )  # fmt: skip
         rows = sum(fragment.physical_rows for fragment in decoded.manifest.fragments)
         if rows_before and not decoded.manifest.fragments and version == table.version:
@@ -160,7 +147,7 @@ def _kept(table: Table) -> Mapping[int, str]:
     names = LiveVersions()
     try:
         names.read_names(table, datetime.now(UTC))
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         return {}
     return names.protected()
 
@@ -172,7 +159,8 @@ def check_references(table: Table) -> Iterator[Inconsistency]:
         if branch == own and not table.has_revision(version):
             yield Inconsistency(
                 Severity.WARNING, "tag", f"the tag {name!r}", f"It names version {version}, which does not exist.",
-                "Readers by that tag fail.", "Delete the tag, or set it to an existing version.", runbook(26) or "",
+                "Readers by that tag fail.", "Delete the tag, or set it to an existing version.",
+                errors.runbook(26) or "",
             )  # fmt: skip
 
 
@@ -195,7 +183,7 @@ def check_progress(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
                 Severity.ERROR, "progress", _INDEX,
                 f"It has merged generation {merged} of region {region_id}, whose writer is at generation {now}.",
                 "The region's next generation would count as merged, and its rows be lost.",
-                "Stop the writer; find out which of the two was restored, and see the page.", runbook(29) or "",
+                "Stop the writer; find out which of the two was restored, and see the page.", errors.runbook(29) or "",
             )  # fmt: skip
 
 
@@ -217,7 +205,7 @@ def check_catchup(table: Table) -> Iterator[Inconsistency]:
                 "It does not cover what was merged since, and has no catch-up entry, which the specification reads as "
                 "caught up.",
                 "A query by this index alone misses rows that were merged.", "memwal-ops catchup URI",
-                runbook(18) or "", about=name,
+                errors.runbook(18) or "", about=name,
             )  # fmt: skip
         elif wrong and not history_shows_coverage(table, indexes[name]):
             yield Inconsistency(
@@ -225,15 +213,15 @@ def check_catchup(table: Table) -> Iterator[Inconsistency]:
                 "No version that is left shows that the fragments that it covers reach as far as its catch-up entry: "
                 "some were rewritten since, or versions have expired.",
                 "If they do not, a query by this index misses rows.",
-                "memwal-ops catchup URI lowers the entry to what is shown, or covers the rest.", runbook(18) or "",
-                about=name,
+                "memwal-ops catchup URI lowers the entry to what is shown, or covers the rest.",
+                errors.runbook(18) or "", about=name,
             )  # fmt: skip
         elif wrong:
             yield Inconsistency(
                 Severity.ERROR, "index_catchup", f"the index {name!r}",
                 "It is recorded as caught up further than the fragments that it covers.",
                 "A query by this index skips generations, and misses their rows.",
-                "memwal-ops catchup URI corrects the entry.", runbook(18) or "", about=name,
+                "memwal-ops catchup URI corrects the entry.", errors.runbook(18) or "", about=name,
             )  # fmt: skip
     for name in table.index.maintained_indexes:
         if name not in indexes:
@@ -254,14 +242,14 @@ def check_rows_of_indexes(table: Table, found: Collection[str] = ()) -> Iterator
             yield Inconsistency(
                 Severity.ERROR, "index_rows", f"the index {name!r}", f"It {fault.why}.",
                 "Queries by it fail, or miss rows that exist; pylance's merge_insert would insert their keys again.",
-                "memwal-ops catchup URI builds it anew.", runbook(18) or "", about=name,
+                "memwal-ops catchup URI builds it anew.", errors.runbook(18) or "", about=name,
             )  # fmt: skip
         else:
             yield Inconsistency(
                 Severity.WARNING, "index_rows", f"the index {name!r}", f"It {fault.why}.",
                 "Queries by it may not find all rows. Merges and reads of memwal-ops do not ask it.",
                 f"See the page; once no release before 14.0 writes the table, memwal-ops catchup URI --index {name} "
-                "--rebuild builds it anew.", runbook(18) or "", about=name,
+                "--rebuild builds it anew.", errors.runbook(18) or "", about=name,
             )  # fmt: skip
 
 
@@ -276,7 +264,7 @@ def check_distances(table: Table, found: Collection[str] = ()) -> Iterator[Incon
             yield Inconsistency(
                 Severity.ERROR, "index_distances", f"the index {name!r}",
                 f"It has {len(index.segments)} segments. {error}", "Searches by it do not find the nearest rows.",
-                error.remedy, runbook(18) or "", about=name,
+                error.remedy, errors.runbook(18) or "", about=name,
             )  # fmt: skip
 
 
@@ -285,7 +273,7 @@ def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
     try:
         snapshot = read_snapshot(table)
         rows = () if snapshot is None else snapshot.regions
-    except InvalidFormatError as error:
+    except errors.InvalidFormatError as error:
         yield finding_of(
             error, "snapshot", "the region snapshot", f"Readers that use it fail. {_SNAPSHOT_AGAIN}", Severity.WARNING
         )
@@ -299,7 +287,7 @@ def check_snapshot(table: Table, regions: Mapping[UUID, RegionBacklog]) -> Itera
                 f"the newest is {state.manifest.version}.",
                 "The region's folder was restored or replaced beneath the table.",
                 f"Find out which; then {_SNAPSHOT_AGAIN}",
-                runbook(29) or "",
+                errors.runbook(29) or "",
             )  # fmt: skip
 
 
@@ -337,7 +325,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
             continue  # gc runs beside this
         except NotExportedError:
             continue
-        except RegionManifestCorruptError as error:
+        except errors.RegionManifestCorruptError as error:
             yield finding_of(
                 error, "old_manifest", store.path(version), "A reader that uses it fails.", Severity.WARNING
             )
@@ -350,7 +338,7 @@ def check_manifests(table: Table, state: RegionBacklog, *, deep: bool) -> Iterat
                     "Two writers, or a restored folder: a fenced writer may be accepted again, rows may be replayed "
                     "twice or not at all.",
                     "Stop the region's writer. Restore the region's folder as a whole from one backup.",
-                    runbook(RegionManifestCorruptError.exit_code) or "",
+                    errors.runbook(errors.RegionManifestCorruptError.exit_code) or "",
                 )  # fmt: skip
         older = stored
 
@@ -374,12 +362,12 @@ def check_generations(
     for root in sorted({*files.foreign_roots.values()}):
         generations = [number for number, named in files.foreign_roots.items() if named == root]
         yield Inconsistency(
-            Severity.INFO, ForeignRootError.reason, f"{root} in {manifest.region_id}",
+            Severity.INFO, errors.ForeignRootError.reason, f"{root} in {manifest.region_id}",
             f"By the manifests of {counted(len(generations), 'generation')} from {min(generations)} on, their table is "
             "at that path.",
             "Jobs read the files of this table. Programs that read generations by themselves read that path.",
             "If the table was copied or moved: memwal-ops adopt URI --moved --apply. If programs mount it at several "
-            "paths: none.", runbook(ForeignRootError.exit_code) or "",
+            "paths: none.", errors.runbook(errors.ForeignRootError.exit_code) or "",
         )  # fmt: skip
     numbers = listed_as_stored(manifest.source)  # decoded, they are in order
     late = next((after for before, after in pairwise(numbers) if after <= before), None)
@@ -404,7 +392,7 @@ def check_generations(
                     about=about,
                 )  # fmt: skip
         elif not exists:
-            error = GenerationMissingError(f"The directory of {ref} is missing.")
+            error = errors.GenerationMissingError(f"The directory of {ref} is missing.")
             yield finding_of(error, "generation_missing", ref.folder, _STOPS, about=about)
         elif (damage := files.damaged.get(flushed.generation)) is not None:
             yield finding_of(damage, "generation", ref.folder, _STOPS, about=about)
@@ -414,7 +402,7 @@ def check_generations(
                 yield from check_indexes(files.indexes.get(flushed.generation, ()), about, deep=deep)
                 yield from () if deep else check_sampled_filter(table, generation)
                 yield generation
-            except MemwalOpsError as error:
+            except errors.MemwalOpsError as error:
                 yield finding_of(error, "generation", ref.folder, _STOPS, about=about)
     listed = {flushed.path for flushed in manifest.flushed_generations}
     for name, directory in sorted(contents.directories.items()):
@@ -436,16 +424,18 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
     last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
     for missing in _missing_entries(table, manifest, flushed, ids, last):
         path = wal_entry_path(region_id, missing, layout)
-        error: MemwalOpsError = WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
+        error: errors.MemwalOpsError = errors.WalCorruptError(
+            f"WAL entry {missing} is missing, although entry {last} was written."
+        )
         what = "A replay stops there, and misses acknowledged rows above it."
         yield finding_of(error, "wal_gap", path, what, about=f"{region_id}/{missing}")
     highest = 0
     for entry, epoch in read_epochs(table, region_id, ids):
         path = wal_entry_path(region_id, entry, layout)
-        if isinstance(epoch, ObjectNotFoundError | NotExportedError):
+        if isinstance(epoch, errors.ObjectNotFoundError | NotExportedError):
             continue
-        if isinstance(epoch, MemwalOpsError):
-            error = WalCorruptError(str(epoch))
+        if isinstance(epoch, errors.MemwalOpsError):
+            error = errors.WalCorruptError(str(epoch))
             yield finding_of(error, "wal_entry", path, "A replay stops there.", about=f"{region_id}/{entry}")
             continue
         if epoch < highest or epoch > manifest.writer_epoch:
@@ -457,7 +447,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
                 Severity.ERROR, "wal_epoch", path, f"It was written under epoch {epoch}, behind {above}.",
                 "A writer that was fenced continued to write, or the manifests are older than the log.",
                 "Stop the region's writers; find out which of them wrote it before you trust any of its rows.",
-                runbook(WalCorruptError.exit_code) or "", about=str(region_id) if late else "",
+                errors.runbook(errors.WalCorruptError.exit_code) or "", about=str(region_id) if late else "",
             )  # fmt: skip
         highest = max(highest, epoch)
 

@@ -12,26 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
-from memwal_ops.errors import (
-    DuplicateKeysError,
-    GenerationCorruptError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    TableCorruptError,
-    runbook,
-)
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.generations.generation_files import MERGE_IT
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
-from memwal_ops.formats.lance.regions.key_files import (
-    BLOOM_FILTER,
-    KEY_INDEX_PAGES,
-    GenerationKeys,
-    read_bloom_filter,
-)
+from memwal_ops.formats.lance.regions import key_files
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 from memwal_ops.storage.export_file import NotExportedError
@@ -46,11 +33,11 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import Store
 
-_PAGE = runbook(DuplicateKeysError.exit_code) or ""
-_TABLE_PAGE = runbook(TableCorruptError.exit_code) or ""
+_PAGE = errors.runbook(errors.DuplicateKeysError.exit_code) or ""
+_TABLE_PAGE = errors.runbook(errors.TableCorruptError.exit_code) or ""
 _REGION, _STOPS = "_region", "Merges stop before it; readers fail."
 _MAX_BYTES = 64 << 20
-_FILES_PAGE = runbook(GenerationCorruptError.exit_code) or ""
+_FILES_PAGE = errors.runbook(errors.GenerationCorruptError.exit_code) or ""
 _MISSED = "Other programs miss rows by it, and return older ones. Reads of memwal-ops do not use it; nor do merges."
 _UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fail."
 
@@ -110,7 +97,7 @@ def _check_required(table: Table, generation: Generation) -> Iterator[Inconsiste
         for batch in selected.read_rows(max_bytes=_MAX_BYTES, condition=alive):
             for _ in selected.projected(batch, max_bytes=_MAX_BYTES, references=False):
                 pass
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         yield finding_of(error, "generation_rows", generation.ref.folder, _STOPS)
 
 
@@ -125,7 +112,7 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
             try:
                 rows = generation.read_keys()
                 deque(generation.read_rows(max_bytes=_MAX_BYTES), maxlen=0)  # the other columns may be damaged alone
-            except MemwalOpsError as error:
+            except errors.MemwalOpsError as error:
                 about = f"{region_id}/{generation.ref.generation}"
                 yield finding_of(error, "generation_rows", generation.ref.folder, _STOPS, about=about)
                 continue
@@ -163,7 +150,7 @@ def check_generation_rows(table: Table, opened: Mapping[UUID, Sequence[Generatio
 def check_indexes(damages: Iterable[Damage], about: str, *, deep: bool) -> Iterator[Inconsistency]:
     """Findings of the damaged index files of a generation; ``deep``: :func:`check_key_files` reads the key index."""
     for damage in damages:
-        if not (deep and damage.path.endswith(KEY_INDEX_PAGES)):
+        if not (deep and damage.path.endswith(key_files.KEY_INDEX_PAGES)):
             yield Inconsistency(
                 Severity.ERROR, "generation_index", damage.path, f"It is damaged: {damage.why}.", _UNUSED,
                 damage.remedy, _FILES_PAGE, about=about,
@@ -172,16 +159,16 @@ def check_indexes(damages: Iterable[Damage], about: str, *, deep: bool) -> Itera
 
 def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Inconsistency]:
     """The bloom filter decodes, and has a sample of the generation's keys."""
-    path = f"{generation.ref.folder}/{BLOOM_FILTER}"
+    path = f"{generation.ref.folder}/{key_files.BLOOM_FILTER}"
     kinds = [table.schema.field(name).type for name in table.primary_key]
     try:
-        bloom = read_bloom_filter(table.store, generation.ref.folder, kinds)
+        bloom = key_files.read_bloom_filter(table.store, generation.ref.folder, kinds)
         missed = 0 if bloom is None else generation.unknown_to(bloom, kinds)
         if missed:
             yield _lacks("key_filter", path, missed, "of a sample")
     except NotExportedError:
         return
-    except InvalidFormatError as error:
+    except errors.InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
 
 
@@ -191,28 +178,30 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
     Args:
         keys: its live rows: key columns, and ``_rowaddr``.
     """
-    stored_keys = GenerationKeys.of([keys], keys.column_names[: keys.column_names.index(ROW_ADDRESS)])
+    stored_keys = key_files.GenerationKeys.of([keys], keys.column_names[: keys.column_names.index(ROW_ADDRESS)])
     if not keys.num_rows or any(column.null_count for column in stored_keys.columns):
         return
-    path = f"{generation.ref.folder}/{BLOOM_FILTER}"
+    path = f"{generation.ref.folder}/{key_files.BLOOM_FILTER}"
     try:
-        bloom = read_bloom_filter(store, generation.ref.folder, [column.type for column in stored_keys.columns])
+        bloom = key_files.read_bloom_filter(
+            store, generation.ref.folder, [column.type for column in stored_keys.columns]
+        )
         missed = 0 if bloom is None else int(np.count_nonzero(~bloom.may_have(stored_keys.columns)))
         if missed:
             yield _lacks("key_filter", path, missed)
-    except InvalidFormatError as error:
+    except errors.InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
     values = stored_keys.index_values
-    path = f"{generation.ref.folder}/{KEY_INDEX_PAGES}"
+    path = f"{generation.ref.folder}/{key_files.KEY_INDEX_PAGES}"
     if values is None:
         return
     try:
         missed = _not_indexed(lance_rows(store.get(path), "the key index"), values, keys[ROW_ADDRESS])
         if missed:
             yield _lacks("key_index", path, missed)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         pass
-    except InvalidFormatError as error:
+    except errors.InvalidFormatError as error:
         yield finding_of(error, "key_index", path, f"{_UNUSED} {MERGE_IT}")
 
 
@@ -224,15 +213,14 @@ def _lacks(check: str, path: str, missed: int, of: str = "of the generation") ->
 def _not_indexed(pages: pa.Table, values: pa.Array, addresses: pa.ChunkedArray) -> int:
     """The number of rows that the key index does not have under their key and address.
 
-    Raises:
-        InvalidFormatError: the index has other columns, or values of another type.
+    Raises ``InvalidFormatError``: the index has other columns, or values of another type.
     """
     try:
         stored = pages["values"].combine_chunks().cast(values.type)
         at = pc.index_in(addresses, value_set=pages["ids"].combine_chunks())
         same = pc.equal(_bits(stored.take(at.combine_chunks())), _bits(values))
     except (KeyError, pa.ArrowException) as error:
-        raise InvalidFormatError(f"The key index does not have the columns of one: {error}") from error
+        raise errors.InvalidFormatError(f"The key index does not have the columns of one: {error}") from error
     return len(values) - int(pc.sum(same).as_py() or 0)
 
 

@@ -25,17 +25,11 @@ from google.protobuf import empty_pb2
 from google.protobuf.unknown_fields import UnknownFieldSet
 from lance.file import LanceFileReader
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    ObjectNotFoundError,
-    StorageError,
-    TableCorruptError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.files.datasets import ROW_ID, lance_errors, lance_options
 from memwal_ops.formats.lance.files.named_files import absolute_base
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import by_name, decode_fragment_bitmap, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +38,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.locations import Location
 
 
@@ -99,10 +92,9 @@ class Coverage:
 def base_indexes(table: Table) -> Mapping[str, BaseIndex]:
     """The table's indexes by name, in order of name; Lance's system indexes are left out.
 
-    Raises:
-        TableCorruptError: a fragment bitmap does not decode.
+    Raises ``TableCorruptError``: a fragment bitmap does not decode.
     """
-    entries = by_name(table.manifest)
+    entries = version_manifest.by_name(table.manifest)
     if not entries:
         return {}
     types = {name: _type_of(same[0].index_details) for name, same in entries.items()}
@@ -128,9 +120,11 @@ def _type_of(details: Any) -> str | None:
 def covered_by(entries: Iterable[table_pb2.IndexMetadata]) -> frozenset[int]:
     """Ids of the fragments that any of the entries covers."""
     try:
-        return frozenset[int]().union(*(decode_fragment_bitmap(entry.fragment_bitmap) for entry in entries))
-    except InvalidFormatError as error:
-        raise TableCorruptError(str(error)) from error
+        return frozenset[int]().union(
+            *(version_manifest.decode_fragment_bitmap(entry.fragment_bitmap) for entry in entries)
+        )
+    except errors.InvalidFormatError as error:
+        raise errors.TableCorruptError(str(error)) from error
 
 
 def is_of_key(table: Table, index: BaseIndex) -> bool:
@@ -140,13 +134,13 @@ def is_of_key(table: Table, index: BaseIndex) -> bool:
     return index.type.lower() == "btree" and all([*segment.fields] == keys for segment in index.segments)
 
 
-def is_nested(index: BaseIndex, version: VersionManifest) -> bool:
+def is_nested(index: BaseIndex, version: version_manifest.VersionManifest) -> bool:
     """Whether a field of an index is in a struct."""
     outer = {field.id: field.parent_id for field in version.manifest.fields}
     return any(outer.get(field, -1) >= 0 for entry in index.segments for field in entry.fields)
 
 
-def coverage(covered: frozenset[int], version: VersionManifest) -> Coverage:
+def coverage(covered: frozenset[int], version: version_manifest.VersionManifest) -> Coverage:
     """Compare the fragments that an index covers with the fragments of a version."""
     missing = [fragment for fragment in version.manifest.fragments if fragment.id not in covered]
     return Coverage(
@@ -174,7 +168,9 @@ def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
         if base.id == entry.base_id:
             folder = absolute_base(table.location.folder, base.path.rstrip("/"))
             return f"{folder}/{name if base.is_dataset_root else name.rsplit('/', 1)[-1]}"
-    raise UnsupportedFeatureError(f"Index {entry.name} is in base {entry.base_id}, which the table does not define.")
+    raise errors.UnsupportedFeatureError(
+        f"Index {entry.name} is in base {entry.base_id}, which the table does not define."
+    )
 
 
 def open_index_file(location: Location, path: str, columns: list[str] | None = None) -> LanceFileReader:
@@ -191,10 +187,10 @@ def open_index_file(location: Location, path: str, columns: list[str] | None = N
     try:
         with lance_errors("read index", path):
             return LanceFileReader(path, storage_options=lance_options(location), columns=columns)
-    except StorageError as error:
+    except errors.StorageError as error:
         if _FIRST_FORMAT not in str(error):
             raise
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{path} is of Lance's first format, as releases up to 0.20 wrote indexes.", remedy=CREATE_AGAIN
         ) from error
 
@@ -208,8 +204,7 @@ _MAP_FILE = "bitmap_page_lookup.lance"
 def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> Iterator[NDArray[np.uint64]]:
     """The row ids in the files of a segment, in parts; of an index that has addresses instead, these.
 
-    Raises:
-        StorageError: a file cannot be read.
+    Raises ``StorageError``: a file cannot be read.
     """
     folder = index_folder(table, entry)
     if index.is_vector:
@@ -223,7 +218,7 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
         path = f"{folder}/{name}"
         try:
             reader = open_index_file(table.location, path, [column])
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             if index.is_vector:  # raises if it is of the first format, which has no other file
                 open_index_file(table.location, f"{folder}/index.idx")
             raise
@@ -242,7 +237,7 @@ def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadat
     """
     if index.type in MAPPED:
         return _fragments_of_maps(table, index, entry)
-    held = (np.unique(fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
+    held = (np.unique(version_manifest.fragments_of(ids)).tolist() for ids in row_ids_in(table, index, entry))
     return frozenset[int]().union(*held)
 
 
@@ -251,10 +246,10 @@ def _partitions(table: Table, folder: str, index: BaseIndex) -> list[int]:
     described: dict[bytes, bytes] = {}
     try:
         described = open_index_file(table.location, f"{folder}/metadata.lance").metadata().schema.metadata or {}
-    except ObjectNotFoundError:  # releases up to 0.20 have only this one; it may be gone, too
+    except errors.ObjectNotFoundError:  # releases up to 0.20 have only this one; it may be gone, too
         open_index_file(table.location, f"{folder}/invert.lance")
     if b"partitions" not in described:
-        raise UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
+        raise errors.UnsupportedFeatureError(f"The files of index {index.name} do not list its partitions.")
     partitions: list[int] = json.loads(described[b"partitions"])
     return partitions
 
@@ -275,5 +270,7 @@ def _fragments_of_maps(table: Table, index: BaseIndex, entry: table_pb2.IndexMet
                         fragments.add(fragment)
                         at += 8 + size
                 except struct.error as error:
-                    raise TableCorruptError(f"A map of index {index.name} in {path} cannot be decoded.") from error
+                    raise errors.TableCorruptError(
+                        f"A map of index {index.name} in {path} cannot be decoded."
+                    ) from error
     return frozenset(fragments)

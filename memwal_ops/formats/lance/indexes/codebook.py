@@ -82,9 +82,8 @@ class CodebookParameters:
 def read_codebook(table: Table, entry: table_pb2.IndexMetadata) -> CodebookParameters:
     """The codebook of one index segment, published or not; a few small reads at the ends of two files.
 
-    Raises:
-        UnsupportedFeatureError: files of releases before Lance's v3 vector index, or files
-            that this release cannot compare.
+    Raises ``UnsupportedFeatureError``: files of releases before Lance's v3 vector index, or files that this release
+    cannot compare.
     """
     return codebook_at(table.location, index_folder(table, entry), entry.name)
 
@@ -232,8 +231,7 @@ def _tensor(stored: vector_pb2.Tensor) -> NDArray[np.floating[Any]]:
 def _decoding(failed: str, remedy: str | None = None) -> Iterator[None]:
     """Turn what an unknown file makes fail into an error with this message; errors of the store stay.
 
-    Raises:
-        UnsupportedFeatureError: the file is not as this release knows it.
+    Raises ``UnsupportedFeatureError``: the file is not as this release knows it.
     """
     try:
         yield

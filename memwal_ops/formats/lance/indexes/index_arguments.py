@@ -21,8 +21,8 @@ from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeat
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
 from memwal_ops.formats.lance.files.named_files import FileRoot
 from memwal_ops.formats.lance.files.versions import index_key
+from memwal_ops.formats.lance.indexes import codebook
 from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
-from memwal_ops.formats.lance.indexes.codebook import MODEL_FILES, partitions_of, read_model, vector_parameters
 from memwal_ops.log import get_logger
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
             whole = whole_segments(table, index)
             if not whole:
                 raise UnsupportedFeatureError("files with its codebook are missing or damaged.", remedy=_BY_HAND)
-            model = read_model(table.location, index_folder(table, whole[-1]), index.name)
+            model = codebook.read_model(table.location, index_folder(table, whole[-1]), index.name)
             options["ivf_centroids"] = model.centroids
             if model.codebook is not None:
                 options["pq_codebook"] = model.codebook
@@ -218,7 +218,7 @@ def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) 
 def _needed_files(index: BaseIndex) -> Sequence[str]:
     """The names of the files with the parameters of a segment."""
     if index.is_vector:
-        return MODEL_FILES
+        return codebook.MODEL_FILES
     kind = value_kind(index)
     file = _TEXT_FILE if kind == _TEXT else _FILES[kind].name if kind in _FILES else ""
     return [file] if file else []
@@ -227,8 +227,7 @@ def _needed_files(index: BaseIndex) -> Sequence[str]:
 def _of_details(table: Table, index: BaseIndex, details: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of an index as far as the manifest has them, where its files are lost.
 
-    Raises:
-        UnsupportedFeatureError: they are of a release that described too little.
+    Raises ``UnsupportedFeatureError``: they are of a release that described too little.
     """
     kind = _kind_of(index)
     get_logger(__name__).warning("index_parameters_lost", table=table.location.uri, index=index.name)
@@ -239,7 +238,9 @@ def _of_details(table: Table, index: BaseIndex, details: Mapping[str, Any]) -> d
             options |= {name: code[name] for name in _OF_CODES.get(str(code.get("type")), ())}
             graph = details.get("hnsw", {})
             options |= {name: graph[key] for key, name in _OF_GRAPH.items() if graph.get(key)}
-            partitions = partitions_of(table.location, [index_folder(table, entry) for entry in index.segments])
+            partitions = codebook.partitions_of(
+                table.location, [index_folder(table, entry) for entry in index.segments]
+            )
             return options | ({} if partitions is None else {"num_partitions": partitions})
         if kind == _TEXT:
             if not details:
@@ -271,7 +272,7 @@ def parameters_of(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata
     """
     folder, kind = index_folder(table, entry), _kind_of(index)
     if index.is_vector:
-        return vector_parameters(table.location, folder, index.name)
+        return codebook.vector_parameters(table.location, folder, index.name)
     try:
         if kind == _JSON:
             path, target = _json_target(entry)

@@ -22,14 +22,7 @@ from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows
 from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of
-from memwal_ops.formats.lance.wire.memwal_index import (
-    RegionRow,
-    decode_rows,
-    merge_progress,
-    states_of,
-    with_states_alone,
-    without_fields,
-)
+from memwal_ops.formats.lance.wire import memwal_index
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 
 if TYPE_CHECKING:
@@ -39,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.memwal_index import Row
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 
@@ -63,9 +55,9 @@ class Snapshot:
     rows: pa.Table
 
     @cached_property
-    def regions(self) -> tuple[RegionRow, ...]:
+    def regions(self) -> tuple[memwal_index.RegionRow, ...]:
         """The regions, in the order of the rows."""
-        return decode_rows(self.rows)
+        return memwal_index.decode_rows(self.rows)
 
 
 def snapshot_path(uuid: UUID) -> str:
@@ -81,8 +73,7 @@ def is_external(table: Table) -> bool:
 def read_snapshot(table: Table) -> Snapshot | None:
     """The table's region snapshot; None if none was taken yet. At most one request.
 
-    Raises:
-        InvalidFormatError: the stored bytes are not a Lance file, or have columns of neither layout.
+    Raises ``InvalidFormatError``: the stored bytes are not a Lance file, or have columns of neither layout.
     """
     index = table.index
     if index.inline_snapshots is not None:
@@ -106,19 +97,16 @@ class Known:
     version: int
     replay_after_wal_id: int | None
     wal_id_last_seen: int | None
-    row: Row
+    row: memwal_index.Row
 
 
 def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
     """Per region its state in the snapshot.
 
-    Rows of the region layout contain it. Rows of the shard layout do not: there it
-    is in the schema's metadata, which snapshots of other programs do not have.
-
-    Raises:
-        InvalidFormatError: a row does not decode.
+    Rows of the region layout contain it. Rows of the shard layout do not: there it is in the schema's metadata, which
+    snapshots of other programs do not have. Raises ``InvalidFormatError``: a row does not decode.
     """
-    states = states_of(snapshot.rows)
+    states = memwal_index.states_of(snapshot.rows)
     known: dict[UUID, Known] = {}
     for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
         if region.state is not None:
@@ -133,10 +121,9 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
 def rows_without_values(rows: pa.Table) -> pa.Table:
     """The rows without the columns of region values, and without the metadata of other programs.
 
-    Raises:
-        InvalidFormatError: the columns are of no known layout.
+    Raises ``InvalidFormatError``: the columns are of no known layout.
     """
-    return with_states_alone(without_fields(rows), rows)
+    return memwal_index.with_states_alone(memwal_index.without_fields(rows), rows)
 
 
 def encode_file(rows: pa.Table) -> bytes:
@@ -277,4 +264,4 @@ def _progress_covered(table: Table, covered: frozenset[int]) -> tuple[Mapping[UU
         first_with_it = versions[low] if low < top else candidate.manifest.version
         is_exact = is_exact and earlier.manifest.version + 1 == first_with_it
         candidate = earlier
-    return merge_progress(candidate.indexes), is_exact
+    return memwal_index.merge_progress(candidate.indexes), is_exact

@@ -114,7 +114,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class InitReport:
+class LanceInitReport:
     """The result of ``init``.
 
     Attributes:
@@ -179,7 +179,7 @@ class InitReport:
         return text
 
 
-def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> InitReport:
+def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> LanceInitReport:
     """Create the MemWAL index according to the options, or add what it lacks. Nothing is changed or removed.
 
     Raises:
@@ -221,7 +221,7 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
     return _report("dry_run" if dry_run else "created", table, details)
 
 
-def _add(table: Table, wanted: dict[str, Any], *, dry_run: bool) -> InitReport:
+def _add(table: Table, wanted: dict[str, Any], *, dry_run: bool) -> LanceInitReport:
     before = table.index.details
     details = plan_additions(table, wanted["region_specs"], wanted["maintained_indexes"])
     if details == before:
@@ -238,7 +238,7 @@ def _report(
     table: Table,
     details: memwal_pb2.MemWalIndexDetails,
     before: memwal_pb2.MemWalIndexDetails | None = None,
-) -> InitReport:
+) -> LanceInitReport:
     old = details if before is None else before
     known = {spec.spec_id for spec in old.region_specs}
     added = tuple(spec.spec_id for spec in details.region_specs if spec.spec_id not in known)
@@ -247,7 +247,7 @@ def _report(
         newest = table.region(region_id).latest(checked=True)
         if not newest.sealed and newest.region_spec_id != max(added):
             regions.append(region_id)
-    return InitReport(
+    return LanceInitReport(
         decision,
         table.location.uri,
         table.version,

@@ -79,7 +79,7 @@ _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "versio
 
 
 @dataclass(frozen=True, slots=True)
-class PassReport:
+class MergePassReport:
     """One pass in a report. ``result`` is None in a dry run."""
 
     merge_pass: MergePass
@@ -105,7 +105,7 @@ class MergeReport(MergeOutcome):
 
     decision: MergeDecision
     run_id: str
-    passes: tuple[PassReport, ...]
+    passes: tuple[MergePassReport, ...]
     blocked: tuple[BlockedRegion, ...]
     backlog_after: Backlog
     engine: str
@@ -181,7 +181,7 @@ def _done(result: PassResult) -> list[str]:
     ]
 
 
-def _planned(entry: PassReport) -> list[str]:
+def _planned(entry: MergePassReport) -> list[str]:
     """Sizes as recorded in the manifests; lower bounds if some are not recorded."""
     refs = entry.merge_pass.generations
     known = "" if all(ref.rows is not None and ref.bytes is not None for ref in refs) else "at least "
@@ -368,7 +368,7 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         engine=choice.name,
         engine_reason=choice.reason,
         fell_back=choice.fell_back,
-        passes=tuple(PassReport(merge_pass, None) for merge_pass in planned.passes),
+        passes=tuple(MergePassReport(merge_pass, None) for merge_pass in planned.passes),
         blocked=_compared(table, planned.blocked),
         drained=planned.drained,
         overwritten=_overwritten(table, planned.backlog),
@@ -462,7 +462,7 @@ def _merge_all(
     wanted = _wanted(table, options)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
     had_work = bool(backlog.pending)
-    done: list[PassReport] = []
+    done: list[MergePassReport] = []
     retry = CommitRetry()
     on_rows = _row_counter(backlog, context)
     compared = False
@@ -492,7 +492,7 @@ def _merge_all(
         except (CommitLostError, ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
         else:
-            done.append(PassReport(merge_pass, result))
+            done.append(MergePassReport(merge_pass, result))
             _add_figures(result, context)
             log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
             table = retry.landed(table)

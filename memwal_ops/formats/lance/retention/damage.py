@@ -29,32 +29,11 @@ from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from memwal_ops.errors import (
-    InvalidFormatError,
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableCorruptError,
-)
+from memwal_ops import errors
+from memwal_ops.formats.lance.files import named_files, versions
 from memwal_ops.formats.lance.files.datasets import REFS_FOLDER
-from memwal_ops.formats.lance.files.named_files import Damage, FileRoot, NamedFile, Places, files_of
-from memwal_ops.formats.lance.files.versions import (
-    BASE_FOLDERS,
-    DATA_FOLDER,
-    DELETIONS_FOLDER,
-    VERSIONS_FOLDER,
-    decode_named,
-    file_key,
-    index_key,
-    missing_files,
-    read_references,
-    read_version_manifest,
-    references,
-    version_path,
-)
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
-from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX, check_writable, lost_dictionary
 from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
@@ -63,7 +42,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
-    from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
     from memwal_ops.storage.api import ObjectMeta
 
 
@@ -71,7 +49,7 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 # All other classes name the cause.
-_UNSPECIFIC = (StorageError, ObjectNotFoundError)
+_UNSPECIFIC = (errors.StorageError, errors.ObjectNotFoundError)
 _CONCURRENT_READS = 16
 _MAX_FILES = 10_000
 _MISSING = "is missing, although the newest version refers to it"
@@ -88,7 +66,7 @@ def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[C
     def wrapped(table: Table, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         try:
             return job(table, *args, **kwargs)
-        except StorageError as error:
+        except errors.StorageError as error:
             named = name_damage(table, error)
             if named is error:
                 raise
@@ -97,7 +75,7 @@ def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[C
     return wrapped
 
 
-def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
+def name_damage(table: Table, error: errors.MemwalOpsError) -> errors.MemwalOpsError:
     """The error itself, or ``TableCorruptError`` if a damaged file of the newest version is the cause.
 
     Requests, after an unspecific error: one listing, and one or two for each file, at most 10,000 files.
@@ -108,45 +86,43 @@ def name_damage(table: Table, error: MemwalOpsError) -> MemwalOpsError:
         newest = replace(table.newest(), sound=set())  # all are read again: one was damaged meanwhile, or read wrongly
         damage = _named_and_missing(newest, str(error)) or next(damages(newest, _MAX_FILES), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
-        if damage is None or newest.store.head(version_path(newest.version, newest.naming)) is None:
+        if damage is None or newest.store.head(versions.version_path(newest.version, newest.naming)) is None:
             return error
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         return error
     return replace(damage, why=f"{damage.why} ({error})".rstrip(".")).error
 
 
-def _named_and_missing(table: Table, text: str) -> Damage | None:
+def _named_and_missing(table: Table, text: str) -> named_files.Damage | None:
     """The file that an error names, if the newest version refers to it and it is missing."""
     for file in _places(table).data_files(table.manifest.manifest):
         if file.path in text and file.place.store.head(file.path) is None:
-            return Damage(str(file), DATA_FOLDER, _MISSING)
-    for key in references(table.manifest).own:
+            return named_files.Damage(str(file), versions.DATA_FOLDER, _MISSING)
+    for key in versions.references(table.manifest).own:
         at = text.find(key)
         path = _PATH.match(text, at) if at >= 0 else None
         if path is not None and table.store.head(path[0]) is None:
-            return Damage(path[0], key.partition("/")[0], _MISSING, _rebuild_of(table, path[0]))
+            return named_files.Damage(path[0], key.partition("/")[0], _MISSING, _rebuild_of(table, path[0]))
     return None
 
 
 def _rebuild_of(table: Table, path: str) -> str:
     """What to do about a file of an index, by the index's name; empty: it is not of one that can be built."""
     for entry in table.manifest.index_entries:
-        if index_key(entry) in path and not entry.name.startswith(SYSTEM_INDEX):
+        if versions.index_key(entry) in path and not entry.name.startswith(version_manifest.SYSTEM_INDEX):
             return _REBUILD_INDEX.format(entry.name)
     return ""
 
 
-def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
+def damages(table: Table, limit: int | None = None) -> Iterator[named_files.Damage]:
     """Each damaged file of the newest version, wherever it is; of the first ``limit`` data files, or of all.
 
-    Requests: a listing of the tags and branches, one of each index, and two for each data file.
-
-    Raises:
-        MemwalOpsError: a store failed, or that of a base path cannot be opened.
+    Requests: a listing of the tags and branches, one of each index, and two for each data file. Raises
+    ``MemwalOpsError``: a store failed, or that of a base path cannot be opened.
     """
     yield from _damaged_references(table)
-    if (why := lost_dictionary(table.manifest)) is not None:
-        yield Damage(version_path(table.version, table.naming), VERSIONS_FOLDER, why)
+    if (why := version_manifest.lost_dictionary(table.manifest)) is not None:
+        yield named_files.Damage(versions.version_path(table.version, table.naming), versions.VERSIONS_FOLDER, why)
     places = _places(table)
     checks = chain(
         (partial(_damage_of, table, file) for file in islice(places.data_files(table.manifest.manifest), limit)),
@@ -156,21 +132,21 @@ def damages(table: Table, limit: int | None = None) -> Iterator[Damage]:
         yield from damage
 
 
-def _damaged_references(table: Table) -> Iterator[Damage]:
+def _damaged_references(table: Table) -> Iterator[named_files.Damage]:
     try:
         root = table.branch.root
-    except InvalidUsageError:
+    except errors.InvalidUsageError:
         return  # not known: what reads the tags reports that
     for meta in root.list(REFS_FOLDER):
         if meta.path.endswith(".json") and not _is_object(root.get(meta.path)):
-            yield Damage(meta.path, REFS_FOLDER, "is damaged: it is not a JSON document of a tag or branch")
+            yield named_files.Damage(meta.path, REFS_FOLDER, "is damaged: it is not a JSON document of a tag or branch")
 
 
-def _places(table: Table) -> Places:
-    return Places(table.location, table.store, table.manifest.manifest)
+def _places(table: Table) -> named_files.Places:
+    return named_files.Places(table.location, table.store, table.manifest.manifest)
 
 
-def _damage_of(table: Table, file: NamedFile) -> Sequence[Damage]:
+def _damage_of(table: Table, file: named_files.NamedFile) -> Sequence[named_files.Damage]:
     if str(file) in table.sound:
         return ()
     try:
@@ -180,10 +156,10 @@ def _damage_of(table: Table, file: NamedFile) -> Sequence[Damage]:
     if why is None:
         table.sound.add(str(file))
         return ()
-    return (Damage(str(file), DATA_FOLDER if file.of is None else DELETIONS_FOLDER, why),)
+    return (named_files.Damage(str(file), versions.DATA_FOLDER if file.of is None else versions.DELETIONS_FOLDER, why),)
 
 
-def damage_of(file: NamedFile) -> str | None:
+def damage_of(file: named_files.NamedFile) -> str | None:
     """The damage of a file, as the end of a sentence; None: it exists, and is as it should be. Two requests."""
     meta = file.place.store.head(file.path)
     if meta is None:
@@ -192,25 +168,31 @@ def damage_of(file: NamedFile) -> str | None:
     return None if why is None else f"is damaged: {why}"
 
 
-def _damages_of_index(places: Places, index: table_pb2.IndexMetadata) -> Sequence[Damage]:
+def _damages_of_index(places: named_files.Places, index: table_pb2.IndexMetadata) -> Sequence[named_files.Damage]:
     """Damaged and missing files of an index; releases before pylance 14 do not list an index's files."""
     place, folder = places.index_folder(index)
-    fix = "" if index.name.startswith(SYSTEM_INDEX) else _REBUILD_INDEX.format(index.name)
+    fix = "" if index.name.startswith(version_manifest.SYSTEM_INDEX) else _REBUILD_INDEX.format(index.name)
     try:
         sizes = {meta.path: meta.size for meta in place.store.list(folder)}
     except LinkError:
         return ()
     if not sizes:
-        if index.name.startswith(SYSTEM_INDEX):  # those are in the manifest, or name their files themselves
+        if index.name.startswith(
+            version_manifest.SYSTEM_INDEX
+        ):  # those are in the manifest, or name their files themselves
             return ()
         own = places.own.path(INDICES_FOLDER, str(UUID(bytes=index.uuid.uuid)))
         if place.uri and next(places.own.store.list(own), None) is not None:
             # docs/upstream.md: a compaction by pylance writes there, and its entry still names the base path.
-            return (Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
-        return (Damage(place.shown(folder), INDICES_FOLDER, _MISSING, fix),)
+            return (named_files.Damage(place.shown(folder), INDICES_FOLDER, _MISPLACED.format(own), _REBUILD),)
+        return (named_files.Damage(place.shown(folder), INDICES_FOLDER, _MISSING, fix),)
     named = {f"{folder}/{file.path}": file.size_bytes for file in index.files}
     files = (place.index_file(path, named.get(path, 0)) for path in sorted(named.keys() | sizes.keys()))
-    return [Damage(str(file), INDICES_FOLDER, why, fix) for file in files if (why := damage_of(file)) is not None]
+    return [
+        named_files.Damage(str(file), INDICES_FOLDER, why, fix)
+        for file in files
+        if (why := damage_of(file)) is not None
+    ]
 
 
 def _is_object(data: bytes) -> bool:
@@ -232,8 +214,8 @@ class _Expected:
 
     def __init__(
         self,
-        place: FileRoot,
-        files: Iterable[NamedFile],
+        place: named_files.FileRoot,
+        files: Iterable[named_files.NamedFile],
         indexes: Iterable[str] = (),
         opened: Collection[str] = frozenset(),
     ) -> None:
@@ -242,7 +224,7 @@ class _Expected:
         self._files = {file.path: file for file in files}
         self._indexes = set(indexes)
         self._unseen = set(self._indexes)
-        self._to_open: dict[str, tuple[NamedFile, int]] = {}
+        self._to_open: dict[str, tuple[named_files.NamedFile, int]] = {}
         self._wrong: dict[str, str] = {}
 
     @property
@@ -267,7 +249,7 @@ class _Expected:
             return
         if file.size not in {0, meta.size}:
             self._wrong[str(file)] = f"has {meta.size:,} bytes instead of {file.size:,}"
-        elif not file.size or file_key(meta.path) in self._opened:
+        elif not file.size or versions.file_key(meta.path) in self._opened:
             self._to_open[str(file)] = file, meta.size
 
     def wrong(self, sound: set[str]) -> dict[str, str]:
@@ -295,27 +277,27 @@ class _Expected:
                 self._wrong[str(file)] = f"is damaged: {why}"
         return self._wrong
 
-    def _missing(self, file: NamedFile) -> str:
+    def _missing(self, file: named_files.NamedFile) -> str:
         """The name of a missing file; of an index without any, that of its folder."""
         folder = file.path.rpartition("/")[0]
         is_whole = file.path.startswith(INDICES_FOLDER) and next(iter(self.place.store.list(folder)), None) is None
         return self.place.shown(folder) if is_whole else str(file)
 
 
-def _listed_now(file: NamedFile) -> ObjectMeta | LinkError | None:
+def _listed_now(file: named_files.NamedFile) -> ObjectMeta | LinkError | None:
     try:
         return file.place.store.head(file.path)
     except LinkError as error:
         return error
 
 
-def _damage(of: tuple[NamedFile, int]) -> str | None:
+def _damage(of: tuple[named_files.NamedFile, int]) -> str | None:
     file, size = of
     try:
         return file.damage(size)
     except LinkError:
         return None
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return "it was deleted while it was read"
 
 
@@ -331,17 +313,15 @@ class NewestFiles:
         """Take a file of a listing of the base folders into account."""
         self.expected.see(meta)
 
-    def damage(self) -> Damage | None:
+    def damage(self) -> named_files.Damage | None:
         """The worst file that is missing or damaged, after the listings have ended; None: there is none."""
         return _worst(self._table, self._wrong())
 
     def require(self) -> None:
         """Refuse to continue if the listing has ended without all files, or one is damaged.
 
-        If there is a newer version, that is checked instead.
-
-        Raises:
-            TableCorruptError: with such a file, and the newest version that does not refer to it.
+        If there is a newer version, that is checked instead. Raises ``TableCorruptError``: with such a file, and the
+        newest version that does not refer to it.
         """
         wrong = self._wrong()
         damage = _worst(self._table, wrong)
@@ -351,9 +331,9 @@ class NewestFiles:
         if newest.version != self._table.version:  # the files may have been deleted with this version
             require_complete(newest, self._since)
             return
-        readable = self._newest_without(frozenset(filter(None, map(file_key, wrong))))
+        readable = self._newest_without(frozenset(filter(None, map(versions.file_key, wrong))))
         kept = "" if readable is None else f" Version {readable} is the newest that does not need it."
-        raise TableCorruptError(
+        raise errors.TableCorruptError(
             f"{damage.path} {damage.why}, and the newest version, {self._table.version}, needs it: nothing is deleted "
             f"while the newest version is not complete.{kept}",
             remedy=f"{damage.remedy} Then run this again." if damage.folder == INDICES_FOLDER else _OF_ROWS,
@@ -362,8 +342,8 @@ class NewestFiles:
     def _wrong(self) -> dict[str, str]:
         """The wrong files by name; those in other tables only if all of the own ones are right."""
         wrong = dict(self.expected.wrong(self._table.sound))
-        if (why := lost_dictionary(self._table.manifest)) is not None:
-            wrong[version_path(self._table.version, self._table.naming)] = why
+        if (why := version_manifest.lost_dictionary(self._table.manifest)) is not None:
+            wrong[versions.version_path(self._table.version, self._table.naming)] = why
         return wrong or wrong_at_base_paths(self._table)
 
     def _newest_without(self, wrong: frozenset[str]) -> int | None:
@@ -371,12 +351,14 @@ class NewestFiles:
         if not wrong:
             return None
         older = sorted(version for version in self._table.history.listed() if version < self._table.version)
-        paths = {version_path(version, self._table.naming): version for version in older[-_OLDER:]}
+        paths = {versions.version_path(version, self._table.naming): version for version in older[-_OLDER:]}
         try:
             readable = [
-                paths[path] for path, refers in read_references(self._table.store, paths) if not refers.own & wrong
+                paths[path]
+                for path, refers in versions.read_references(self._table.store, paths)
+                if not refers.own & wrong
             ]
-        except TableCorruptError:
+        except errors.TableCorruptError:
             return None
         return max(readable, default=None)
 
@@ -384,50 +366,53 @@ class NewestFiles:
 def _written_since(table: Table, version: int) -> frozenset[str]:
     """The keys of the files of the table's version that an older version does not have; of all, if that is gone."""
     try:
-        older = references(read_version_manifest(table.store, version, table.naming)).own
-    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
+        older = versions.references(versions.read_version_manifest(table.store, version, table.naming)).own
+    except (errors.ObjectNotFoundError, errors.InvalidFormatError, errors.TableCorruptError):
         older = frozenset()
-    return references(table.manifest).own - older
+    return versions.references(table.manifest).own - older
 
 
 def _expected_here(table: Table, opened: Collection[str] = frozenset()) -> _Expected:
-    place = FileRoot(table.store, "")
-    files = [*files_of(table.manifest.manifest, lambda entry: None if entry.HasField("base_id") else place)]
+    place = named_files.FileRoot(table.store, "")
+    files = [*named_files.files_of(table.manifest.manifest, lambda entry: None if entry.HasField("base_id") else place)]
     folders = []
     for index in table.manifest.index_entries:
-        if index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX):
+        if index.HasField("base_id") or index.name.startswith(version_manifest.SYSTEM_INDEX):
             continue
         if index.files:
-            files += (place.index_file(f"{index_key(index)}/{file.path}", file.size_bytes) for file in index.files)
+            files += (
+                place.index_file(f"{versions.index_key(index)}/{file.path}", file.size_bytes) for file in index.files
+            )
         else:
-            folders.append(index_key(index))
+            folders.append(versions.index_key(index))
     return _Expected(place, files, folders, opened)
 
 
-def _worst(table: Table, wrong: Mapping[str, str]) -> Damage | None:
+def _worst(table: Table, wrong: Mapping[str, str]) -> named_files.Damage | None:
     """A file with rows, before an index."""
     if not wrong:
         return None
     path = min(wrong, key=lambda path: (path.startswith(INDICES_FOLDER), path))
     others = f" (and {len(wrong) - 1:,} more like it)" if len(wrong) > 1 else ""
-    folder = next((folder for folder in (*BASE_FOLDERS, VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}"), DATA_FOLDER)
-    return Damage(path, folder, f"{wrong[path]}{others}", _rebuild_of(table, path))
+    folder = next(
+        (folder for folder in (*versions.BASE_FOLDERS, versions.VERSIONS_FOLDER) if f"/{folder}/" in f"/{path}"),
+        versions.DATA_FOLDER,
+    )
+    return named_files.Damage(path, folder, f"{wrong[path]}{others}", _rebuild_of(table, path))
 
 
 def wrong_at_base_paths(table: Table) -> dict[str, str]:
     """What is wrong with each file of the newest version that is in another table, as of a branch or a shallow clone.
 
-    Requests: one for each page of a listing of the other table's files, and one for each that is opened.
-
-    Raises:
-        MemwalOpsError: the store of a base path failed, or cannot be opened.
+    Requests: one for each page of a listing of the other table's files, and one for each that is opened. Raises
+    ``MemwalOpsError``: the store of a base path failed, or cannot be opened.
     """
     manifest = table.manifest.manifest
     if not manifest.base_paths:
         return {}
-    places = Places(table.location, table.store, manifest)
-    there: dict[FileRoot, list[NamedFile]] = {}
-    for file in files_of(manifest, lambda entry: places.of(entry) if entry.HasField("base_id") else None):
+    places = named_files.Places(table.location, table.store, manifest)
+    there: dict[named_files.FileRoot, list[named_files.NamedFile]] = {}
+    for file in named_files.files_of(manifest, lambda entry: places.of(entry) if entry.HasField("base_id") else None):
         there.setdefault(file.place, []).append(file)
     wrong: dict[str, str] = {}
     for place, files in there.items():
@@ -463,7 +448,7 @@ def require_complete(table: Table, since: int | None = None) -> None:
     files.require()
 
 
-def newest_damage(table: Table) -> Damage | None:
+def newest_damage(table: Table) -> named_files.Damage | None:
     """A file that is missing or damaged, though the table's version needs it. Requests: as above."""
     files = NewestFiles(table)
     _listed(files.expected)
@@ -499,7 +484,7 @@ class VersionsCheck:
     listed: int
     checked: int = 1
     unreadable: dict[int, str] = field(default_factory=dict)
-    newest: Damage | None = None
+    newest: named_files.Damage | None = None
 
     def to_json(self, *, limit: int = 100) -> dict[str, object]:
         """The ``versions`` entry of ``inspect --json``."""
@@ -516,30 +501,28 @@ def missing_of_version(table: Table, version: int) -> str | None:
     """A missing or damaged file to which the version refers; None if there is none, or no such version.
 
     One request for each file that the version does not share with ``table``'s. Of ``table``'s own, a listing of the
-    folders of its files; an index does not count.
-
-    Raises:
-        TableCorruptError: the version's manifest does not decode.
+    folders of its files; an index does not count. Raises ``TableCorruptError``: the version's manifest does not decode.
     """
     if version == table.version:
         damage = newest_damage(table)
         return None if damage is None or damage.folder == INDICES_FOLDER else damage.path
-    path = version_path(version, table.naming)
+    path = versions.version_path(version, table.naming)
     try:
-        decoded = decode_named(path, table.store.get(path))
-        check_writable(decoded.manifest)
+        decoded = versions.decode_named(path, table.store.get(path))
+        version_manifest.check_writable(decoded.manifest)
         return missing_of_manifest(table, decoded, besides=_needed_files(table, table.manifest))
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
-    except InvalidFormatError as error:
-        raise TableCorruptError(f"{path} cannot be read: {error}") from error
+    except errors.InvalidFormatError as error:
+        raise errors.TableCorruptError(f"{path} cannot be read: {error}") from error
 
 
-def missing_of_manifest(table: Table, version: VersionManifest, besides: Collection[str] = ()) -> str | None:
+def missing_of_manifest(
+    table: Table, version: version_manifest.VersionManifest, besides: Collection[str] = ()
+) -> str | None:
     """A missing or damaged file that a version of the table needs, but for ``besides``. One request for each file.
 
-    Raises:
-        InvalidFormatError: the manifest contradicts itself.
+    Raises ``InvalidFormatError``: the manifest contradicts itself.
     """
     needed = _needed_files(table, version)
     return min(_unreadable(table, {key: file for key, file in needed.items() if key not in besides}), default=None)
@@ -580,56 +563,61 @@ def check_versions(table: Table, first: Collection[int] = ()) -> VersionsCheck:
     return check
 
 
-def _damage_of_version(table: Table) -> Damage | None:
+def _damage_of_version(table: Table) -> named_files.Damage | None:
     """A damaged file of the newest version; None: there is none, or it was expired since."""
     try:
         damage = newest_damage(table)
     except NotExportedError:
         return None
-    return None if damage is None or table.store.head(version_path(table.version, table.naming)) is None else damage
+    return (
+        None
+        if damage is None or table.store.head(versions.version_path(table.version, table.naming)) is None
+        else damage
+    )
 
 
-def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, NamedFile | None] | None:
+def _listed_files(table: Table, listed: tuple[int, ObjectMeta]) -> Mapping[str, named_files.NamedFile | None] | None:
     """The files of a listed version, none if it was expired meanwhile; None if its manifest does not decode."""
     try:
         version = table.history.manifest(listed[1])
-        check_writable(version.manifest)
+        version_manifest.check_writable(version.manifest)
         return _needed_files(table, version)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return {}
-    except (InvalidFormatError, TableCorruptError):
+    except (errors.InvalidFormatError, errors.TableCorruptError):
         return None
 
 
-def _needed_files(table: Table, version: VersionManifest) -> Mapping[str, NamedFile | None]:
+def _needed_files(
+    table: Table, version: version_manifest.VersionManifest
+) -> Mapping[str, named_files.NamedFile | None]:
     """The files without which a version is not readable, by name; None: the folder of an index of the table.
 
-    Raises:
-        InvalidFormatError: its manifest contradicts itself.
+    Raises ``InvalidFormatError``: its manifest contradicts itself.
     """
     manifest = version.manifest
-    folders = dict.fromkeys(key for key in references(version).own if key.startswith(f"{INDICES_FOLDER}/"))
+    folders = dict.fromkeys(key for key in versions.references(version).own if key.startswith(f"{INDICES_FOLDER}/"))
     try:
-        files = [*Places(table.location, table.store, manifest).data_files(manifest)]
+        files = [*named_files.Places(table.location, table.store, manifest).data_files(manifest)]
     except NotExportedError:
-        own = FileRoot(table.store, "")
-        files = [*files_of(manifest, lambda entry: None if entry.HasField("base_id") else own)]
+        own = named_files.FileRoot(table.store, "")
+        files = [*named_files.files_of(manifest, lambda entry: None if entry.HasField("base_id") else own)]
     return folders | {str(file): file for file in files}
 
 
-def _unreadable(table: Table, files: Mapping[str, NamedFile | None]) -> frozenset[str]:
-    gone = missing_files(table.store, [key for key, file in files.items() if file is None])
+def _unreadable(table: Table, files: Mapping[str, named_files.NamedFile | None]) -> frozenset[str]:
+    gone = versions.missing_files(table.store, [key for key, file in files.items() if file is None])
     unread = [file for key, file in files.items() if file is not None and key not in table.sound]
     checked = concurrently(_is_readable, unread, threads=_CONCURRENT_READS)
     return frozenset([*gone, *(str(file) for file, readable in checked if not readable)])
 
 
-def _is_readable(file: NamedFile) -> bool:
+def _is_readable(file: named_files.NamedFile) -> bool:
     try:
         if file.of is not None:
             return file.damage(0) is None
         meta = file.place.store.head(file.path)
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return False
     except LinkError:
         return True

@@ -18,8 +18,8 @@ from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.table_history import IndexRecord, LogRecord, RevisionRecord, StorageRecord, TableHistory
-from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, RegionManifestCorruptError, TableCorruptError
+from memwal_ops import errors
+from memwal_ops.core import table_history
 from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER, is_ascending, list_versions, operation_of
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.regions.manifests import list_regions
@@ -70,7 +70,7 @@ class _Region:
     manifests: Sequence[tuple[datetime, RegionManifest]]
 
 
-def recent_history(table: Table, limit: int) -> TableHistory:
+def recent_history(table: Table, limit: int) -> table_history.TableHistory:
     """The newest ``limit`` versions and at most 10 times as many generations, of at most 20 regions.
 
     Requests: one for each version, one listing for each region, and one for each of its newest 20 manifests.
@@ -95,7 +95,7 @@ def recent_history(table: Table, limit: int) -> TableHistory:
         left_out = f"generations of {_MAX_REGIONS} of {len(ids):,} regions"
     log = [record for region in regions for record in _generations(table, region, versions)]
     log.sort(key=lambda record: record[0], reverse=True)
-    return TableHistory(
+    return table_history.TableHistory(
         tuple(revisions[:limit]),
         tuple(record for _, record in log[: 10 * limit]),
         tuple(_indexes(table)),
@@ -115,19 +115,19 @@ def _version(table: Table, meta: ObjectMeta) -> _Version | None:
     try:
         read = decode_version_manifest(table.store.get(meta.path))
         merged = merge_progress(read.indexes)
-    except (ObjectNotFoundError, InvalidFormatError, TableCorruptError):
+    except (errors.ObjectNotFoundError, errors.InvalidFormatError, errors.TableCorruptError):
         return None
     return _Version(int(read.manifest.version), read.manifest.timestamp.ToDatetime(UTC), read, merged)
 
 
 def _revision(
     version: _Version, previous: _Version | None, sizes: Mapping[tuple[UUID, int], FlushedGeneration]
-) -> RevisionRecord:
+) -> table_history.RevisionRecord:
     manifest, transaction = version.manifest.manifest, version.manifest.transaction
     merged = dict(_merged_in(version, previous))
     known = [size for (region_id, generation), size in sizes.items() if generation in merged.get(region_id, ())]
     files = [file for fragment in manifest.fragments for file in fragment.files]
-    return RevisionRecord(
+    return table_history.RevisionRecord(
         version.number,
         version.committed,
         _author(manifest, transaction),
@@ -167,14 +167,14 @@ def _region(table: Table, region_id: UUID) -> _Region:
     for number, published in sorted(nlargest(_MAX_MANIFESTS, numbered, key=lambda pair: pair[0])):
         try:
             manifests.append((published, region.read(number)))
-        except RegionManifestCorruptError:
+        except errors.RegionManifestCorruptError:
             continue  # collected meanwhile, or damaged: inspect and verify report that
     return _Region(region_id, manifests)
 
 
 def _generations(
     table: Table, region: _Region, versions: Sequence[_Version]
-) -> Iterator[tuple[tuple[datetime, int], LogRecord]]:
+) -> Iterator[tuple[tuple[datetime, int], table_history.LogRecord]]:
     """The generations that any of a region's manifests lists, each with the key by which they are sorted."""
     if not region.manifests:
         return
@@ -192,7 +192,7 @@ def _generations(
         removed = None if unlisted is None else lists[unlisted][0]
         state = "removed" if removed else "merged" if number <= progress else "waiting"
         began = lists[first][0] if first else None
-        record = LogRecord(
+        record = table_history.LogRecord(
             f"{str(region.region_id)[:8]}/{number}",
             flushed.physical_rows,
             flushed.accounted_bytes,
@@ -212,23 +212,25 @@ def _merge_of(versions: Sequence[_Version], region_id: UUID, generation: int) ->
     return merged[-1] if merged and before and before[0].number < merged[-1].number else None
 
 
-def _indexes(table: Table) -> Iterator[IndexRecord]:
+def _indexes(table: Table) -> Iterator[table_history.IndexRecord]:
     for index in base_indexes(table).values():
         state = coverage(index.covered, table.manifest)
         covered = state.fragments - len(state.uncovered)
-        yield IndexRecord(index.name, index.type, covered, state.fragments, state.uncovered_rows)
+        yield table_history.IndexRecord(index.name, index.type, covered, state.fragments, state.uncovered_rows)
 
 
-def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[StorageRecord]:
+def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[table_history.StorageRecord]:
     """The data files of the base table; why other files are kept, ``gc`` reports."""
     newest = _files(table.manifest)
-    yield StorageRecord("data files", len(newest), sum(newest.values()), f"version {table.version}, the newest")
+    yield table_history.StorageRecord(
+        "data files", len(newest), sum(newest.values()), f"version {table.version}, the newest"
+    )
     older: dict[str, int] = {}
     for version in versions:
         older |= {path: size for path, size in _files(version.manifest).items() if path not in newest}
     if older:
         held = f"versions {versions[-1].number} to {versions[0].number} (memwal-ops expire)"
-        yield StorageRecord("data files of older versions", len(older), sum(older.values()), held)
+        yield table_history.StorageRecord("data files of older versions", len(older), sum(older.values()), held)
 
 
 def _files(version: VersionManifest) -> dict[str, int]:

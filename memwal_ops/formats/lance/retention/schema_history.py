@@ -28,20 +28,13 @@ from weakref import WeakKeyDictionary
 
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, SchemaProjectionError
 from memwal_ops.formats.lance.files.versions import parent_version, read_version_manifest
-from memwal_ops.formats.lance.retention.schema_recorder import (
-    Field,
-    extended_record,
-    fewest_versions,
-    nanoseconds,
-    read_schema_record,
-)
+from memwal_ops.formats.lance.retention import schema_recorder
 from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwal_ops.formats.lance.retention.schema_recorder import Part, SchemaRecord, Span
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import table_pb2
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
@@ -81,7 +74,7 @@ class _Version:
     """
 
     written: int
-    fields: tuple[Field, ...]
+    fields: tuple[schema_recorder.Field, ...]
     ids: frozenset[int]
     parent: int | None
     has_transaction: bool
@@ -291,7 +284,7 @@ class SchemaHistory:
         if self._stored is None:
             listed = self._table.history.listed()
             recorded = {number: span.stored for span in self._record.spans() for number in (span.first, span.last)}
-            stored = {version: nanoseconds(meta.last_modified) for version, meta in listed.items()}
+            stored = {version: schema_recorder.nanoseconds(meta.last_modified) for version, meta in listed.items()}
             self._stored = recorded | stored
         stored = self._stored
         number = self._newest_at(lambda number: stored.get(number, time) <= time)
@@ -370,13 +363,13 @@ class SchemaHistory:
         )
         for file in islice(with_id, _DATA_FILES_CHECKED):
             meta = self._table.store.head(f"data/{file.path}")
-            if meta is not None and nanoseconds(meta.last_modified) <= flush.earliest:
+            if meta is not None and schema_recorder.nanoseconds(meta.last_modified) <= flush.earliest:
                 return True
         return False
 
     def _not_reused(self, field_id: int, flush: Flush) -> bool:
         """Whether too few versions are missing since the flush for the id to have been given to another field."""
-        newer: Part | None = None
+        newer: schema_recorder.Part | None = None
         for part in reversed(self._evidence.parts):
             start = part.start_of(field_id)
             if start is None or (newer is not None and not _joins(field_id, part, start, newer)):
@@ -416,14 +409,14 @@ class SchemaHistory:
         return {mine.id: mine.id for mine in fields} if ids == list(range(len(ids))) else None
 
     @cached_property
-    def _record(self) -> SchemaRecord:
+    def _record(self) -> schema_recorder.SchemaRecord:
         """What is recorded of versions; it is read once a version is missing."""
-        return read_schema_record(self._table)
+        return schema_recorder.read_schema_record(self._table)
 
     @cached_property
-    def _evidence(self) -> SchemaRecord:
+    def _evidence(self) -> schema_recorder.SchemaRecord:
         """The record with what the existing versions show."""
-        return extended_record(self._table, self._record)
+        return schema_recorder.extended_record(self._table, self._record)
 
     def _newest_first(self) -> Iterator[tuple[int, _Version]]:
         for number in range(self._table.version, 0, -1):
@@ -467,8 +460,7 @@ class SchemaHistory:
     def _read_down(self, number: int, count: int) -> None:
         """Read a version and the ``count`` - 1 before it at once, as most searches go through consecutive versions.
 
-        Raises:
-            SchemaProjectionError: it is damaged; the others are read again when they are needed.
+        Raises ``SchemaProjectionError``: it is damaged; the others are read again when they are needed.
         """
         known = self._validated()
         missing = [older for older in range(number, max(0, number - count), -1) if older not in self._read]
@@ -521,7 +513,9 @@ class SchemaHistory:
 
 def _version(found: VersionManifest) -> _Version:
     manifest, transaction = found.manifest, found.transaction
-    fields = tuple(Field(field.id, field.name, field.logical_type, field.parent_id) for field in manifest.fields)
+    fields = tuple(
+        schema_recorder.Field(field.id, field.name, field.logical_type, field.parent_id) for field in manifest.fields
+    )
     # Without a transaction, a restore cannot be recognized: see ``has_transaction``.
     parent = int(manifest.version) - 1 if transaction is None else parent_version(found)
     return _Version(
@@ -534,13 +528,13 @@ def _version(found: VersionManifest) -> _Version:
     )
 
 
-def _shape(fields: Iterable[Field | table_pb2.Field]) -> _Shape:
+def _shape(fields: Iterable[schema_recorder.Field | table_pb2.Field]) -> _Shape:
     listed = list(fields)
     places = {field.id: place for place, field in enumerate(listed)}
     return [(field.name, field.logical_type, places.get(field.parent_id, -1)) for field in listed]
 
 
-def _joins(field_id: int, part: Part, start: Span, newer: Part) -> bool:
+def _joins(field_id: int, part: schema_recorder.Part, start: schema_recorder.Span, newer: schema_recorder.Part) -> bool:
     """Whether a field is the same before and after the versions that are missing between two parts.
 
     Any version that existed before may have been restored meanwhile, so none may have another field under the id.
@@ -550,4 +544,4 @@ def _joins(field_id: int, part: Part, start: Span, newer: Part) -> bool:
     if others or not part.complete or field_id not in after.ids or not newer.index[0] == part.index[1] != "":
         return False
     missing = after.first - 1 - part.last + (not after.keeps_fields)
-    return missing < fewest_versions(field_id, part.files(), after.ids)
+    return missing < schema_recorder.fewest_versions(field_id, part.files(), after.ids)

@@ -335,12 +335,7 @@ def nanoseconds(time: datetime) -> int:
 
 
 def span_of(number: int, found: VersionManifest, stored: int, key: Collection[str]) -> Span:
-    """One version as a span.
-
-    Args:
-        stored: the time of its file, in ns.
-        key: names of the key columns.
-    """
+    """One version as a span. ``stored``: the time of its file, in ns. ``key``: names of the key columns."""
     manifest, transaction = found.manifest, found.transaction
     keys = {field.id for field in manifest.fields if field.name in key and field.parent_id < 0}
     files = [set(file.fields) for fragment in manifest.fragments for file in fragment.files if file.fields]

@@ -21,14 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal_ops import errors
 from memwal_ops.core.spark.stages import carry, from_document, to_document
-from memwal_ops.errors import (
-    DuplicateKeysError,
-    GenerationCorruptError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    RegionsBlockedError,
-)
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
@@ -101,13 +95,13 @@ class PassResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class BlockedRegionsError(RegionsBlockedError):
+class BlockedRegionsError(errors.RegionsBlockedError):
     """Some regions cannot be merged. The pass was abandoned before anything was published.
 
     ``causes`` maps a region id to the generation at fault (None: the region as a whole) and the error.
     """
 
-    def __init__(self, causes: Mapping[UUID, tuple[int | None, MemwalOpsError]]) -> None:
+    def __init__(self, causes: Mapping[UUID, tuple[int | None, errors.MemwalOpsError]]) -> None:
         super().__init__("; ".join(str(error) for _, error in causes.values()))
         self.causes = causes
 
@@ -226,8 +220,7 @@ def keys_of_all(generations: Sequence[Generation], primary_key: Sequence[str]) -
 def newest_of(parts: Sequence[KeysOf], primary_key: Sequence[str]) -> Winners:
     """Find the newest row of each key among these, grouped by region, ascending within each.
 
-    Raises:
-        BlockedRegionsError: a key is in two regions.
+    Raises ``BlockedRegionsError``: a key is in two regions.
     """
     tables = [one.keys for one in parts]
     bounds = np.cumsum([0, *(table.num_rows for table in tables)])
@@ -246,7 +239,9 @@ def newest_of(parts: Sequence[KeysOf], primary_key: Sequence[str]) -> Winners:
     is_winner = np.zeros(total, dtype=np.bool_)
     is_winner[newest] = True
     if int(is_winner.sum()) != grouped.num_rows:
-        raise InvariantViolatedError("Two keys of a pass share one row: the collapse is wrong, nothing was merged.")
+        raise errors.InvariantViolatedError(
+            "Two keys of a pass share one row: the collapse is wrong, nothing was merged."
+        )
     is_upsert = is_winner & ~tombstones
     return Winners(
         keys=grouped.select(list(primary_key)),
@@ -267,7 +262,7 @@ def read_all_keys(generations: Sequence[Generation], primary_key: Sequence[str])
             return error
 
     tables: list[pa.Table] = []
-    causes: dict[UUID, tuple[int | None, MemwalOpsError]] = {}
+    causes: dict[UUID, tuple[int | None, errors.MemwalOpsError]] = {}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         for outcome in pool.map(read_one, generations):
             if isinstance(outcome, BlockedRegionsError):
@@ -289,11 +284,11 @@ def read_keys(generation: Generation, primary_key: Sequence[str]) -> pa.Table:
     """
     try:
         table = generation.read_keys()
-    except GenerationCorruptError as error:
+    except errors.GenerationCorruptError as error:
         raise BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}) from error
     addresses = table.column(ROW_ADDRESS).to_numpy()
     if len(addresses) > 1 and not bool(np.all(addresses[1:] > addresses[:-1])):
-        raise InvariantViolatedError(f"{generation.ref} was not read in the order of its row addresses.")
+        raise errors.InvariantViolatedError(f"{generation.ref} was not read in the order of its row addresses.")
     return table.rename_columns([*primary_key, TOMBSTONE, ROW_ADDRESS])
 
 
@@ -357,10 +352,10 @@ def regions_by_key(
     return shared
 
 
-def shared_keys_error(region_id: UUID, count: int, examples: Sequence[Mapping[str, Any]]) -> DuplicateKeysError:
+def shared_keys_error(region_id: UUID, count: int, examples: Sequence[Mapping[str, Any]]) -> errors.DuplicateKeysError:
     """The error of a region that shares ``count`` keys with other regions of the pass."""
     subject = "1 key of region {} is" if count == 1 else f"{count:,} keys of region {{}} are"
-    return DuplicateKeysError(
+    return errors.DuplicateKeysError(
         f"{subject.format(region_id)} in another region as well, for example {list(examples)}; "
         "the order of their writes is not known."
     )

@@ -23,13 +23,7 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    SchemaProjectionError,
-    StorageError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import written_schema
 from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
@@ -208,7 +202,7 @@ class _Rows:
             storage_options=lance_options(table.location),
         )
         if not isinstance(made, list) or len(made) != 1 or made[0].physical_rows != count:
-            raise InvariantViolatedError(f"Not exactly {count} rows were written again; nothing was published.")
+            raise errors.InvariantViolatedError(f"Not exactly {count} rows were written again; nothing was published.")
         files: list[dict[str, Any]] = made[0].to_json()["files"]
         return files
 
@@ -254,7 +248,7 @@ class Rewrite:
         data = [f"data/{file.path}" for fragment in self.new_fragments for file in fragment.files]
         deletions = [deletion_path(fragment) for fragment in self.updated_fragments]
         if None in deletions:
-            raise InvariantViolatedError("A fragment has no deletion vector after rows of it were deleted.")
+            raise errors.InvariantViolatedError("A fragment has no deletion vector after rows of it were deleted.")
         return [*data, *(path for path in deletions if path is not None)]
 
 
@@ -283,7 +277,7 @@ def rewrite(
                 removed.append(fragment_id)
             else:
                 updated.append(remaining)
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         remove_files(table, Rewrite(tuple(new_fragments), tuple(updated), (), ()).written_files())
         raise
     return Rewrite(tuple(new_fragments), tuple(updated), tuple(removed), all_field_ids(table.dataset))
@@ -345,7 +339,9 @@ def write_winners(
     written = sum(fragment.physical_rows for fragment in fragments)
     wanted = sum(int(mask.sum()) for mask in upserts)
     if written != wanted:
-        raise InvariantViolatedError(f"{written} rows written for {wanted} winners; this pass was not published.")
+        raise errors.InvariantViolatedError(
+            f"{written} rows written for {wanted} winners; this pass was not published."
+        )
     return fragments
 
 
@@ -366,7 +362,7 @@ def _write(
         for generation, mask in zip(generations, masks, strict=True):
             try:
                 yield from _winning_batches(generation, mask, max_bytes, on_rows)
-            except (GenerationCorruptError, SchemaProjectionError) as error:
+            except (errors.GenerationCorruptError, errors.SchemaProjectionError) as error:
                 failure.append(BlockedRegionsError({generation.ref.region_id: (generation.ref.generation, error)}))
                 raise
             except BaseException as error:
@@ -387,7 +383,7 @@ def _write(
                 # The region's writer accepted an external blob wherever it is.
                 allow_external_blob_outside_bases=True,
             )
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         if failure:
             raise failure[0] from error
         raise
@@ -411,7 +407,7 @@ def _winning_batches(
             rows = batch if wins.all() else batch.filter(pa.array(wins))
             yield from generation.projected(rows, max_bytes=max_bytes)
     if position != len(mask):
-        raise InvariantViolatedError(
+        raise errors.InvariantViolatedError(
             f"{generation.ref} had {len(mask)} rows when its keys were read and {position} after."
         )
 
@@ -440,7 +436,7 @@ def _without(target: BaseVersion, addresses: npt.NDArray[np.uint64]) -> Iterator
     for fragment_id, rows in zip(ids.tolist(), np.split(addresses, starts[1:]), strict=True):
         fragment = target.dataset.get_fragment(fragment_id)
         if fragment is None:
-            raise InvariantViolatedError(f"Fragment {fragment_id} is not in version {target.dataset.version}.")
+            raise errors.InvariantViolatedError(f"Fragment {fragment_id} is not in version {target.dataset.version}.")
         offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
         with lance_errors("write a deletion vector to", target.location.uri):
             remaining = fragment.delete_rows(offsets)
@@ -449,7 +445,7 @@ def _without(target: BaseVersion, addresses: npt.NDArray[np.uint64]) -> Iterator
         is_counted = before.physical_rows and (before.deletion_file is None or before.deletion_file.num_deleted_rows)
         # pylance reads the deletion file again, and believes the store. Old releases did not record the numbers.
         if is_counted and left != before.num_rows - len(offsets):
-            raise StorageError(
+            raise errors.StorageError(
                 f"{len(offsets):,} of {before.num_rows:,} rows of fragment {fragment_id} of {target.location.uri} were "
                 f"to be deleted, and {left:,} are left: its deletion file was read wrongly; nothing was published.",
                 remedy="Run it again. If it happens again, the store returns wrong bytes.",

@@ -16,17 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.formats.lance.engines.merge import locate
 from memwal_ops.formats.lance.engines.merge.collapse import read_keys
-from memwal_ops.formats.lance.engines.merge.locate import (
-    MAX_LOOKUPS,
-    has_key_index,
-    newest_rows,
-    with_keys,
-    without_keys,
-)
 from memwal_ops.formats.lance.engines.read.opened import deduplicated, indented
 from memwal_ops.formats.lance.engines.read.pruning import WantedKeys
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
+from memwal_ops.formats.lance.files import datasets
 from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
@@ -70,12 +64,15 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
         matching = replace(scan, columns=tuple(key), filter=condition).stream(found).read_all()
         numbered = live.select(key).append_column(_ROW, pa.array(np.arange(live.num_rows)))
         wanted[:] = False
-        wanted[with_keys(numbered, matching, key).column(_ROW).to_numpy()] = True
+        wanted[locate.with_keys(numbered, matching, key).column(_ROW).to_numpy()] = True
     rows = live.select([column]).append_column(_ROW, pa.array(np.arange(live.num_rows)))
     rows = rows.append_column(_WANTED, pa.array(wanted))
     if not live.num_rows:
         return table.schema.empty_table().append_column(SCORE, pa.array([], pa.float32()))
-    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder, lance_errors("search", table.location.uri):
+    with (
+        tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder,
+        datasets.lance_errors("search", table.location.uri),
+    ):
         made = lance.write_dataset(rows, f"{folder}/rows")
         index = text_index(table, column)
         if index is None:
@@ -193,20 +190,22 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
     parts = [_bytes_for_blobs(table)]
     count, missing = 0, keys
     for region in unmerged.regions:
-        sought = with_keys(keys.filter(pa.array(wanted.among(region.values))), missing, names)
+        sought = locate.with_keys(keys.filter(pa.array(wanted.among(region.values))), missing, names)
         if region.memory is not None and sought.num_rows:
-            hits = newest_rows(with_keys(region.memory, sought.cast(_kinds(region.memory, names)), names), names)
+            hits = locate.newest_rows(
+                locate.with_keys(region.memory, sought.cast(_kinds(region.memory, names)), names), names
+            )
             with named(region):
                 parts.append(conformed(hits.filter(pc.invert(hits.column(TOMBSTONE))).select(schema.names), schema))
             sought, missing = (
-                without_keys(wanted, hits.select(names).cast(keys.schema), names) for wanted in (sought, missing)
+                locate.without_keys(wanted, hits.select(names).cast(keys.schema), names) for wanted in (sought, missing)
             )
         if not sought.num_rows:
             continue
         in_log, done = _in_generations(table, region, sought, opened)
         count += in_log.opened
         parts.append(in_log.rows)
-        missing = without_keys(missing, done, names)
+        missing = locate.without_keys(missing, done, names)
     parts.append(_in_base(table, missing, names))
     return LookupResult(_joined(parts), count)
 
@@ -230,19 +229,19 @@ def _in_generations(table: Table, region: RegionRead, keys: pa.Table, opened: Op
         if last.num_rows:
             parts.append(last_rows(generation, last))
             found_keys.append(last.select(names).cast(keys.schema))
-            keys = without_keys(keys, found_keys[-1], names)
+            keys = locate.without_keys(keys, found_keys[-1], names)
     return LookupResult(_joined(parts), count), pa.concat_tables(found_keys)
 
 
 def _in_base(table: Table, keys: pa.Table, names: list[str]) -> pa.Table:
     """The base's rows of these keys, by a filter on the key columns; Lance uses an index if there is one."""
     parts = [_bytes_for_blobs(table)]
-    with lance_errors("look up keys in", table.location.uri):
-        for start in range(0, keys.num_rows, MAX_LOOKUPS):
-            some = keys.slice(start, MAX_LOOKUPS)
+    with datasets.lance_errors("look up keys in", table.location.uri):
+        for start in range(0, keys.num_rows, locate.MAX_LOOKUPS):
+            some = keys.slice(start, locate.MAX_LOOKUPS)
             scanner = base_scanner(table, filter=condition_of(some, names), blob_handling="all_binary")
             parts.extend(
-                with_keys(pa.Table.from_batches([batch]), some.cast(_kinds(batch, names)), names)
+                locate.with_keys(pa.Table.from_batches([batch]), some.cast(_kinds(batch, names)), names)
                 for batch in scanner.to_batches()
             )
     return _joined(parts)
@@ -271,18 +270,18 @@ def last_keys(generation: Generation, keys: pa.Table) -> pa.Table:
     names = keys.column_names
     if not keys.num_rows:
         return _none(keys)
-    if keys.num_rows > MAX_LOOKUPS or condition_of(keys, names) is None:
+    if keys.num_rows > locate.MAX_LOOKUPS or condition_of(keys, names) is None:
         rows = read_keys(generation, names)
-        return _newest(generation, with_keys(rows, keys.cast(rows.select(names).schema), names), names)
+        return _newest(generation, locate.with_keys(rows, keys.cast(rows.select(names).schema), names), names)
     parts: list[pa.Table] = []
     missing = keys
     for fragments in _from_the_end(generation):
         condition = condition_of(missing, generation.projection.keys)
         rows = generation.find_keys(condition or "", fragments)
-        rows = rows.rename_columns([*names, TOMBSTONE, ROW_ADDRESS])
-        rows = _newest(generation, with_keys(rows, missing.cast(rows.select(names).schema), names), names)
+        rows = rows.rename_columns([*names, TOMBSTONE, datasets.ROW_ADDRESS])
+        rows = _newest(generation, locate.with_keys(rows, missing.cast(rows.select(names).schema), names), names)
         parts.append(rows)
-        missing = without_keys(missing, rows.select(names).cast(missing.schema), names)
+        missing = locate.without_keys(missing, rows.select(names).cast(missing.schema), names)
         if not missing.num_rows:
             break
     return pa.concat_tables(parts) if parts else _none(keys)
@@ -293,7 +292,7 @@ def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
     alive = found.filter(pc.invert(found.column(TOMBSTONE)))
     parts = [generation.projection.with_blobs_as_bytes().schema.empty_table()]
     if alive.num_rows:
-        addresses = alive.column(ROW_ADDRESS).to_numpy()
+        addresses = alive.column(datasets.ROW_ADDRESS).to_numpy()
         for batch in generation.read_rows(max_bytes=_MAX_BYTES, addresses=addresses):
             projected = generation.projected(batch, max_bytes=_MAX_BYTES, references=False)
             parts += [conformed(pa.Table.from_batches([batch]), parts[0].schema) for batch in projected]
@@ -307,16 +306,16 @@ def condition_of(keys: pa.Table, columns: Sequence[str]) -> str | None:
         columns: the names of the key's columns in the dataset on which the condition is used.
     """
     parts = [
-        is_one_of(name, column.unique().to_pylist())
+        datasets.is_one_of(name, column.unique().to_pylist())
         for name, column in zip(columns, keys.columns, strict=True)
-        if "`" not in name and has_sql_literals(column)
+        if "`" not in name and datasets.has_sql_literals(column)
     ]
     return " AND ".join(parts) or None
 
 
 def key_index(dataset: lance.LanceDataset, columns: Sequence[str]) -> bool:
     """Whether an index finds the rows of a key."""
-    return len(columns) == 1 and has_key_index(dataset, columns[0])
+    return len(columns) == 1 and locate.has_key_index(dataset, columns[0])
 
 
 def _from_the_end(generation: Generation) -> Iterator[list[lance.LanceFragment] | None]:
@@ -334,11 +333,11 @@ def _from_the_end(generation: Generation) -> Iterator[list[lance.LanceFragment] 
 
 def _newest(generation: Generation, rows: pa.Table, names: list[str]) -> pa.Table:
     order = "descending" if generation.newest_row_first else "ascending"
-    last = newest_rows(rows.take(pc.sort_indices(rows, [(ROW_ADDRESS, order)])), names)
+    last = locate.newest_rows(rows.take(pc.sort_indices(rows, [(datasets.ROW_ADDRESS, order)])), names)
     dead = pc.fill_null(last.column(TOMBSTONE), fill_value=False)  # NULL means not deleted
     return last.set_column(len(names), pa.field(TOMBSTONE, pa.bool_()), dead)
 
 
 def _none(keys: pa.Table) -> pa.Table:
     empty = keys.slice(0, 0).append_column(TOMBSTONE, pa.array([], pa.bool_()))
-    return empty.append_column(ROW_ADDRESS, pa.array([], pa.uint64()))
+    return empty.append_column(datasets.ROW_ADDRESS, pa.array([], pa.uint64()))

@@ -19,14 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    StorageError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
 from memwal_ops.formats.lance.engines.read.opened import BASE, in_memory, pruned
@@ -135,9 +128,9 @@ def _sources(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> list[_So
     """The base first, then each region from the newest rows to the oldest."""
     table = unmerged.table
     if query.column not in table.schema.names:
-        raise InvalidUsageError(f"{table.location.uri} has no column {query.column}.")
+        raise errors.InvalidUsageError(f"{table.location.uri} has no column {query.column}.")
     if query.k < 1:
-        raise InvalidUsageError(f"k is {query.k}; it must be at least 1.")
+        raise errors.InvalidUsageError(f"k is {query.k}; it must be at least 1.")
     index = _index_of(table, query.column)
     staleness = Staleness(unmerged, opened)
     several = any(region.flushed or region.memory is not None for region in unmerged.regions)
@@ -266,7 +259,7 @@ class _Generation:
         (column,) = generation.projection.select([query.column]).columns
         self._column = None if column.source is None else column.source.name
         if query.condition is not None and not generation.projection.is_plain:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"{generation.ref} has other columns than the table: no search with a filter can be made in it.",
                 remedy="Merge it, and search again; or search without a filter.",
             )
@@ -283,7 +276,7 @@ class _Generation:
         out = self._out()
         try:
             hits = self._scanned(k, without)
-        except (StorageError, ObjectNotFoundError) as error:
+        except (errors.StorageError, errors.ObjectNotFoundError) as error:
             if self.index is None or isinstance(error, STORE_ERRORS):
                 raise
             hits = self._scanned(k, without, use_index=False)  # the index may be damaged, and the rows intact
@@ -382,7 +375,7 @@ def _bridging(
         return None
     try:
         generations = opened.generations(unmerged.table, refs)
-    except (GenerationMissingError, GenerationCorruptError):
+    except (errors.GenerationMissingError, errors.GenerationCorruptError):
         return None  # collected meanwhile
     columns = [generation.projection.select([query.column]).columns[0].source for generation in generations]
     named = [
@@ -457,7 +450,7 @@ def _merged_into(table: Table, fragments: frozenset[int]) -> Mapping[UUID, tuple
             break
         try:
             before = read_version_manifest(table.store, number, table.naming)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
         added = missing - {fragment.id for fragment in before.manifest.fragments}
         if added:

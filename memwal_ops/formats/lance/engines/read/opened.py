@@ -13,13 +13,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from memwal_ops.errors import (
-    ForeignRootError,
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidFormatError,
-    SchemaProjectionError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.generations.generation import named, open_generation
 from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -89,7 +83,12 @@ def indented(lines: Iterable[str], by: int) -> list[str]:
 
 _CONCURRENT_READS = 8
 _MAX_OPEN, _MAX_BELIEVED = 64, 1 << 16
-_DAMAGED = (GenerationCorruptError, GenerationMissingError, ForeignRootError, SchemaProjectionError)
+_DAMAGED = (
+    errors.GenerationCorruptError,
+    errors.GenerationMissingError,
+    errors.ForeignRootError,
+    errors.SchemaProjectionError,
+)
 _FILTER_BYTES = 64 << 20
 _Kept = TypeVar("_Kept")
 
@@ -159,7 +158,7 @@ class Opened:
                     return None, 0
                 content = table.location.uri, ref.folder, zlib.crc32(bloom.encode())
                 believed = _BELIEVED.get(content, lambda: (has_keys(ref, bloom), 1))
-            except (InvalidFormatError, *_DAMAGED):
+            except (errors.InvalidFormatError, *_DAMAGED):
                 return None, 0  # a look-up that needs the generation itself fails by name
             return (bloom, bloom.nbytes) if believed else (None, 0)
 

@@ -130,7 +130,6 @@ class WantedKeys:
     """The rows with given keys."""
 
     def __init__(self, table: Table, keys: pa.Table) -> None:
-        """Keep the keys, in the columns and types of the table's key."""
         self._table, self._keys = table, keys
         self._rows: dict[int | None, Mapping[tuple[Any, ...], pa.Array] | None] = {}
 
@@ -169,8 +168,7 @@ class WantedKeys:
 def _lance() -> tuple[Any, Any]:
     """The package ``sqlglot``, and its dialect with the part of Lance's SQL that is parsed here.
 
-    Raises:
-        ExtraMissingError: it is not installed.
+    Raises ``ExtraMissingError``: it is not installed.
     """
     sqlglot = import_extra("sqlglot", "reader", "Reads with a filter")
 

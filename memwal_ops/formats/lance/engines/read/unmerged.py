@@ -11,33 +11,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.errors import (
-    CommitConflictError,
-    GenerationCorruptError,
-    GenerationMissingError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    RegionReplacedError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
 from memwal_ops.formats.lance.files.blobs import holds_blobs
+from memwal_ops.formats.lance.generations import generation, projection, region_identity
 from memwal_ops.formats.lance.generations.backlog import subtract
-from memwal_ops.formats.lance.generations.generation import generation_ref, named, same_fields
-from memwal_ops.formats.lance.generations.projection import (
-    TOMBSTONE,
-    Projection,
-    UndecidedColumnsError,
-    nodes,
-    nodes_of,
-    plan_projection,
-)
-from memwal_ops.formats.lance.generations.region_identity import (
-    RegionValues,
-    check_record,
-    region_values_of,
-    table_spec,
-)
 from memwal_ops.formats.lance.generations.wal import wal_entry_path
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.log.region_log import read_log, read_shard_log
@@ -52,7 +30,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.formats.lance.engines.read.pruning import Wanted
-    from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.log.memtable import InMemory
     from memwal_ops.formats.lance.log.region_files import WalEntry
     from memwal_ops.formats.lance.log.region_writer import RegionWriter
@@ -67,13 +44,13 @@ _ATTEMPTS = 10
 # Errors that may mean that a generation was collected meanwhile, that the version was expired, or that a region was
 # adopted.
 _RETRIED_AT_NEWEST = (
-    GenerationMissingError,
-    GenerationCorruptError,
+    errors.GenerationMissingError,
+    errors.GenerationCorruptError,
     BlockedRegionsError,
-    ObjectNotFoundError,
-    RegionReplacedError,
+    errors.ObjectNotFoundError,
+    errors.RegionReplacedError,
 )
-_TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+_TOMBSTONE_FIELD = pa.field(projection.TOMBSTONE, pa.bool_(), nullable=False)
 _Read = TypeVar("_Read")
 
 
@@ -92,9 +69,9 @@ class RegionRead:
     """
 
     region_id: UUID
-    values: RegionValues | None
-    flushed: tuple[GenerationRef, ...]
-    merged: tuple[GenerationRef, ...] = ()
+    values: region_identity.RegionValues | None
+    flushed: tuple[generation.GenerationRef, ...]
+    merged: tuple[generation.GenerationRef, ...] = ()
     current: int = 0
     memory: pa.Table | None = None
     writer: RegionWriter | None = None
@@ -171,14 +148,14 @@ def at_newest(table: Table, read: Callable[[Table], _Read]) -> _Read:
     return read(table)
 
 
-def _may_have(values: RegionValues | None, wanted: Wanted | None) -> bool:
+def _may_have(values: region_identity.RegionValues | None, wanted: Wanted | None) -> bool:
     return values is None or wanted is None or wanted.may_be_in(values)
 
 
 def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead:
     merged = table.index.merged_generations.get(row.region_id, 0)
     refs = sorted(
-        (generation_ref(row.region_id, flushed) for flushed in state.flushed_generations),
+        (generation.generation_ref(row.region_id, flushed) for flushed in state.flushed_generations),
         key=lambda flushed: flushed.generation,
     )
     values = None
@@ -217,21 +194,21 @@ def _of_manifest(
         if held is None or held.generation <= manifest.current_generation:
             break
     else:
-        raise CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
+        raise errors.CommitConflictError(f"Region {region_id}: its writer flushed {_ATTEMPTS} times while it was read.")
     values = None
     # pylance uses another hash for values: its regions are never pruned.
     if manifest.region_spec_id != MANUAL and table.layout_of(region_id).generations_in_log:
-        values = _values(lambda: region_values_of(table, manifest))
+        values = _values(lambda: region_identity.region_values_of(table, manifest))
     needed = _may_have(values, wanted)
     backlog, fault = subtract(manifest, table.index.merged_generations.get(region_id, 0))
     if needed:
         # Timeline without it: a region is merged up to generation 3, and its folder removed; a new region of that id
         # flushes generation 1, which counts as merged: rows of acknowledged writes would be missing in the result.
-        check_record(table, manifest)
+        region_identity.check_record(table, manifest)
         if fault is not None:
             raise fault.error
     listed = (flushed for flushed in manifest.flushed_generations if flushed.generation <= backlog.merged)
-    merged = tuple(generation_ref(region_id, flushed) for flushed in listed)
+    merged = tuple(generation.generation_ref(region_id, flushed) for flushed in listed)
     memory = None
     if needed:
         if held is not None:
@@ -249,17 +226,17 @@ def _of_manifest(
     )
 
 
-def _values(read: Callable[[], RegionValues | None]) -> RegionValues | None:
+def _values(read: Callable[[], region_identity.RegionValues | None]) -> region_identity.RegionValues | None:
     """The region's values; None if they are not known: such a region is never pruned."""
     try:
         return read()
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         return None
 
 
-def _values_of_row(table: Table, row: RegionRow) -> RegionValues:
-    spec = table_spec(table, row.region_spec_id)
-    return RegionValues(spec, tuple(canonical(row.fields.get(field.field_id)) for field in spec.fields))
+def _values_of_row(table: Table, row: RegionRow) -> region_identity.RegionValues:
+    spec = region_identity.table_spec(table, row.region_spec_id)
+    return region_identity.RegionValues(spec, tuple(canonical(row.fields.get(field.field_id)) for field in spec.fields))
 
 
 def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory) -> pa.Table | None:
@@ -346,16 +323,18 @@ def _in_order(
         return None
     schema = table.schema
     if any(map(holds_blobs, schema)):
-        raise UnsupportedFeatureError(f"{fragments[0].name} has blobs, which are not read from a log.", remedy=flush)
+        raise errors.UnsupportedFeatureError(
+            f"{fragments[0].name} has blobs, which are not read from a log.", remedy=flush
+        )
     wanted = pa.schema([field.with_nullable(field.name not in table.primary_key) for field in schema])
-    projections: dict[Hashable, Projection] = {}
+    projections: dict[Hashable, projection.Projection] = {}
     parts = []
     for fragment in fragments:
         if fragment.columns not in projections:
             try:
-                with named(fragment.name):
+                with generation.named(fragment.name):
                     projections[fragment.columns] = _projection(table, wanted, fragment, history, region_id)
-            except UndecidedColumnsError as error:
+            except projection.UndecidedColumnsError as error:
                 error.remedy = f"{flush} Then: {error.remedy}"
                 raise
         parts += [
@@ -367,29 +346,33 @@ def _in_order(
 
 
 def _tombstones(rows: pa.RecordBatch) -> pa.Array:
-    if TOMBSTONE not in rows.schema.names:
+    if projection.TOMBSTONE not in rows.schema.names:
         return pa.repeat(pa.scalar(value=False), rows.num_rows)
-    return pc.fill_null(rows.column(TOMBSTONE), fill_value=False)  # NULL means not deleted
+    return pc.fill_null(rows.column(projection.TOMBSTONE), fill_value=False)  # NULL means not deleted
 
 
-def _projection(table: Table, wanted: pa.Schema, logged: _Rows, history: SchemaHistory, region_id: UUID) -> Projection:
+def _projection(
+    table: Table, wanted: pa.Schema, logged: _Rows, history: SchemaHistory, region_id: UUID
+) -> projection.Projection:
     """How the columns of logged rows become the table's: by field id, or, where none are stored, by name."""
-    base = nodes(table.dataset)
+    base = projection.nodes(table.dataset)
     kinds = {node.name: node.type for node in base}
-    stored = pa.schema([field for field in logged.rows.schema if field.name != TOMBSTONE])
+    stored = pa.schema([field for field in logged.rows.schema if field.name != projection.TOMBSTONE])
     ids = logged.ids
     if ids is not None and len(stored) < len(logged.rows.schema):
         ids = ids[:-1]
     if ids is None and any(kinds.get(field.name) != field.type for field in stored):
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"{logged.name} has columns that the table does not have, and no field ids to identify them."
         )
-    source = tuple(node for node in base if node.name in stored.names) if ids is None else nodes_of(stored, ids)
+    source = (
+        tuple(node for node in base if node.name in stored.names) if ids is None else projection.nodes_of(stored, ids)
+    )
     flush = logged.flush()
-    return plan_projection(
+    return projection.plan_projection(
         source,
         [replace(node, nullable=node.name not in table.primary_key) for node in base],
         wanted,
         table.primary_key,
-        same_fields(table, history, region_id, flush),
+        generation.same_fields(table, history, region_id, flush),
     )
