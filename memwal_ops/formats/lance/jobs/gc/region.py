@@ -117,7 +117,7 @@ class RegionView:
         """The last generation that the base table has."""
         return self.evidence.table.index.merged_generations.get(self.region_id, 0)
 
-    @cached_property
+    @property
     def unlisted(self) -> int | None:
         """The first generation that is neither merged nor listed; None: there is none."""
         numbers = range(self.merged + 1, self.newest.current_generation)

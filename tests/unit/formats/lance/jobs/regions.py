@@ -15,8 +15,10 @@ from memwal_ops.formats.lance.jobs.gc.evidence import GcEvidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView
 from memwal_ops.formats.lance.options import RetentionOptions
 from memwal_ops.formats.lance.regions.manifests import RegionManifestGoneError
-from memwal_ops.formats.lance.wire.names import region_manifest_name
+from memwal_ops.formats.lance.wire._pb import table_pb2
+from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, region_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import FlushedGeneration, RegionManifest, RegionStatus
+from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 REGION = UUID(int=7)
 FOLDER = f"_mem_wal/{REGION}"
@@ -98,12 +100,14 @@ def evidence_of(manifests: Manifests, *, points: bool = False, needed: Collectio
         assert region_id == REGION
         return manifests
 
+    merged = table_pb2.Transaction(transaction_properties={JOB_PROPERTY: "merge"})
     table: Any = SimpleNamespace(
         region=region,
         store="the store",
         layout="the layout",
         layout_of=lambda _: "the layout",
         index=SimpleNamespace(merged_generations={}),
+        manifest=VersionManifest(table_pb2.Manifest(), None, merged, 0, 3),
     )
     retention: Any = SimpleNamespace(points_into_mem_wal=points)
     evidence = Given(

@@ -244,7 +244,7 @@ def test_strays_are_kept() -> None:
 @pytest.mark.req("S0-186")
 def test_manifest_versions() -> None:
     """Five are kept; a reader may follow version 8 and the later ones."""
-    manifests = Manifests(*(manifest(version) for version in (12, *range(3, 12))))
+    manifests = Manifests(*(manifest(version, current=1) for version in (12, *range(3, 12))))
     made = view(manifests, listing(manifests), evidence_of(manifests, manifest_retention=5), settled=6)
     found = [*made.manifests()]
     assert [candidate.verdict.value for candidate in found] == ["delete"] * 3 + ["held"] * 7
@@ -259,6 +259,9 @@ def test_manifest_versions() -> None:
         (one_of, follow),
     ]
     gates = (Gate(met=True, text=enough.format(9)), past)
+    lost = view(Manifests(*(manifest(version) for version in range(3, 13))), made.contents, made.evidence, settled=12)
+    shows = Gate(met=False, text="it may show what another program merged, and dropped")
+    assert all(shows in candidate.gates for candidate in lost.manifests())
     assert found[0] == LanceCandidate(CandidateKind.REGION_MANIFEST, manifests.path(3), 103, 1, gates, region_id=REGION)
     assert [made.revalidate(candidate) for candidate in found] == found
     assert made.revalidate(replace(found[0], path=f"{FOLDER}/manifest/other")) is None
