@@ -276,9 +276,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
         case Answer.MOVED:
             regions = _moved(_foreign(table, options))
         case Answer.DRAINED:
-            regions = tuple(
-                region for _, region in drained_regions(table, read_backlog(table, _regions(table, options)))
-            )
+            regions = drained_regions(table, read_backlog(table, _regions(table, options)))
         case _:
             regions = _adoptions(table, options)
     decision = AdoptDecision.PLANNED if regions else AdoptDecision.NOTHING_TO_ADOPT

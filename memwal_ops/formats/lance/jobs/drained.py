@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ import pyarrow as pa
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
 from memwal_ops.errors import (
-    DrainedElsewhereError,
     InvalidFormatError,
     MemwalOpsError,
     ObjectNotFoundError,
@@ -64,6 +64,7 @@ _MOST_SEEN = 256
 _SEEN: dict[tuple[str, int, UUID, int], tuple[str, ...]] = {}
 _SHOWN = 5
 _Key = tuple[Any, ...]
+_GONE: frozenset[bytes | None] = frozenset({None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,19 @@ class _Part:
     entry: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is left of generations, in the order of writes; by generation when it was flushed.
+
+    ``unread``: those that cannot be read, of which some rows are ``kept``: too many, damaged, or of other columns.
+    """
+
+    parts: list[_Part]
+    flushed: Mapping[int, datetime]
+    unread: tuple[int, ...]
+    kept: bool
+
+
 @dataclass(slots=True)
 class _Write:
     """The newest write of a key that can be read: its place, its row (None: a delete), and the rows before it."""
@@ -83,7 +97,7 @@ class _Write:
     generation: int
     place: tuple[int, int]
     row: bytes | None
-    older: set[bytes] = field(default_factory=set)
+    older: set[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +105,18 @@ class DrainedRegion:
     """Generations of a region that another program dropped, and what shows whether they are in the base table.
 
     Attributes:
-        first: the first of them; ``last``: the last.
-        manifest_version: that dropped the last one, at ``dropped``.
+        last: of the generations from ``first`` on; ``manifest_version`` dropped it, at ``dropped``.
         program: by the base version of that time.
         keys: those whose newest write can be read, of which ``in_base`` are in the base table.
         missing: those that are not: they are listed again.
-        unknown: those of which it cannot be told: a later write may be in what cannot be read.
-        unread: generations of which neither the folder nor all log entries are left.
+        unknown: those of which it cannot be told: an older write may have come after theirs, or is all that is left.
+        unread: generations of which neither the folder nor all log entries can be read; ``kept``: rows of them exist.
         waiting: generations before them that are listed, and not merged.
         out_of_order: these were listed when the others were dropped: all keys are missing, as they are put over them.
         places: of the rows that are missing.
     """
 
+    fault: BlockedRegion
     region_id: UUID
     first: int
     last: int
@@ -114,27 +128,25 @@ class DrainedRegion:
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
     unread: tuple[int, ...]
-    waiting: int = 0
-    out_of_order: bool = False
-    places: frozenset[tuple[int, int]] = frozenset()
+    kept: bool
+    waiting: int
+    out_of_order: bool
+    places: frozenset[tuple[int, int]]
 
     @property
     def adoptable(self) -> bool:
         """Whether no row is in doubt, and none must be merged first."""
-        return not self.unknown and not (self.unread if self.out_of_order else self.waiting)
+        in_doubt = (self.unread or not self.missing) if self.out_of_order else self.waiting
+        return not (self.unknown or self.kept or in_doubt)
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry; of keys at most five."""
         shown = {"missing_keys": [*self.missing[:_SHOWN]], "unknown_keys": [*self.unknown[:_SHOWN]]}
-        return document(self, "places", "out_of_order", missing=len(self.missing), unknown=len(self.unknown), **shown)
+        hidden = ("fault", "kept", "places", "out_of_order")
+        return document(self, *hidden, missing=len(self.missing), unknown=len(self.unknown), **shown)
 
-    def describe(self, answer: object = None, *, done: bool) -> str:
+    def describe(self, _: object = None, *, done: bool) -> str:
         """What was found, and what happens."""
-        del answer
-        begin = (
-            f"region {self.region_id}: generations {span_text(self.first, self.last)}, dropped by version "
-            f"{self.manifest_version} of its manifest at {self.dropped:%Y-%m-%d %H:%M:%S} UTC ({self.program})."
-        )
         if self.waiting and not self.out_of_order:
             end = f"{counted(self.waiting, 'generation')} before them must be merged first: memwal-ops merge URI."
         elif not self.adoptable:
@@ -149,14 +161,16 @@ class DrainedRegion:
             )
         else:
             end = f"They {'are' if done else 'would be'} recorded as merged up to generation {self.last}."
-        return f"{begin} {self.found()} {end}"
+        return (
+            f"region {self.region_id}: generations {span_text(self.first, self.last)}, dropped by version "
+            f"{self.manifest_version} of its manifest at {self.dropped:%Y-%m-%d %H:%M:%S} UTC ({self.program}). "
+            f"{self.found()} {end}"
+        )
 
     def found(self) -> str:
         """What was found, as sentences."""
-        keys = counted(self.keys, "key")
-        text = f"Of {keys} that can still be read, {self.in_base:,} are in the base table as written last."
-        if not self.keys:
-            text = "None of their rows can be read any more."
+        keys = f"Of {counted(self.keys, 'key')} that can still be read, {self.in_base:,} are in the base table as"
+        text = f"{keys} written last." if self.keys else "None of their rows can be read."
         if self.out_of_order:
             text += f" {counted(self.waiting, 'generation')} before them wait, and would be put over these."
         elif self.missing:
@@ -165,7 +179,7 @@ class DrainedRegion:
             text += f" Of {len(self.unknown):,} it is unknown: {_names(self.unknown)}."
         if self.unread and self.keys:
             text += f" Unread: {counted(len(self.unread), 'generation')}."
-        return text
+        return text + (" Rows are left that cannot be compared (many, damaged, or other columns)." if self.kept else "")
 
 
 def _names(keys: Sequence[str]) -> str:
@@ -174,79 +188,93 @@ def _names(keys: Sequence[str]) -> str:
 
 def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
     """What is left of the generations that ``fault.drops`` names, compared with this version of the base table."""
-    first, last = fault.drops[0].flushed.generation, fault.drops[-1].flushed.generation
-    parts, unread = _read(table, fault)
-    writes, keys = _newest(table, parts)
+    region_id, first, drop = fault.region_id, fault.drops[0].flushed.generation, fault.drops[-1]
+    last = drop.flushed.generation
+    left = _read(table, fault)
+    writes, keys = _newest(table, left.parts)
     writes = {key: write for key, write in writes.items() if write.generation <= last}
     base = _rows_of(table, table.dataset, keys)
-    wrong = {key: write for key, write in writes.items() if not _is_in(write, base.get(key, set()))}
-    older = {key for key, write in wrong.items() if base.get(key, set()) & write.older}
-    since = fault.drops[0].since
-    earlier = sorted(table.history.listed().items(), reverse=True)
-    for version, meta in [one for one in earlier if table.version - _EARLIER_VERSIONS <= one[0] < table.version]:
-        asked = {key for key in wrong.keys() - older if wrong[key].row is not None}
-        # A row that the base had since it was flushed is merged, whatever the table's users did to it since.
-        if not asked or meta.last_modified < since:
+    wrong = {key: write for key, write in writes.items() if write.row not in base.get(key, _GONE)}
+    doubted = {key for key, write in wrong.items() if base.get(key, _GONE) & write.older}
+    older, unknown = doubted & base.keys(), set[_Key]()
+    for version, meta in islice(table.history.line(table.version), 1, _EARLIER_VERSIONS):
+        # What the base had since it was flushed is merged, whatever the table's users did to it since; unless an older
+        # write came between. Timeline: the base has a row; generation 1 deletes its key, 2 puts the same row; theirs
+        # merges 1, and drops both.
+        asked = {
+            key
+            for key in wrong.keys() - older - unknown
+            if (since := left.flushed.get(wrong[key].generation)) is not None and since <= meta.last_modified
+        }
+        if not asked:
             break
         try:
             with lance_errors("read", table.location.uri):
                 had = _rows_of(table, table.dataset.checkout_version(version), keys)
         except MemwalOpsError:
             break  # it was expired meanwhile
-        wrong = {key: write for key, write in wrong.items() if key not in asked or write.row not in had.get(key, set())}
-    newest = table.region(fault.region_id).latest()
-    before = table.index.merged_generations.get(fault.region_id, 0)
-    pending = [generation_ref(fault.region_id, one) for one in newest.unmerged(before) if one.generation < first]
-    waiting = len(pending)
+        merged = {key for key in asked if wrong[key].row in had.get(key, _GONE)}
+        unknown |= merged & doubted
+        doubted |= {key for key in asked - merged if had.get(key, _GONE) & wrong[key].older}
+        wrong = {key: write for key, write in wrong.items() if key not in merged - unknown}
+    newest, before = table.region(region_id).latest(), table.index.merged_generations.get(region_id, 0)
+    pending = [generation_ref(region_id, one) for one in newest.unmerged(before) if one.generation < first]
     in_base = len(writes) - len(wrong)
-    out_of_order = fault.out_of_order(pending)
-    if out_of_order:  # merged after them, those would put their older rows over all of these
-        wrong = writes
-    missing = {key for key, write in wrong.items() if key in older or write.generation >= max(unread, default=0)}
+    if out_of_order := fault.out_of_order(pending):  # merged after them, those would put older rows over all of these
+        wrong, unknown = writes, set()
+    known = {key for key, write in wrong.items() if key in older or write.generation >= max(left.unread, default=0)}
+    missing = known - unknown
     return DrainedRegion(
-        fault.region_id,
-        first,
-        last,
-        fault.drops[-1].version,
-        fault.drops[-1].at,
-        fault.program,
-        len(writes),
-        in_base,
-        _texts(missing),
-        _texts(wrong.keys() - missing),
-        unread,
-        waiting,
-        out_of_order,
-        frozenset(wrong[key].place for key in missing),
+        fault=fault,
+        region_id=region_id,
+        first=first,
+        last=last,
+        manifest_version=drop.version,
+        dropped=drop.at,
+        program=fault.program,
+        keys=len(writes),
+        in_base=in_base,
+        missing=_texts(missing),
+        unknown=_texts(wrong.keys() - missing),
+        unread=left.unread,
+        kept=left.kept,
+        waiting=len(pending),
+        out_of_order=out_of_order,
+        places=frozenset(wrong[key].place for key in missing),
     )
-
-
-def _is_in(write: _Write, base: set[bytes]) -> bool:
-    return not base if write.row is None else write.row in base
 
 
 def _texts(keys: Iterable[_Key]) -> tuple[str, ...]:
     return tuple(sorted(", ".join(map(str, key)) for key in keys))
 
 
-def _read(table: Table, fault: BlockedRegion) -> tuple[list[_Part], tuple[int, ...]]:
-    """What can be read of generations, in the order of writes, and which of them cannot be read."""
-    numbers = [drop.flushed.generation for drop in fault.drops]
-    if any(map(holds_blobs, table.schema)):
-        return [], tuple(numbers)
-    ends = table.region(fault.region_id).flushes(numbers[0] - 1, fault.drops[-1].version)
-    start, end = ends.get(numbers[0] - 1, 0 if numbers[0] == 1 else None), ends.get(numbers[-1])
+def _read(table: Table, fault: BlockedRegion) -> _Left:
+    numbers, region_id = [drop.flushed.generation for drop in fault.drops], fault.region_id
+    ends = table.region(region_id).flushes(numbers[0] - 1, fault.drops[-1].version)
+    start = ends[numbers[0] - 1][0] if numbers[0] - 1 in ends else 0 if numbers[0] == 1 else None
+    end = ends[numbers[-1]][0] if numbers[-1] in ends else 0
     logged: list[_Part] | None = None
-    if start is not None and end is not None and end > start:
-        known = {number: flushed for number, flushed in ends.items() if number <= numbers[-1]}
-        logged = _logged(table, table.region(fault.region_id).latest(), start + 1, known)
-    parts, unread = logged or [], list[int]()
-    for drop in fault.drops:
-        copy = _folder(table, fault.region_id, drop.flushed)
+    comparable = not any(map(holds_blobs, table.schema))
+    if comparable and start is not None and end > start:
+        known = {number: entry for number, (entry, _) in ends.items() if number <= numbers[-1]}
+        logged = _logged(table, table.region(region_id).latest(), start + 1, known)
+    parts, unread, kept = logged or [], list[FlushedGeneration](), False
+    for flushed in (drop.flushed for drop in fault.drops):
+        copy = _folder(table, region_id, flushed) if comparable else None
         parts += [] if copy is None else [copy]
-        if copy is None and logged is None:
-            unread.append(drop.flushed.generation)
-    return sorted(parts, key=lambda part: (part.generation, part.entry is None)), tuple(unread)
+        unread += [flushed] if copy is None and logged is None else []
+    if unread:
+        contents = read_region_contents(table.store, region_id, table.layout_of(region_id))
+        wal, first = contents.wal, end if start is None else start
+        whole = 0 < end - first == wal.up_to(end) - wal.up_to(first)
+        kept = whole or any(flushed.path in contents.directories for flushed in unread)
+    times = {number: min((at for one, (_, at) in ends.items() if one >= number), default=None) for number in numbers}
+    return _Left(
+        sorted(parts, key=lambda part: (part.generation, part.entry is None)),
+        {number: at for number, at in times.items() if at is not None},
+        tuple(flushed.generation for flushed in unread),
+        kept,
+    )
 
 
 def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[int, int]) -> list[_Part] | None:
@@ -324,13 +352,11 @@ def _newest(table: Table, parts: Sequence[_Part]) -> tuple[dict[_Key, _Write], p
     writes: dict[_Key, _Write] = {}
     for at, part in enumerate(parts):
         for number, (key, row, delete) in enumerate(zip(*_encoded(table, part.rows), part.deletes, strict=True)):
-            before = writes.get(key)
-            older = set() if before is None else before.older
-            if before is not None and before.row is not None:
-                older.add(before.row)
+            before, newest = writes.get(key), None if delete else row
+            older = set() if before is None else {*before.older, before.row}
             # A program that does not know deletes writes them as rows.
-            (older.add if delete else older.discard)(row)
-            writes[key] = _Write(part.generation, (at, number), None if delete else row, older)
+            older = (older | {row} if delete else older) - {newest}
+            writes[key] = _Write(part.generation, (at, number), newest, older)
     keys = [part.rows.select([*table.primary_key]) for part in parts]
     return writes, pa.concat_tables(keys) if keys else table.schema.empty_table().select([*table.primary_key])
 
@@ -348,9 +374,9 @@ def _encoded(table: Table, rows: pa.Table) -> tuple[list[_Key], list[bytes]]:
 
 def _rows_of(
     table: Table, dataset: lance.LanceDataset, keys: pa.Table, among: frozenset[int] | None = None
-) -> dict[_Key, set[bytes]]:
+) -> dict[_Key, set[bytes | None]]:
     """The digests of the rows that have one of these keys, in some fragments of a version. No index is asked."""
-    found: dict[_Key, set[bytes]] = {}
+    found: dict[_Key, set[bytes | None]] = {}
     with lance_errors("read rows of", table.location.uri):
         fragments = None if among is None else [one for one in dataset.get_fragments() if one.fragment_id in among]
         for rows in _with_keys(dataset, [*table.schema.names], keys, fragments):
@@ -399,7 +425,7 @@ def overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
     writes, keys = _newest(table, parts)
     base = _rows_of(table, table.dataset, keys, fragments)
     known = {key: write for key, write in writes.items() if key in base and write.generation <= merged}
-    older = (key for key, write in known.items() if not _is_in(write, base[key]) and base[key] & write.older)
+    older = (key for key, write in known.items() if write.row not in base[key] and base[key] & write.older)
     if len(_SEEN) >= _MOST_SEEN:
         _SEEN.clear()
     return _SEEN.setdefault(seen, _texts(older))
@@ -420,9 +446,10 @@ def _added_by_others(table: Table) -> frozenset[int]:
 
 def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Part] | None:
     """The rows of the newest log entries of merged generations; None: they are not known, or gone."""
-    end = table.region(manifest.region_id).flushes(merged, manifest.version).get(merged)
+    ends = table.region(manifest.region_id).flushes(merged, manifest.version)
+    end = ends[merged][0] if merged in ends else 0
     listed = read_region_contents(table.store, manifest.region_id, table.layout_of(manifest.region_id)).wal
-    first, size = listed.up_to(end or 0), 0
+    first, size = listed.up_to(end), 0
     if not end or not first or listed.ids[first - 1] != end:
         return None
     last = first
@@ -432,7 +459,7 @@ def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Pa
     return _logged(table, manifest, listed.ids[first], {merged: end})
 
 
-def list_again(table: Table, fault: BlockedRegion, region: DrainedRegion) -> None:
+def list_again(table: Table, region: DrainedRegion) -> None:
     """Write the rows that are not in the base table as the first of the dropped generations, and list it.
 
     It has the newest write of each of their keys, so that none of the others has a newer one. Timeline if the others
@@ -443,30 +470,31 @@ def list_again(table: Table, fault: BlockedRegion, region: DrainedRegion) -> Non
         UnsupportedFeatureError: rows that our writer cannot store.
         WalCorruptError: columns of the table were dropped and added again since the rows were put.
     """
-    parts, _ = _read(table, fault)
+    region_id = region.region_id
+    parts = _read(table, region.fault).parts
     columns = region_columns(table)
-    known = LoggedColumns(table, fault.region_id, columns)
-    layout = table.layout_of(fault.region_id)
+    known = LoggedColumns(table, region_id, columns)
+    layout = table.layout_of(region_id)
     entries: list[pa.Table] = []
     for at, part in enumerate(parts):
         wanted = sorted(number for place, number in region.places if place == at)
         if not wanted:
             continue
-        if part.entry is not None and not known.is_current(wal_entry_path(fault.region_id, part.entry, layout)):
+        if part.entry is not None and not known.is_current(wal_entry_path(region_id, part.entry, layout)):
             raise WalCorruptError(f"Columns of the table were changed since entry {part.entry} of the log was put.")
         deletes = pa.array([part.deletes[number] for number in wanted])
         rows = part.rows.take(wanted).append_column(TOMBSTONE, deletes)
         entries.append(rows.select(columns.schema.names).cast(columns.schema))
     rows = pa.concat_tables(entries)
-    store, path = table.region(fault.region_id), f"{secrets.token_hex(4)}_gen_{region.first}"
+    store, path = table.region(region_id), f"{secrets.token_hex(4)}_gen_{region.first}"
     newest = store.latest(checked=True)
     listed = FlushedGeneration(region.first, path, in_memory_bytes=rows.nbytes, physical_rows=rows.num_rows)
     generations = sorted((*newest.flushed_generations, listed), key=lambda flushed: flushed.generation)
     if len({flushed.generation for flushed in generations}) < len(generations):
-        raise CommitLostError(f"Generation {region.first} of region {fault.region_id} is listed again.")
+        raise CommitLostError(f"Generation {region.first} of region {region_id} is listed again.")
     entry = WalEntry(region.first, newest.writer_epoch, rows, columns.ids, rows.nbytes)
-    put_generation(table.store, table.location, fault.region_id, path, [entry], columns, copied=True)
-    build_indexes(table, generation_ref(fault.region_id, listed).folder, generation_indexes(table, strict=False))
+    put_generation(table.store, table.location, region_id, path, [entry], columns, copied=True)
+    build_indexes(table, generation_ref(region_id, listed).folder, generation_indexes(table, strict=False))
 
     def check() -> None:
         if table.newest().version != table.version:
@@ -475,17 +503,17 @@ def list_again(table: Table, fault: BlockedRegion, region: DrainedRegion) -> Non
     if not store.commit(
         replace(newest.next(), flushed_generations=tuple(generations)), ours_if_equal=False, check=check
     ):
-        raise CommitLostError(f"Region {fault.region_id} was changed meanwhile.")
+        raise CommitLostError(f"Region {region_id} was changed meanwhile.")
 
 
-def drained_regions(table: Table, backlog: Backlog) -> tuple[tuple[BlockedRegion, DrainedRegion], ...]:
+def drained_regions(table: Table, backlog: Backlog) -> tuple[DrainedRegion, ...]:
     """The regions that are blocked by generations that another program dropped."""
-    return tuple((fault, compare(table, fault)) for fault in backlog.blocked if fault.drops)
+    return tuple(compare(table, fault) for fault in backlog.blocked if fault.drops)
 
 
 def as_accepted(table: Table, backlog: Backlog) -> tuple[Table, tuple[DrainedRegion, ...]]:
     """The table as it would be after :func:`accept`, for a plan; without what would be listed again."""
-    regions = tuple(region for _, region in drained_regions(table, backlog))
+    regions = drained_regions(table, backlog)
     reached = {region.region_id: region.last for region in regions if region.adoptable and not region.missing}
     merged = {**table.index.merged_generations, **reached}
     return replace(table, memwal=replace(table.index, merged_generations=merged)), regions
@@ -504,42 +532,23 @@ def accept(
     """
     retry = CommitRetry()
     while True:
-        found = drained_regions(table, read_backlog(table, region_ids))
-        progress: dict[UUID, int] = {}
-        records: dict[UUID, RegionRecord] = {}
-        regions: list[DrainedRegion] = []
+        regions = [*drained_regions(table, read_backlog(table, region_ids))]
+        merged = {one.region_id: one for one in regions if one.adoptable and not one.missing}
         try:
-            for fault, region in found:
-                regions.append(_listed(table, fault, region))
-                if regions[-1].adoptable and not region.missing:
-                    last = fault.drops[-1].flushed
-                    progress[fault.region_id] = last.generation
-                    records[fault.region_id] = RegionRecord(last.generation, mark_of(last.path))
-            if progress:
-                publish_progress(table, progress, records, note, {MERGED_ELSEWHERE: found[0][1].program})
+            for at, region in enumerate(regions):
+                if region.adoptable and region.missing:
+                    try:
+                        list_again(table, region)
+                    except (UnsupportedFeatureError, WalCorruptError):  # they cannot be written again
+                        regions[at] = replace(region, missing=(), unknown=region.missing)
+            if merged:
+                last = {region_id: one.fault.drops[-1].flushed for region_id, one in merged.items()}
+                records = {key: RegionRecord(one.generation, mark_of(one.path)) for key, one in last.items()}
+                progress = {region_id: one.last for region_id, one in merged.items()}
+                program = next(iter(merged.values())).program
+                publish_progress(table, progress, records, note, {MERGED_ELSEWHERE: program})
                 table = retry.landed(table)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
             return table, tuple(regions)
-
-
-def _listed(table: Table, fault: BlockedRegion, region: DrainedRegion) -> DrainedRegion:
-    """The region after what is missing was listed; of rows that cannot be written again, they are unknown."""
-    if not region.adoptable or not region.missing:
-        return region
-    try:
-        list_again(table, fault, region)
-    except (UnsupportedFeatureError, WalCorruptError):
-        return replace(region, missing=(), unknown=region.missing)
-    return region
-
-
-def with_rows(table: Table, faults: Iterable[BlockedRegion]) -> tuple[BlockedRegion, ...]:
-    """The faults; those of generations that another program dropped say what was found of their rows."""
-    return tuple(
-        replace(fault, error=DrainedElsewhereError(f"{fault.error} {compare(table, fault).found()}"))
-        if fault.drops
-        else fault
-        for fault in faults
-    )

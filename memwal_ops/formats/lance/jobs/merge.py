@@ -12,6 +12,7 @@ Publish what the table lost with its MemWAL index, or progress that an operator 
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from contextlib import contextmanager, nullcontext
@@ -27,6 +28,7 @@ from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.report import MergeDecision, MergeOutcome, Need
 from memwal_ops.core.table_history import cached_for_poll
 from memwal_ops.errors import (
+    DrainedElsewhereError,
     GenerationMissingError,
     LeaseLostError,
     MemwalOpsError,
@@ -443,9 +445,14 @@ def _compared(table: Table, blocked: tuple[BlockedRegion, ...]) -> tuple[Blocked
     """The faults; what another program dropped with what is left of its rows."""
     if not any(fault.drops for fault in blocked):
         return blocked
-    from memwal_ops.formats.lance.jobs.drained import with_rows  # noqa: PLC0415 - as above
+    from memwal_ops.formats.lance.jobs.drained import compare  # noqa: PLC0415 - as above
 
-    return with_rows(table, blocked)
+    return tuple(
+        replace(fault, error=DrainedElsewhereError(f"{fault.error} {compare(table, fault).found()}"))
+        if fault.drops
+        else fault
+        for fault in blocked
+    )
 
 
 def _merge_all(
@@ -672,8 +679,9 @@ def backlog(table: Table) -> Mapping[str, float]:
     oldest = oldest_unmerged(listed, checked)
     sizes, log = current.to_json(), read_unflushed(listed, read)
     written = {} if log.newest is None else {"seconds_since_last_write": _age(log.newest, now)}
-    if elsewhere := dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE) or _dropped_by(current):
-        written["merged_elsewhere"] = float(elsewhere.removeprefix("lance ").partition(".")[0])
+    others = [dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE, ""), *(one.program for one in current.blocked)]
+    if release := next(filter(None, (re.match(r"lance (\d+)", other) for other in others)), None):  # else not known
+        written["merged_elsewhere"] = float(release[1])
     return {
         **{name: size for name in ("generations", "rows", "bytes") if (size := sizes[name]) is not None},
         "oldest_age": 0.0 if oldest is None else _age(oldest, now),
@@ -683,10 +691,6 @@ def backlog(table: Table) -> Mapping[str, float]:
         "unflushed_oldest_seconds": 0.0 if log.oldest is None else _age(log.oldest, now),
         **written,
     }
-
-
-def _dropped_by(backlog: Backlog) -> str | None:
-    return next((fault.program for fault in backlog.blocked if fault.drops), None)
 
 
 def _age(written: datetime, now: datetime) -> float:

@@ -157,14 +157,13 @@ def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
 class Drop:
     """A generation that left its region's list: as it was listed last, by which manifest version, and when.
 
-    ``kept``: the paths that this version still lists. ``since``: when the first version that lists it was written.
+    ``kept``: the paths that this version still lists.
     """
 
     flushed: FlushedGeneration
     version: int
     at: datetime
     kept: frozenset[str]
-    since: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +276,7 @@ class RegionManifestStore:
 
         The writer that dropped it had claimed the region, and published the next version. Some requests, by bisection.
         """
-        metas = sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
+        metas = self._metas()
         with suppress(errors.RegionManifestCorruptError):
             while True:
                 first = bisect_left(metas, generation + 1, key=lambda meta: self._current(_version_of(meta)))
@@ -295,18 +294,21 @@ class RegionManifestStore:
                 listed = {flushed.generation: flushed for flushed in before.flushed_generations}
                 kept = frozenset(flushed.path for flushed in after.flushed_generations)
                 while (flushed := listed.get(generation)) is not None and flushed.path not in kept:
-                    yield Drop(flushed, after.version, metas[last].last_modified, kept, metas[first].last_modified)
+                    yield Drop(flushed, after.version, metas[last].last_modified, kept)
                     generation += 1
 
-    def flushes(self, generation: int, until: int) -> Mapping[int, int]:
-        """The last log entry of each generation from one on, as the versions up to ``until`` show them."""
-        versions = [version for version in self.versions() if version <= until]
-        first = bisect_left(versions, generation + 1, key=self._current)
-        read = (self.read(version) for version in versions[first:])
-        ends: dict[int, int] = {}
-        for manifest in read:
-            ends.setdefault(manifest.current_generation - 1, manifest.replay_after_wal_id or 0)
+    def flushes(self, generation: int, until: int) -> Mapping[int, tuple[int, datetime]]:
+        """The last log entry of each generation from one on, and when it was flushed, by versions up to ``until``."""
+        metas = [meta for meta in self._metas() if _version_of(meta) <= until]
+        first = bisect_left(metas, generation + 1, key=lambda meta: self._current(_version_of(meta)))
+        ends: dict[int, tuple[int, datetime]] = {}
+        for meta in metas[first:]:
+            manifest = self.read(_version_of(meta))
+            ends.setdefault(manifest.current_generation - 1, (manifest.replay_after_wal_id or 0, meta.last_modified))
         return ends
+
+    def _metas(self) -> list[ObjectMeta]:
+        return sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
 
     def _current(self, version: int) -> int:
         return self.read(version).current_generation
@@ -316,7 +318,7 @@ class RegionManifestStore:
 
         Reads some manifests, by bisection.
         """
-        metas = sorted((meta for meta in self._store.list(self.folder) if _version(meta) is not None), key=_version_of)
+        metas = self._metas()
         first = bisect_left(metas, True, key=lambda meta: self._lists(_version_of(meta), generation))  # noqa: FBT003
         return metas[min(first, len(metas) - 1)].last_modified if metas else None
 

@@ -21,7 +21,7 @@ from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from uuid import UUID
 
     from memwal_ops.formats.lance.files.versions import VersionPage
@@ -140,6 +140,13 @@ class MergeHistory:
                     return newest or number
                 number -= 1
             return None
+
+    def line(self, version: int) -> Iterator[tuple[int, ObjectMeta]]:
+        """A version and those from which it descends, newest first, as far as they exist: not what a restore left."""
+        numbered = self._numbered()
+        while (meta := numbered.get(version)) is not None and (read := self._version(meta)) is not None:
+            yield version, meta
+            version = read.parent or 0
 
     def program(self, version: int) -> str:
         """What wrote a version, and how: ``lance 9.0.0, update``; of ours, or if it is gone, that it is not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.errors import GenerationMissingError, InvalidUsageError
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.jobs import adopt, expire, merge
+from memwal_ops.formats.lance.jobs import adopt, drained, expire, merge
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.options import AdoptOptions, MergeOptions
 from tests.integration.contracts import small
@@ -176,6 +177,68 @@ def test_generations_before_them_are_not_put_over_them(tmp_path: Path) -> None:
     assert (report.exit_code, report.regions[0].waiting, small.progress(uri)) == (0, 2, {})
     assert merge.apply(open_table(uri), ACCEPT).decision == "merged"
     assert small.values(uri) == EXPECTED
+
+
+def test_a_row_that_the_base_had_before_is_no_proof(tmp_path: Path) -> None:
+    """Generation 1 deletes a key, 2 puts its row again; theirs merges the first, and drops both."""
+    uri = small.make(tmp_path)
+    small.flush(uri, small.keys(5))
+    small.flush(uri, small.rows(5, 6))
+    small.upsert(lance.dataset(uri), small.rows(300, 301))
+    theirs(uri, only=1)
+    theirs(uri, only=2, merged=False)
+    report = adopt.apply(open_table(uri), DRAINED)
+    (region,) = report.regions
+    assert (report.exit_code, region.unknown, region.missing, small.progress(uri)) == (10, ("5",), (), {})
+    assert merge.apply(open_table(uri), ACCEPT).decision == "blocked"
+
+
+def test_versions_that_a_restore_left_are_no_proof(tmp_path: Path) -> None:
+    uri = small.make(tmp_path)
+    before = lance.dataset(uri).version
+    small.flush(uri, small.rows(5, 6, 1.0))
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    lance.dataset(uri, version=before).restore()
+    for path in (path for path in Path(uri).rglob("*") if path.is_file()):
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 3600 * 10**9))
+    theirs(uri, merged=False)
+    assert adopt.plan(open_table(uri), DRAINED).regions[0].missing == ("5",)
+    assert merge.apply(open_table(uri), ACCEPT).decision == "merged"
+    assert small.values(uri)[5] == [1.0]
+
+
+def test_what_users_wrote_after_a_merged_delete_stays(tmp_path: Path) -> None:
+    uri = small.make(tmp_path)
+    small.flush(uri, small.keys(5))
+    theirs(uri)
+    small.upsert(lance.dataset(uri), small.rows(5, 6, 8.0))
+    assert merge.apply(open_table(uri), ACCEPT).exit_code == 0
+    assert (small.values(uri)[5], small.progress(uri)) == ([8.0], {small.REGION: 1})
+
+
+@pytest.mark.parametrize("left", ["folder", "log"])
+def test_rows_that_cannot_be_compared_are_not_recorded(
+    tmp_path: Path, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be all that is left of rows that it did not merge."""
+    uri = flushed(tmp_path)
+    theirs(uri, merged=False, folders=left == "folder")
+    if left == "folder":
+        shutil.rmtree(folder(uri) / "wal")
+    monkeypatch.setattr(drained, "_MAX_ROWS", 0)
+    report = merge.apply(open_table(uri), ACCEPT)
+    assert (report.exit_code, small.progress(uri)) == (10, {})
+    assert "cannot be compared" in " ".join(report.describe().split())
+    assert_json(adopt.plan(open_table(uri), DRAINED).to_json())
+
+
+def test_a_program_that_is_not_known_has_no_release(tmp_path: Path) -> None:
+    uri = flushed(tmp_path)
+    assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
+    small.flush(uri, small.rows(5, 6, 8.0))
+    theirs(uri, merged=False)
+    figures = merge.backlog(open_table(uri))
+    assert (figures["blocked_regions"], figures.get("merged_elsewhere")) == (1, None)
 
 
 def test_gone_manifests_are_no_proof(tmp_path: Path) -> None:
