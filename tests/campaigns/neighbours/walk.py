@@ -45,6 +45,7 @@ class Neighbour:
         columns: those of keys and of texts, in the table.
         text: the text of a row in the table.
         options: of our steps, as the page says to configure them.
+        own_fault: words of an error by which it fails on generations that it wrote wrongly, ours or not.
     """
 
     release: str
@@ -53,6 +54,7 @@ class Neighbour:
     columns: tuple[str, str] = ("id", "text")
     text: Callable[[str, str], str] = lambda _, text: text
     options: Mapping[str, Any] = field(default_factory=dict)
+    own_fault: str | None = None
 
     @property
     def name(self) -> str:
@@ -63,7 +65,8 @@ class Neighbour:
 
 _LANCEDB = ("0.37.1", "0.38.0", "0.39.0", "0.40.0")
 NEIGHBOURS = (
-    Neighbour("lance-context 0.6.7", "lance-context generic"),
+    # Lance 9 cannot read a generation in whose key index it put replayed rows twice; without us, until it is drained.
+    Neighbour("lance-context 0.6.7", "lance-context generic", own_fault="RowAddrTreeMap::from_sorted_iter"),
     Neighbour("lance-context 0.6.7", "lance-context rollout", columns=("id", "problem_id")),
     Neighbour("lance-context 0.6.7", "lance-context context", columns=("external_id", "text_payload")),
     # Its optimize() retrains one of several segments, and refuses to go on: segments that do not share centroids.
@@ -256,7 +259,7 @@ class Walk:
     def _check(self) -> None:
         program, sample = self._program, self._random.sample(sorted(self.rows), 8)
         given = [*sample, f"k{self._next:05d}"]  # a key that no row has
-        self.faults += oracle.differences(program.call("read"), self._texts(self.rows), "its own scan")
+        self._compare("read", self.rows, "its own scan")
         wanted = self._texts({key: self.rows[key] for key in sample})
         self.faults += oracle.differences(program.call("find", given), wanted, "its own search for keys")
         nearest = sample[:3] if program.has("nearest") else []
@@ -267,10 +270,19 @@ class Walk:
         vectors = {key: vector_of(key) for key in nearest}
         self.faults += oracle.of_the_base(self._uri, self.neighbour.columns, self._texts(self.rows), given, vectors)
         if self.held is not None:
-            wanted = self._texts(self.rows if program.has("live") else self.held)
-            self.faults += oracle.differences(program.call("held"), wanted, "its open handle")
+            self._compare("held", self.rows if program.has("live") else self.held, "its open handle")
         self._ask("inspect")
         self._ask("verify")
+
+    def _compare(self, method: str, rows: Rows, where: str) -> None:
+        """What it reads, unless a generation of its own keeps it from that."""
+        own = self.neighbour.own_fault
+        try:
+            self.faults += oracle.differences(self._program.call(method), self._texts(rows), where)
+        except ProgramError as error:
+            if own is None or own not in str(error) or not oracle.key_indexes_with_rows_twice(self._uri):
+                raise
+            self._count(f"{method}: {own}")
 
     def _texts(self, rows: Rows) -> Rows:
         return {key: self.neighbour.text(key, text) for key, text in rows.items()}

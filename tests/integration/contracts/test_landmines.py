@@ -24,6 +24,7 @@ import obstore.exceptions
 import pyarrow as pa
 import pytest
 from lance import LanceOperation
+from lance.file import LanceFileReader
 
 from tests.integration.contracts.small import (
     REGION,
@@ -346,3 +347,17 @@ def test_latest_version_hint_only_on_local_files(tmp_path: Path, bucket: tuple[s
     lance.write_dataset(rows(0, 3), f"{uri}/hint.lance", storage_options=options)
     names = Files(f"{uri}/hint.lance", options).listing("_versions/")
     assert not [n for n in names if "hint" in n]
+
+
+def test_replayed_rows_are_once_in_the_key_index(tmp_path: Path) -> None:
+    """9.0 writes them twice (docs/upstream.md), and releases up to 12 cannot scan such a generation; this one can.
+
+    For us: `verify --deep` warns of it, and a merge needs no key index.
+    """
+    uri = make(tmp_path)
+    first = writer(uri)
+    first.put(rows(200, 202, 1))  # durable, and not flushed
+    with writer(uri) as second:
+        second.put(rows(202, 203, 1))
+    (path,) = Path(uri, "_mem_wal").glob("*/*_gen_*/_pk_index/page_data.lance")
+    assert LanceFileReader(str(path)).read_all().to_table()["ids"].to_pylist() == [0, 1, 2]

@@ -39,6 +39,7 @@ _REGION, _STOPS = "_region", "Merges stop before it; readers fail."
 _MAX_BYTES = 64 << 20
 _FILES_PAGE = errors.runbook(errors.GenerationCorruptError.exit_code) or ""
 _MISSED = "Other programs miss rows by it, and return older ones. Reads of memwal-ops do not use it; nor do merges."
+_TWICE = "Clients on Lance up to 12 cannot scan the region's rows while it lists the generation."
 _UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fail."
 
 
@@ -163,8 +164,7 @@ def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Incon
     kinds = [table.schema.field(name).type for name in table.primary_key]
     try:
         bloom = key_files.read_bloom_filter(table.store, generation.ref.folder, kinds)
-        missed = 0 if bloom is None else generation.unknown_to(bloom, kinds)
-        if missed:
+        if bloom is not None and (missed := generation.unknown_to(bloom, kinds)):
             yield _lacks("key_filter", path, missed, "of a sample")
     except NotExportedError:
         return
@@ -173,7 +173,7 @@ def check_sampled_filter(table: Table, generation: Generation) -> Iterator[Incon
 
 
 def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Iterator[Inconsistency]:
-    """Every live row is in the bloom filter, and in the key index by its address; a file that is not there is none.
+    """Every live row is in the bloom filter, and in the key index once, by its address; a missing file is none.
 
     Args:
         keys: its live rows: key columns, and ``_rowaddr``.
@@ -183,11 +183,9 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
         return
     path = f"{generation.ref.folder}/{key_files.BLOOM_FILTER}"
     try:
-        bloom = key_files.read_bloom_filter(
-            store, generation.ref.folder, [column.type for column in stored_keys.columns]
-        )
-        missed = 0 if bloom is None else int(np.count_nonzero(~bloom.may_have(stored_keys.columns)))
-        if missed:
+        kinds = [column.type for column in stored_keys.columns]
+        bloom = key_files.read_bloom_filter(store, generation.ref.folder, kinds)
+        if bloom is not None and (missed := int(np.count_nonzero(~bloom.may_have(stored_keys.columns)))):
             yield _lacks("key_filter", path, missed)
     except errors.InvalidFormatError as error:
         yield finding_of(error, "key_filter", path, f"{_UNUSED} {MERGE_IT}")
@@ -196,9 +194,12 @@ def check_key_files(store: Store, generation: Generation, keys: pa.Table) -> Ite
     if values is None:
         return
     try:
-        missed = _not_indexed(lance_rows(store.get(path), "the key index"), values, keys[ROW_ADDRESS])
-        if missed:
+        pages = lance_rows(store.get(path), "the key index")
+        if missed := _not_indexed(pages, values, keys[ROW_ADDRESS]):
             yield _lacks("key_index", path, missed)
+        if doubled := pages.num_rows - len(pages["ids"].unique()):
+            what = f"It has {doubled:,} rows twice, as a writer of Lance 9 puts there what it replayed."
+            yield Inconsistency(Severity.WARNING, "key_index", path, what, _TWICE, MERGE_IT, _FILES_PAGE)
     except errors.ObjectNotFoundError:
         pass
     except errors.InvalidFormatError as error:

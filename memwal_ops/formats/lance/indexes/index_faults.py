@@ -115,8 +115,6 @@ _KNOWN: dict[tuple[object, ...], VersionWriter] = {}
 _MAX_KNOWN = 4096
 # Fields of a transaction: create index, rewrite, reserve fragments.
 _MAINTENANCE = frozenset({103, 104, 107})
-# The releases of LanceDB that are built on a major release of Lance (docs/compatibility.md).
-_LANCEDB = {8: "0.34", 9: "0.36", 10: "0.37", 11: "0.38", 12: "0.39", 13: "0.40"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +193,16 @@ def is_shared(table: Table) -> bool:
 
 
 def last_writer(table: Table) -> str | None:
-    """The release of the table's own writers, for people: ``lance 13.0.0 (lancedb 0.40), stable row ids``.
+    """The release of the table's own writers, for people: ``lance 13.0.0, stable row ids``.
 
     None: none of the newest versions is theirs. Requests: as :func:`last_client`, at most 31.
     """
     client = last_client(table)
     if client is None:
         return None
-    lancedb = _LANCEDB.get(client.major or 0)
     flags = table.manifest.manifest.reader_feature_flags
     features = [feature.name for feature in FEATURES if feature.flag & flags & SHOWN_FEATURES]
-    return ", ".join([client.release + (f" (lancedb {lancedb})" if lancedb else ""), *features])
+    return ", ".join([client.release, *features])
 
 
 _TREE = "BTree"

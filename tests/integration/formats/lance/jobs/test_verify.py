@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileReader, LanceFileWriter
 
 from memwal_ops import run_job
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
@@ -154,6 +156,24 @@ def test_key_files_that_lack_keys_are_found(tmp_path: Path, name: str, check: st
         assert checks(table.uri, deep=True) == {check: "error"}
     path.unlink()
     assert checks(table.uri, deep=True) == {}, "releases and key types without one"
+
+
+def test_a_key_index_that_has_rows_twice(tmp_path: Path) -> None:
+    """As pylance 9.0 writes it for replayed rows (docs/upstream.md): old clients fail, and a merge ends that."""
+    table = build(Workload, tmp_path / "t.lance")
+    table.close()
+    region = table.regions[0]
+    path = damage.generation_path(table.uri, region, waiting(table.uri, region)) / "_pk_index/page_data.lance"
+    pages = LanceFileReader(str(path)).read_all().to_table()
+    with LanceFileWriter(str(path), pages.schema, version="2.0") as writer:
+        writer.write_batch(pa.concat_tables([pages, pages.slice(0, 1)]).sort_by("values"))
+    assert checks(table.uri) == {}
+    assert checks(table.uri, deep=True) == {"key_index": "warning"}
+    assert [run_job(table.uri, job).decision for job in ("merge", "catchup")] == ["merged", "caught_up"]
+    run_job(table.uri, "expire", apply=True, older_than=timedelta(0), keep=1, allow_unsafe=True)
+    run_job(table.uri, "gc", apply=True, **{**AT_ONCE, "manifest_retention": 1})
+    assert not path.exists()
+    assert checks(table.uri, deep=True) == {}
 
 
 KEYS_OF = {
