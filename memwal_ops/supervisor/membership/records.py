@@ -117,7 +117,7 @@ def use_of(
 
 
 def others_of(uses: Iterable[Use | None], instance: str, living: int, until: float) -> fleet_budget.Others:
-    """What others use; ``instance``: that of the reader. See :class:`Others`."""
+    """What others use; ``instance``: that of the reader. See :class:`memwal_ops.core.fleet_budget.Others`."""
     newest: dict[str, Use] = {}
     for use in uses:
         if use is not None and use.instance != instance:

@@ -37,7 +37,7 @@ class SparkReader(asked_index.RowReader):
         work: Callable[[asked_index.Pinned, Sequence[int]], _R],
         max_rows: int = asked_index.ROWS,
     ) -> Iterator[_R]:
-        """See :meth:`RowReader.each`; the results of all groups are there before the first is returned."""
+        """See :meth:`asked_index.RowReader.each`; the results of all groups are there before the first is returned."""
         if not fragments:
             return
         share = -(-sum(pinned.physical(one) for one in fragments) // self._runner.cores)
@@ -61,12 +61,12 @@ class SparkReader(asked_index.RowReader):
             yield from one
 
     def repeated_keys(self, table: Table, columns: Sequence[str]) -> asked_index.Repeated:
-        """See :meth:`RowReader.repeated_keys`; memory of the driver: none that grows with the table."""
+        """See :meth:`asked_index.RowReader.repeated_keys`; memory of the driver: none that grows with the table."""
         stage = SparkStage("keys", "count keys of several rows", "counting keys")
         return self._counted(table, stage, indexing.keys_of(table.schema, columns))
 
     def repeated_row_ids(self, table: Table) -> asked_index.Repeated:
-        """See :meth:`RowReader.repeated_row_ids`; memory of the driver: none that grows with the table."""
+        """See :meth:`asked_index.RowReader.repeated_row_ids`; memory of the driver: none that grows with the table."""
         stage = SparkStage("row ids", "count row ids of several rows", "counting row ids")
         return self._counted(table, stage, indexing.row_ids_of(int(table.manifest.manifest.next_row_id)))
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
+    from pyspark.sql import DataFrame
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.core.row_sink import RowSink
-    from memwal_ops.formats.zeppelin.jobs.migrate_spark import LoadedRows
+    from memwal_ops.core.row_sink import RowSink, SparkRows
     from memwal_ops.formats.zeppelin.namespace import Namespace
     from memwal_ops.formats.zeppelin.segments import Rows
 
@@ -254,6 +254,27 @@ class Digests:
 
 
 _BATCH_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class LoadedRows:
+    """Rows that Spark loads into an empty table."""
+
+    on_spark: SparkRows
+    rows: DataFrame
+    count: int
+
+    def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
+        """An empty table first: a run after one that was killed before the rows finds it empty, and continues."""
+        sink.create(pa.RecordBatchReader.from_batches(schema, []), ID, record)
+        sink.set_record(record)
+        return self.upsert(sink, schema)
+
+    def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
+        """Load all rows: the table is empty."""
+        del sink, schema
+        self.on_spark.load(self.rows)
+        return self.count
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from memwal_ops.formats.zeppelin.jobs.migrate_rows import (
     VECTOR,
     AttributeKinds,
     Columns,
+    LoadedRows,
     RowChanges,
     StreamedRows,
     batches,
@@ -38,7 +39,7 @@ from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef
 from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -193,27 +194,6 @@ class SparkMigration:
                             yield from batches(columns, _rows(batch))
 
         return read
-
-
-@dataclass(frozen=True)
-class LoadedRows:
-    """Rows that Spark loads into an empty table."""
-
-    on_spark: SparkRows
-    rows: DataFrame
-    count: int
-
-    def create(self, sink: RowSink, schema: pa.Schema, record: Mapping[str, Any]) -> int:
-        """An empty table first: a run after one that was killed before the rows finds it empty, and continues."""
-        sink.create(pa.RecordBatchReader.from_batches(schema, []), ID, record)
-        sink.set_record(record)
-        return self.upsert(sink, schema)
-
-    def upsert(self, sink: RowSink, schema: pa.Schema) -> int:
-        """Load all rows: the table is empty."""
-        del sink, schema
-        self.on_spark.load(self.rows)
-        return self.count
 
 
 @dataclass(frozen=True)
