@@ -64,6 +64,8 @@ MERGE = {
     "engine_reason",
     "version",
     "commit_conflicts",
+    "drained",
+    "overwritten",
     "lost_races",
     "run_id",
 }
