@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwal_ops.formats.lm_diskann.files import Step
-    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
     from memwal_ops.formats.lm_diskann.transaction import Transaction
     from memwal_ops.formats.lm_diskann.view import View
@@ -219,7 +218,7 @@ def pending(store: Store) -> tuple[int, int]:
     return int(swept[0]), int(listed[0])
 
 
-def heal(index: Index, batch: int, step: Step) -> Iterator[HealedBatch]:
+def heal(index: merging.Writable, batch: int, step: Step) -> Iterator[HealedBatch]:
     """Heal and rewire all pending nodes; each batch is committed and published when it is yielded."""
     store = index.writable()
     after = -1
@@ -246,7 +245,7 @@ def heal(index: Index, batch: int, step: Step) -> Iterator[HealedBatch]:
         yield HealedBatch(0, len(listed), 0, index.epoch)
 
 
-def build_again(index: Index, step: Step) -> HealedBatch:
+def build_again(index: merging.Writable, step: Step) -> HealedBatch:
     """Build the graph anew, with a codebook trained on the rows that it has now: one commit, which heals everything."""
     [waiting] = index.writable().columns("SELECT DISTINCT node_id FROM lmd_heal_list")
     merging.raise_horizon(index, step)
@@ -263,7 +262,7 @@ def _listed(store: Store, table: str, where: str, after: int, most: int) -> NDAr
     return nodes.astype(np.int64)
 
 
-def _near(index: Index, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
+def _near(index: merging.Writable, nodes: NDArray[np.int64], batch: int) -> Iterator[NDArray[np.int64]]:
     """Groups of at most ``batch`` nodes, each group near one of some random nodes."""
     if len(nodes) <= batch:
         yield nodes

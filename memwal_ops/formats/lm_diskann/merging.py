@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,11 +26,14 @@ from memwal_ops.formats.lm_diskann.wire import U8, Changes, headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lm_diskann.library import Index
     from memwal_ops.formats.lm_diskann.store import Store
+    from memwal_ops.formats.lm_diskann.transaction import Transaction
+    from memwal_ops.formats.lm_diskann.view import View
+    from memwal_ops.formats.lm_diskann.wire import Parameters
 
 
 BATCH = 64 << 20
@@ -64,7 +67,33 @@ def missing_blocks(store: Store) -> list[Bad]:
     return [Bad(node, f"row {row} has no block") for row, node in zip(rows.tolist(), nodes.tolist(), strict=True)]
 
 
-def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[MergedBatch]:
+class Writable(Protocol):
+    """An index folder that is open for writing."""
+
+    @property
+    def folder(self) -> str:
+        """Its path."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """Its parameters."""
+
+    @property
+    def view(self) -> View:
+        """Its published view."""
+
+    @property
+    def epoch(self) -> int:
+        """Its newest epoch."""
+
+    def writable(self) -> Store:
+        """Its store."""
+
+    def staged(self) -> AbstractContextManager[Transaction]:
+        """A transaction that is committed and published at the end of the block."""
+
+
+def merge(index: Writable, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iterator[MergedBatch]:
     """Merge the whole backlog, ascending by node; each batch is committed and published when it is yielded.
 
     Args:
@@ -99,14 +128,14 @@ def merge(index: Index, max_bytes: int, step: Step, bad: dict[int, Bad]) -> Iter
             yield MergedBatch(len(versions), len(versions) * size, final.state.epoch)
 
 
-def finish(index: Index, step: Step) -> None:
+def finish(index: Writable, step: Step) -> None:
     """Publish a base without a log, and delete the views before the previous one."""
     number = publishing.publish(index.folder, index.parameters, index.writable(), step)
     publishing.drop_older(index.folder, index.parameters, number - 1, step)
     index.view.refresh()
 
 
-def finish_large(index: Index, moved: int, step: Step) -> None:
+def finish_large(index: Writable, moved: int, step: Step) -> None:
     """:func:`finish` after a commit that moved a large share of the nodes.
 
     In a base, a node needs 16 bytes of every reader's memory, in the log 100. The commit is already published: if there
@@ -117,7 +146,7 @@ def finish_large(index: Index, moved: int, step: Step) -> None:
             finish(index, step)
 
 
-def raise_horizon(index: Index, step: Step) -> int:
+def raise_horizon(index: Writable, step: Step) -> int:
     """Return the epoch up to which freed slots may be reused, and superseded versions dropped.
 
     It is raised first if there are freed slots or healed nodes, or if superseded versions would need much space in the
@@ -141,12 +170,12 @@ def raise_horizon(index: Index, step: Step) -> int:
     return min(store.state.retained_from, needed_from(index.folder, store.state.epoch))
 
 
-def give_up(index: Index, epoch: int, step: Step) -> None:
+def give_up(index: Writable, epoch: int, step: Step) -> None:
     """Stop retaining the epochs below ``epoch``."""
     commit(index, Changes(index.writable().raise_retained(epoch)), step)
 
 
-def commit(index: Index, changes: Changes, step: Step) -> None:
+def commit(index: Writable, changes: Changes, step: Step) -> None:
     """Commit to the store, and publish the commit."""
     store = index.writable()
     step("commit to the store", lambda: store.commit(changes))

@@ -54,6 +54,7 @@ from memwal_ops.formats.lance.commit.publication import (
 )
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, VERSIONS_FOLDER, version_path
+from memwal_ops.formats.lance.generations.backlog import raised
 from memwal_ops.formats.lance.retention.merged_since import drop_contradicted
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import (
@@ -77,6 +78,7 @@ from memwal_ops.formats.lance.wire.version_manifest import (
     encode_version_manifest,
 )
 from memwal_ops.storage.locations import LOCAL
+from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -191,12 +193,14 @@ __all__ = [
     "check_rewritable",
     "check_takes_rows",
     "commit_built",
+    "commit_change",
     "commit_details",
     "commit_indexes",
     "commit_strict",
     "fixed_dictionaries",
     "fixed_dictionary_error",
     "next_entry",
+    "publish_progress",
 ]
 
 
@@ -382,6 +386,31 @@ def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.
         finally:
             table.discard([path])
     return _publish_built(table, built, data, transaction)
+
+
+def commit_change(table: Table, change: IndexChange, note: CommitNote) -> int:
+    """Publish a change of the MemWAL index and of the config as the next version, which it returns; probe the store."""
+    probe_conditional_writes(table.store)
+    manifest = change.applied_to(table.manifest.manifest)
+    return commit_details(table, manifest, change.details.SerializeToString(deterministic=True), note)
+
+
+def publish_progress(
+    table: Table,
+    progress: Mapping[UUID, int],
+    records: Mapping[UUID, RegionRecord],
+    note: CommitNote,
+    config: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Publish more progress, and entries of the config, as exactly the next version, without a change of rows.
+
+    Raises:
+        CommitLostError: another writer published that version.
+        InvariantViolatedError: the progress is not more than the table has.
+    """
+    commit_change(
+        table, IndexChange(raised(table, table.index.details, progress), records=records, config=config), note
+    )
 
 
 def commit_details(table: Table, manifest: table_pb2.Manifest, details: bytes, note: CommitNote) -> int:

@@ -49,6 +49,7 @@ from memwal_ops.formats.lance.commit.commit import (
     IndexChange,
     check_rewritable,
     commit_indexes,
+    publish_progress,
 )
 from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.generations.generation import open_generation, read_flush
@@ -56,7 +57,6 @@ from memwal_ops.formats.lance.generations.projection import UndecidedColumnsErro
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.drained import DrainedRegion, accept, drained_regions
-from memwal_ops.formats.lance.jobs.merge import publish_progress
 from memwal_ops.formats.lance.log.region_seal import (
     ForeignGeneration,
     check_complete,

@@ -26,7 +26,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
     WalCorruptError,
 )
-from memwal_ops.formats.lance.commit.commit import CommitLostError
+from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
@@ -36,7 +36,6 @@ from memwal_ops.formats.lance.generations.generation_files import read_region_co
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, wal_entry_path
 from memwal_ops.formats.lance.indexes.index_faults import VersionWriter
-from memwal_ops.formats.lance.jobs.merge import publish_progress
 from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry

@@ -18,7 +18,6 @@ import uuid
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core.commit_retry import CommitRetry
@@ -41,7 +40,7 @@ from memwal_ops.formats.lance.commit.commit import (
     IndexChange,
     check_committable,
     check_takes_rows,
-    commit_details,
+    commit_change,
     commit_indexes,
 )
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergeEngine, MergePass, PassResult
@@ -50,7 +49,6 @@ from memwal_ops.formats.lance.generations.backlog import (
     Backlog,
     BlockedRegion,
     backlog_of,
-    raised,
     restored_index,
     with_listed_log,
 )
@@ -226,7 +224,7 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     note = CommitNote.new("merge")
     while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], _blocked(backlog)):
         try:
-            _publish(table, IndexChange(lost.details, records=lost.records), note)
+            commit_change(table, IndexChange(lost.details, records=lost.records), note)
         except CommitLostError as error:
             table = retry.conflict(table, error)
         else:
@@ -237,28 +235,6 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
                 _log.info("region_specs_restored", table=uri, specs=[*lost.specs])
             return retry.landed(table)
     return table
-
-
-def publish_progress(
-    table: Table,
-    progress: Mapping[UUID, int],
-    records: Mapping[UUID, RegionRecord],
-    note: CommitNote,
-    config: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Publish more progress, and entries of the config, as exactly the next version, without a change of rows.
-
-    Raises:
-        CommitLostError: another writer published that version.
-        InvariantViolatedError: the progress is not more than the table has.
-    """
-    _publish(table, IndexChange(raised(table, table.index.details, progress), records=records, config=config), note)
-
-
-def _publish(table: Table, change: IndexChange, note: CommitNote) -> None:
-    probe_conditional_writes(table.store)
-    manifest = change.applied_to(table.manifest.manifest)
-    commit_details(table, manifest, change.details.SerializeToString(deterministic=True), note)
 
 
 def _blocked(backlog: Backlog) -> list[RegionManifest]:
