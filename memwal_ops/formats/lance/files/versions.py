@@ -22,15 +22,18 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError
 from memwal_ops.formats.lance.wire.names import (
     INDICES_FOLDER,
+    JOB_PROPERTY,
     NamingScheme,
     parse_version_manifest_name,
     version_manifest_name,
 )
+from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.formats.lance.wire.version_manifest import (
     SYSTEM_INDEX,
     VersionManifest,
     check_writable,
     decode_version_manifest,
+    lance_major,
 )
 from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.locations import BRANCHES_FOLDER
@@ -447,3 +450,47 @@ def deletion_path(fragment_id: int, deletion: table_pb2.DeletionFile) -> str:
     if suffix is None:
         raise InvalidFormatError(f"deletion file type {deletion.file_type} is unknown")
     return f"{DELETIONS_FOLDER}/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"
+
+
+# Fields of a transaction: create index, rewrite, reserve fragments.
+_MAINTENANCE = frozenset({103, 104, 107})
+
+
+@dataclass(frozen=True, slots=True)
+class VersionWriter:
+    """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
+
+    version: int
+    major: int | None
+    release: str
+    ours: bool
+    writes: bool
+    indexes: frozenset[tuple[str, int]]
+
+    @classmethod
+    def of(cls, manifest: VersionManifest) -> VersionWriter:
+        """From a version's manifest."""
+        writer, transaction = manifest.manifest.writer_version, manifest.transaction
+        return cls(
+            int(manifest.manifest.version),
+            lance_major(manifest.manifest),
+            f"{writer.library} {writer.version}".strip() or "an unknown release",
+            transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
+            transaction is None or not _maintains(transaction),
+            frozenset((entry.name, int(entry.index_version)) for entry in manifest.index_entries),
+        )
+
+
+def _maintains(transaction: table_pb2.Transaction) -> bool:
+    """Whether a commit only built an index or compacted: ours of plain tables have no properties that tell them."""
+    numbers = {field.number for field, _ in transaction.ListFields()}
+    numbers |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
+    return not numbers.isdisjoint(_MAINTENANCE)
+
+
+def is_shared(manifest: VersionManifest) -> bool:
+    """Whether another program is known to merge the table, too, or wrote rows of this, its newest version."""
+    transaction = manifest.transaction
+    if MERGED_ELSEWHERE in manifest.manifest.config or transaction is None:
+        return True
+    return JOB_PROPERTY not in transaction.transaction_properties and not _maintains(transaction)

@@ -20,12 +20,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memwal_ops.core.export import exported_store
 from memwal_ops.errors import IndexesBehindError, InvalidFormatError, MemwalOpsError, ObjectNotFoundError, StorageError
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
-from memwal_ops.formats.lance.files.versions import read_version_manifest
+from memwal_ops.formats.lance.files.versions import VersionWriter, read_version_manifest
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
     base_indexes,
@@ -34,14 +33,11 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     open_index_file,
 )
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.wire.names import JOB_PROPERTY
-from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
 from memwal_ops.formats.lance.wire.version_manifest import (
     FEATURES,
     SHOWN_FEATURES,
     STABLE_ROW_IDS,
     had_moves,
-    lance_major,
     moved_later,
 )
 from memwal_ops.storage.api import concurrently
@@ -113,40 +109,6 @@ _CONCURRENT_READS = 8
 # Versions are immutable: by table, path, time and tag. A reader that follows a table reads each one once.
 _KNOWN: dict[tuple[object, ...], VersionWriter] = {}
 _MAX_KNOWN = 4096
-# Fields of a transaction: create index, rewrite, reserve fragments.
-_MAINTENANCE = frozenset({103, 104, 107})
-
-
-@dataclass(frozen=True, slots=True)
-class VersionWriter:
-    """Who wrote a version. ``writes``: whether rows may have changed; ``indexes``: names and versions."""
-
-    version: int
-    major: int | None
-    release: str
-    ours: bool
-    writes: bool
-    indexes: frozenset[tuple[str, int]]
-
-    @classmethod
-    def of(cls, manifest: VersionManifest) -> VersionWriter:
-        """From a version's manifest."""
-        writer, transaction = manifest.manifest.writer_version, manifest.transaction
-        return cls(
-            int(manifest.manifest.version),
-            lance_major(manifest.manifest),
-            f"{writer.library} {writer.version}".strip() or "an unknown release",
-            transaction is not None and JOB_PROPERTY in transaction.transaction_properties,
-            transaction is None or not _maintains(transaction),
-            frozenset((entry.name, int(entry.index_version)) for entry in manifest.index_entries),
-        )
-
-
-def _maintains(transaction: table_pb2.Transaction) -> bool:
-    """Whether a commit only built an index or compacted: ours of plain tables have no properties that tell them."""
-    numbers = {field.number for field, _ in transaction.ListFields()}
-    numbers |= {field.field_number for field in UnknownFieldSet(transaction)}  # type: ignore[attr-defined]  # iterable, missing in the stub
-    return not numbers.isdisjoint(_MAINTENANCE)
 
 
 def last_written(table: Table, *, concurrent: int = _CONCURRENT_READS) -> Iterator[VersionWriter]:
@@ -184,12 +146,6 @@ def last_client(table: Table, *, within: int = _LAST_WRITERS) -> VersionWriter |
     """
     newest = islice(last_written(table, concurrent=1), within)
     return next((client for client in newest if client.writes and not client.ours), None)
-
-
-def is_shared(table: Table) -> bool:
-    """Whether another program is known to merge the table, too, or wrote rows of its newest version. No request."""
-    written = VersionWriter.of(table.manifest)
-    return MERGED_ELSEWHERE in table.manifest.manifest.config or (written.writes and not written.ours)
 
 
 def last_writer(table: Table) -> str | None:

@@ -30,12 +30,12 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_prog
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
+from memwal_ops.formats.lance.files.versions import VersionWriter
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, wal_entry_path
-from memwal_ops.formats.lance.indexes.index_faults import VersionWriter
 from memwal_ops.formats.lance.log.memtable import build_indexes, generation_indexes
 from memwal_ops.formats.lance.log.region_columns import region_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, put_generation, read_entry

@@ -45,6 +45,7 @@ from memwal_ops.formats.lance.commit.commit import (
 )
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergeEngine, MergePass, PassResult
 from memwal_ops.formats.lance.engines.merge.passes import LocalMergeEngine
+from memwal_ops.formats.lance.files.versions import VersionWriter, is_shared
 from memwal_ops.formats.lance.generations.backlog import (
     Backlog,
     BlockedRegion,
@@ -54,7 +55,6 @@ from memwal_ops.formats.lance.generations.backlog import (
 )
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog, oldest_unmerged
 from memwal_ops.formats.lance.generations.wal import read_unflushed
-from memwal_ops.formats.lance.indexes.index_faults import VersionWriter, is_shared
 from memwal_ops.formats.lance.options import DEFAULT_MAX_BYTES, SPARK_MAX_BYTES, MergeOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, refuse_damaged_base_files
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
@@ -409,7 +409,7 @@ def apply(
 
 def _overwritten(table: Table, backlog: Backlog) -> Mapping[str, tuple[str, ...]]:
     """By region the keys of which another program, which wrote the newest version, put older rows over newer ones."""
-    if not backlog.regions or not is_shared(table) or VersionWriter.of(table.manifest).ours:
+    if not backlog.regions or not is_shared(table.manifest) or VersionWriter.of(table.manifest).ours:
         return {}
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - as above
 

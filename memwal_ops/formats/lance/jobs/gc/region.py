@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import MemwalOpsError, RegionManifestCorruptError, RegionManifestGapError
+from memwal_ops.formats.lance.files.versions import is_shared
 from memwal_ops.formats.lance.generations.backlog import RegionBacklog
 from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import (
@@ -23,7 +24,6 @@ from memwal_ops.formats.lance.generations.generation_files import (
     read_region_contents,
 )
 from memwal_ops.formats.lance.generations.region_identity import check_identity
-from memwal_ops.formats.lance.indexes.index_faults import is_shared
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
@@ -276,7 +276,7 @@ class RegionView:
     @cached_property
     def _overwritten(self) -> int:
         """Keys of which another program put older rows over newer ones, which only the log or a generation has."""
-        if not is_shared(self.evidence.table):
+        if not is_shared(self.evidence.table.manifest):
             return 0
         from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 

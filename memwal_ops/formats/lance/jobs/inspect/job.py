@@ -16,6 +16,7 @@ from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
     VERSIONS_FOLDER,
     decode_named,
+    is_shared,
     operation_of,
     read_version_manifest,
 )
@@ -23,7 +24,7 @@ from memwal_ops.formats.lance.generations.backlog import BlockedRegion, RegionBa
 from memwal_ops.formats.lance.generations.generation_files import checked_backlog
 from memwal_ops.formats.lance.generations.wal import log_fault, unflushed_entries
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
-from memwal_ops.formats.lance.indexes.index_faults import fault_of, is_shared, last_writer
+from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
 from memwal_ops.formats.lance.jobs.inspect.report import (
@@ -79,8 +80,8 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
 def _merged_elsewhere(table: Table, found: TableInspection) -> MergedElsewhere | None:
     """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
     program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
-    dropped = [fault.program for fault in found.faults if fault.drops]
-    if not dropped and not is_shared(table):
+    dropped = [region.fault.program for region in found.regions if region.fault and region.fault.drops]
+    if not dropped and not is_shared(table.manifest):
         return None
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 
