@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops import open_table, run_job
-from memwal_ops.core.erasure import EraseOptions
+from memwal_ops.formats.lance.options import EraseOptions
 from tests.support.dying_store import DyingStore, Killed
 from tests.support.tables import patterns
 

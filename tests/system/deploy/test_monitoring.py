@@ -38,6 +38,7 @@ VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$table": ".*", "$job"
 # Metrics that the dashboard leaves out on purpose, and why.
 NOT_SHOWN: dict[str, str] = {
     "memwal_ops_backlog_wal_fragments": "a service without a Zeppelin namespace does not have it",
+    "memwal_ops_merged_elsewhere": "its value is a release of Lance, on tables that another program merges, too",
     "memwal_ops_merged_fragments_total": "the rows of these fragments are in the panel of merged rows",
 }
 # Of those that Grafana knows.

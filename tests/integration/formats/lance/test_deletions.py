@@ -39,6 +39,10 @@ PROOFS = {
         "delete_ended",
     ): "the same: what a member used that ended, once nothing of it is charged",
     ("supervisor/membership/records.py", "_prune"): "the same: numbers far behind the newest of the member",
+    (
+        "formats/lance/jobs/expire.py",
+        "apply",
+    ): "our own records of manifests, once the files that only these need are gone",
     ("formats/lance/stub.py", "apply"): "of a folder without versions and data, older than any creation in progress",
 }
 # They are the stores; the probe and the clock delete what they wrote a moment ago under a random name.

@@ -52,7 +52,8 @@ def test_one_command_as_the_error_says(uri: str, capfd: pytest.CaptureFixture[st
     run = run_here(capfd, "adopt", uri, "--same-columns")
     assert run.code == 0
     text = " ".join(run.out.split())
-    assert "planned: 1 generation of 1 region." in text
+    assert text.startswith("planned: 1 region. region ")
+    assert ": 1 generation (1), " in text
     assert "With --apply, you assert: since 2" in text
     assert "none of these columns was dropped, replaced by a restore, or added again: 'val', 'txt'" in text
     assert contents(uri) == before
