@@ -56,7 +56,7 @@ class LegacyOptions(Options):
     wal_reader: str | None = text(
         None, metavar="MODULE:NAME", shown_default="Lance and Arrow files", help="Reader of a log."
     )
-    restore: bool = flag(help="First restore rows dropped by MemWAL.")
+    restore: bool = flag(help="First restore what MemWAL dropped.")
 
     def given(self) -> tuple[str, ...]:
         """The names of those that differ from their defaults."""

@@ -143,7 +143,8 @@ def test_what_a_later_manifest_dropped_is_adopted(copy: tuple[str, str], whole: 
     (fault,) = run_job(uri, "merge").to_json()["blocked"]
     repaired = run_job(uri, "repair", apply=True).to_json()["fixes"]
     if opened(uri).layout.name == "region":  # no other program merges it
-        assert (fault["reason"], len(repaired)) == ("generation_missing", 1)
+        assert fault["reason"] == "generation_missing"
+        assert not [fix for fix in repaired if fix["loss"]]
     else:
         assert (fault["reason"], repaired) == ("drained_elsewhere", [])
         assert run_job(uri, "adopt", drained=True, apply=True).exit_code == 0
