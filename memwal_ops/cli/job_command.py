@@ -163,7 +163,7 @@ def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:
         expose_value=False,
         callback=show,
         metavar="FORMAT",
-        help=f"Show the help for tables of one format: {', '.join(specs)}.",
+        help=f"Show the help of one format: {', '.join(specs)}.",
     )
 
 

@@ -56,7 +56,7 @@ class LegacyOptions(Options):
     wal_reader: str | None = text(
         None, metavar="MODULE:NAME", shown_default="Lance and Arrow files", help="Reader of a log."
     )
-    restore: bool = flag(help="First restore what MemWAL dropped.")
+    restore: bool = flag(help="First restore rows that MemWAL commits dropped.")
 
     def given(self) -> tuple[str, ...]:
         """The names of those that differ from their defaults."""
@@ -134,7 +134,7 @@ class MergeOptions(LegacyOptions):
         help="Budget of one pass; it bounds the local engine's memory.",
     )
     max_generations: int | None = count(None, minimum=1, help="At most this many generations in one pass.")
-    accept_drained: bool = flag(help="Do as adopt --drained, each time.")
+    accept_drained: bool = flag(help="Do as adopt --drained does, each time.")
     master: str | None = _master()
     spark_above: int = size(DEFAULT_SPARK_ABOVE, minimum=0, help="Backlog above which auto uses Spark.")
 
