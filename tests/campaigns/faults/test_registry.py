@@ -36,7 +36,7 @@ def test_every_job_is_registered() -> None:
     elsewhere = {spec.load for spec in job_specs("lance").values() if spec.reads_only}
     # Killed after every write in tests of their own.
     elsewhere |= {
-        f"{package.__name__}.{name}" for name in ("adopt.job", "erase.job", "migrate.layout", "migrate.store")
+        f"{package.__name__}.{name}" for name in ("adopt", "erase.job", "migrate.layout", "migrate.store")
     }
     # Not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/jobs/legacy.
     elsewhere |= {name for name in jobs if name.startswith(f"{package.__name__}.legacy.")}

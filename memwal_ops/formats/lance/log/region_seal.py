@@ -126,7 +126,11 @@ def flush_log(table: Table, manifest: RegionManifest) -> int:
         with RegionWriter(table, manifest.region_id) as writer:
             writer.fence()
         return writer.epoch
-    # Pylance's writer fences the current one, replays the log and flushes it.
+    return _by_pylance(table, manifest)
+
+
+def _by_pylance(table: Table, manifest: RegionManifest) -> int:
+    """Pylance's writer fences the current one, replays the log and flushes it."""
     rows, batches = _size_of_log(table, manifest)
     with lance_errors("flush the log of", f"{table.location.uri}/{region_folder(manifest.region_id)}"):
         open_dataset(table.location).mem_wal_writer(
