@@ -35,9 +35,7 @@ def test_every_job_is_registered() -> None:
     jobs = {one.__name__ for one in modules if getattr(getattr(one, "apply", None), "__module__", "") == one.__name__}
     elsewhere = {spec.load for spec in job_specs("lance").values() if spec.reads_only}
     # Killed after every write in tests of their own.
-    elsewhere |= {
-        f"{package.__name__}.{name}" for name in ("adopt", "erase.job", "migrate.layout", "migrate.store")
-    }
+    elsewhere |= {f"{package.__name__}.{name}" for name in ("adopt", "erase.job", "migrate.layout", "migrate.store")}
     # Not of the legacy layout, whose jobs have their own: tests/integration/formats/lance/jobs/legacy.
     elsewhere |= {name for name in jobs if name.startswith(f"{package.__name__}.legacy.")}
     assert {job.module for job in JOBS.values()} & jobs
