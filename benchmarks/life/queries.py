@@ -11,8 +11,7 @@ import lance
 import numpy as np
 
 from benchmarks.life.shapes import index
-from benchmarks.plain import nearest
-from benchmarks.plain import rows as vector_rows
+from benchmarks.plain import nearest, rows as vector_rows
 from benchmarks.vectors import K, recall_of
 
 if TYPE_CHECKING:

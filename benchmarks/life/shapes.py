@@ -13,8 +13,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.plain import DIMENSION
-from benchmarks.plain import rows as vector_rows
+from benchmarks.plain import DIMENSION, rows as vector_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,8 +11,7 @@ from memwal_ops.core.context import RunContext
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+    from rich.progress import Progress as Bars, TaskID
 
     from memwal_ops.core.context import Progress
 

@@ -19,8 +19,7 @@ from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from tests.support.gc_options import IMMEDIATE
 from tests.support.tables.damage import remove_generation
-from tests.support.tables.legacy_table import LegacyTable, base_rows, details_of, read_legacy
-from tests.support.tables.legacy_table import rows as legacy_rows
+from tests.support.tables.legacy_table import LegacyTable, base_rows, details_of, read_legacy, rows as legacy_rows
 from tests.support.tables.reading import read_base, read_spec
 from tests.support.tables.region_layout import RegionLayout
 from tests.support.tables.workload import Workload

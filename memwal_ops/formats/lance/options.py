@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memwal_ops.core.collector import CollectOptions
-from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE
-from memwal_ops.core.erasure import EraseOptions as BaseEraseOptions
+from memwal_ops.core.erasure import EXPIRED_TOO_EARLY, SAFE_AGE, EraseOptions as BaseEraseOptions
 from memwal_ops.core.maintain import MaintenanceOptions as BaseMaintainOptions
 from memwal_ops.core.options import (
     OptionError,

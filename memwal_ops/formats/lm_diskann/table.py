@@ -16,8 +16,7 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError, TableCorruptErr
 from memwal_ops.formats.lm_diskann import files, publishing, wire
 from memwal_ops.formats.lm_diskann.library import CACHE, OVERLAY, Index
 from memwal_ops.formats.lm_diskann.source import read_source, unusable_error
-from memwal_ops.formats.lm_diskann.store import LOG, NAME
-from memwal_ops.formats.lm_diskann.store import Store as Database
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store as Database
 from memwal_ops.formats.lm_diskann.vectors import real, whole
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire import State

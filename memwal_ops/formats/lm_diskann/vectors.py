@@ -7,8 +7,7 @@ one common form: ``base`` plus one part per byte of a vector's code, so one kern
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Set as AbstractSet
 from math import isqrt
 from numbers import Real
 from typing import TYPE_CHECKING, Any

@@ -32,6 +32,7 @@ from memwal_ops.formats.lm_diskann.files import (
 from memwal_ops.formats.lm_diskann.kernels.reading import (
     BASE,
     FILE_SHIFT,
+    GRAPH as GRAPH_FILE,
     LOG,
     SEARCH_STARTS,
     WAYS,
@@ -44,7 +45,6 @@ from memwal_ops.formats.lm_diskann.kernels.reading import (
     pool,
     power,
 )
-from memwal_ops.formats.lm_diskann.kernels.reading import GRAPH as GRAPH_FILE
 from memwal_ops.formats.lm_diskann.kernels.searching import mark
 from memwal_ops.formats.lm_diskann.vectors import writable
 from memwal_ops.formats.lm_diskann.wire import I8, U4, U8, State

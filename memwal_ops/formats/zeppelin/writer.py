@@ -15,8 +15,7 @@ from memwal_ops.errors import InvalidFormatError, InvalidUsageError
 from memwal_ops.formats.zeppelin.compaction import dimensions_of
 from memwal_ops.formats.zeppelin.namespace import load, probe, retried, swappable
 from memwal_ops.formats.zeppelin.segments import METRICS, create_object
-from memwal_ops.formats.zeppelin.wire import MANIFEST, META, new_ulid
-from memwal_ops.formats.zeppelin.wire import fragment as wire
+from memwal_ops.formats.zeppelin.wire import MANIFEST, META, fragment as wire, new_ulid
 from memwal_ops.formats.zeppelin.wire.fragment import NATIVE, WIKI, Fragment
 from memwal_ops.formats.zeppelin.wire.manifest import FragmentRef, encode_manifest, new_manifest, timestamp
 from memwal_ops.formats.zeppelin.wire.segment import MAX_DIMENSIONS

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from memwal_ops.core.answers import ASKED_BY, bad_answers
-from memwal_ops.core.answers import PAGE as ANSWERS_PAGE
+from memwal_ops.core.answers import ASKED_BY, PAGE as ANSWERS_PAGE, bad_answers
 from memwal_ops.core.figures import backlog_of, jobs_of
 from memwal_ops.errors import TableCorruptError, runbook
 from memwal_ops.supervisor.observe.status_document import applicable_jobs

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from memwal_ops.formats.lance.jobs.gc.wal import FencePosts
-from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT, SHARD as SHARD_LAYOUT
 from tests.campaigns.crash.fencing import (
     Collector,
     but_first_entries,

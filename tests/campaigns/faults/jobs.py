@@ -19,8 +19,7 @@ from memwal_ops.errors import InvalidUsageError, MemwalOpsError, VersionGoneErro
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import expire, merge, snapshot, verify
-from memwal_ops.formats.lance.jobs.catchup import job
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import job, job as catchup
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.migrate import job as migrate

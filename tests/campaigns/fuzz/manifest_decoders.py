@@ -16,8 +16,7 @@ from memwal_ops import errors
 from memwal_ops.formats.lance.files.versions import decode_set_aside, encode_set_aside
 from memwal_ops.formats.lance.indexes.base_indexes import covered_by
 from memwal_ops.formats.lance.retention import live_versions
-from memwal_ops.formats.lance.wire import memwal_index, region_manifest
-from memwal_ops.formats.lance.wire import version_manifest as versions
+from memwal_ops.formats.lance.wire import memwal_index, region_manifest, version_manifest as versions
 from memwal_ops.formats.lance.wire._pb import table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import check_writable, decode_fragment_bitmap
 from tests.campaigns.fuzz import mutate

@@ -12,11 +12,9 @@ import pyarrow as pa
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, read_writer_epoch, wal_entry_path
-from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT, SHARD as SHARD_LAYOUT
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore
-from memwal_ops.formats.lance.wire import names
-from memwal_ops.formats.lance.wire import region_manifest as manifests
+from memwal_ops.formats.lance.wire import names, region_manifest as manifests
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.storage import locations
 from memwal_ops.storage.object_store import checked_path

@@ -11,8 +11,7 @@ from memwal_ops import errors
 from memwal_ops.formats.lance.generations.wal import last_wal_entry
 from memwal_ops.formats.lance.indexes.snapshots import Snapshot, decode_file, encode_file, known_regions
 from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.wire import memwal_index
-from memwal_ops.formats.lance.wire import region_manifest as manifests
+from memwal_ops.formats.lance.wire import memwal_index, region_manifest as manifests
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from tests.campaigns.fuzz import mutate
 from tests.campaigns.fuzz.corpus import real

@@ -12,8 +12,7 @@ import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, seed, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

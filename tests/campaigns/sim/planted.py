@@ -33,16 +33,10 @@ from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import InvariantViolatedError
 from memwal_ops.formats.lance.commit.commit import commit_strict
 from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.generations import backlog
-from memwal_ops.formats.lance.generations import generation as generations
+from memwal_ops.formats.lance.generations import backlog, generation as generations
 from memwal_ops.formats.lance.jobs import snapshot
-from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
-from memwal_ops.formats.lance.jobs.catchup import update as catchup
-from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence
-from memwal_ops.formats.lance.jobs.gc import job as gc
-from memwal_ops.formats.lance.jobs.gc import region as gc_region
-from memwal_ops.formats.lance.jobs.gc import wal
-from memwal_ops.formats.lance.jobs.gc import wal as gc_wal
+from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing, update as catchup
+from memwal_ops.formats.lance.jobs.gc import evidence as gc_evidence, job as gc, region as gc_region, wal, wal as gc_wal
 from memwal_ops.formats.lance.jobs.gc.collectors import RegionCollector
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, CurrentEvidence, GcEvidence
 from memwal_ops.formats.lance.jobs.gc.region import RegionView

@@ -14,8 +14,7 @@ import pytest
 from memwal_ops import run_job
 from memwal_ops.cli import hold
 from memwal_ops.errors import InvalidUsageError, StoreUnavailableError
-from memwal_ops.formats.lance.jobs.gc import collectors as gc_collectors
-from memwal_ops.formats.lance.jobs.gc import job
+from memwal_ops.formats.lance.jobs.gc import collectors as gc_collectors, job
 from memwal_ops.formats.lance.wire.names import bit_reversed
 from memwal_ops.storage import clock
 from tests.integration.formats.lance.retention.test_leftovers import killed_commit

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.life import __main__ as life
-from benchmarks.life import store as stores
+from benchmarks.life import __main__ as life, store as stores
 from benchmarks.life.loop import Calendar
 from benchmarks.life.month import Month, Place, live, own_process
 from benchmarks.life.shapes import SHORT, Shape, Writer

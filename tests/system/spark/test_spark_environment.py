@@ -13,8 +13,7 @@ import pytest
 
 from memwal_ops import open_table
 from memwal_ops.core.options import EngineChoice, choose_engine
-from memwal_ops.core.spark import session
-from memwal_ops.core.spark import session as spark_session
+from memwal_ops.core.spark import session, session as spark_session
 from memwal_ops.core.spark.stages import TaskFaultError, raised_again, reported
 from memwal_ops.errors import ObjectNotFoundError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.generations.backlog import read_backlog

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memwal_ops.formats.lance.engines.merge.locate import key_code
 from memwal_ops.formats.lance.engines.spark.engine import to_bytes

@@ -11,8 +11,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.core.spark.runner import TaskRunner
 from memwal_ops.errors import SparkJobFailedError, StoreUnavailableError
-from memwal_ops.formats.zeppelin import compaction
-from memwal_ops.formats.zeppelin import spark as on_spark
+from memwal_ops.formats.zeppelin import compaction, spark as on_spark
 from memwal_ops.formats.zeppelin.jobs import merge
 from tests.support.zeppelin.merging import expire, opened
 from tests.support.zeppelin.namespace import NamespaceUnderTest

@@ -9,8 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memwal_ops.core import byte_scan
 from memwal_ops.core.byte_scan import ErasedValues, ScanScope, Search, scan_bytes

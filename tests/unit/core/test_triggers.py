@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 

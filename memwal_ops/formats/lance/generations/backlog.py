@@ -33,8 +33,7 @@ from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_mainta
 from memwal_ops.text import known_sum, paragraph, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 
     from memwal_ops.formats.lance.regions.manifests import Drop
     from memwal_ops.formats.lance.table import Table

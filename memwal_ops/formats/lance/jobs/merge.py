@@ -63,8 +63,7 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, grid, paragraph, short_ids, size_text, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
     from uuid import UUID
 
     from memwal_ops.core.spark.stages import StageProgress

@@ -29,8 +29,7 @@ from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.region_manifest import NAN, canonical, field_type, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 
 
 _FUNCTION_CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\(")

@@ -39,8 +39,7 @@ from memwal_ops.formats.lm_diskann.graph import around
 from memwal_ops.formats.lm_diskann.kernels.healing import linked
 from memwal_ops.formats.lm_diskann.publishing import locked_store, stale_files
 from memwal_ops.formats.lm_diskann.source import FOLLOW
-from memwal_ops.formats.lm_diskann.store import LOG, NAME
-from memwal_ops.formats.lm_diskann.store import Store as Database
+from memwal_ops.formats.lm_diskann.store import LOG, NAME, Store as Database
 from memwal_ops.formats.lm_diskann.view import View, read_current
 from memwal_ops.formats.lm_diskann.wire import U8, Changes
 from memwal_ops.storage.api import DeleteReport

@@ -29,8 +29,7 @@ from memwal_ops.core.verification import (
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.formats.lm_diskann import graph, merging, publishing, verification
 from memwal_ops.formats.lm_diskann.errors import IndexCorruptError
-from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE
-from memwal_ops.formats.lm_diskann.files import WriterLock, needed_from
+from memwal_ops.formats.lm_diskann.files import GRAPH as GRAPH_FILE, WriterLock, needed_from
 from memwal_ops.formats.lm_diskann.graph import around
 from memwal_ops.formats.lm_diskann.jobs.catchup import ROUNDING, ZERO, K, is_stale
 from memwal_ops.formats.lm_diskann.kernels.healing import ROOT, reach

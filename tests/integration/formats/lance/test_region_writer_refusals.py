@@ -22,9 +22,7 @@ from memwal_ops.errors import (
     WriterFencedError,
 )
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
-from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.layouts import MixedLayoutsError
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT, SHARD as SHARD_LAYOUT, MixedLayoutsError
 from memwal_ops.formats.lance.log.region_files import entry_path
 from memwal_ops.formats.lance.log.region_writer import RegionWriter
 from memwal_ops.formats.lance.wire.names import region_folder, wal_entry_name

@@ -13,8 +13,7 @@ import pytest
 from memwal_ops import open_table, run_job
 from memwal_ops.errors import TableCorruptError
 from memwal_ops.formats import lm_diskann
-from memwal_ops.formats.lm_diskann import view as views
-from memwal_ops.formats.lm_diskann import wire
+from memwal_ops.formats.lm_diskann import view as views, wire
 from memwal_ops.formats.lm_diskann.files import read_parameters
 from memwal_ops.formats.lm_diskann.library import Index
 from memwal_ops.formats.lm_diskann.view import read_current

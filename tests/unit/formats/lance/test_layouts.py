@@ -10,8 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal_ops import legacy as legacy_tables
-from memwal_ops import memwal, open_table, run_job
+from memwal_ops import legacy as legacy_tables, memwal, open_table, run_job
 from memwal_ops.core.job import JobSpec
 from memwal_ops.core.registry import job_specs
 from memwal_ops.errors import (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import yaml
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from memwal_ops.supervisor.config.document import place_text
 from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings

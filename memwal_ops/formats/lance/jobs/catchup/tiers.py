@@ -31,8 +31,15 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
 from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
 from memwal_ops.formats.lance.indexes.index_faults import dot_product_error, last_client
 from memwal_ops.formats.lance.options import CatchupOptions
-from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
-from memwal_ops.formats.lance.policy import SegmentDebt, SegmentPolicy, SegmentSize, is_costly, is_due, is_urgent
+from memwal_ops.formats.lance.policy import (
+    SEGMENT_FLOOR as FLOOR,
+    SegmentDebt,
+    SegmentPolicy,
+    SegmentSize,
+    is_costly,
+    is_due,
+    is_urgent,
+)
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves
 from memwal_ops.log import get_logger
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.demo import indented, prove
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
-from memwal_ops.formats.lance.jobs import merge as merge_job
-from memwal_ops.formats.lance.jobs import snapshot as snapshot_job
+from memwal_ops.formats.lance.jobs import merge as merge_job, snapshot as snapshot_job
 from memwal_ops.formats.lance.jobs.catchup import job as catchup_job
 from memwal_ops.formats.lance.jobs.demo import table as job
 from memwal_ops.formats.lance.jobs.gc import job as gc_job

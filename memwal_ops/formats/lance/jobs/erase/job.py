@@ -33,8 +33,7 @@ from memwal_ops.formats.lance.commit.commit import (
 )
 from memwal_ops.formats.lance.commit.publication import may_be_named
 from memwal_ops.formats.lance.commit.rebased_commit import commit_deletion
-from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion as Base
-from memwal_ops.formats.lance.engines.merge.rewrite import delete_superseded, deletion_path
+from memwal_ops.formats.lance.engines.merge.rewrite import BaseVersion as Base, delete_superseded, deletion_path
 from memwal_ops.formats.lance.jobs import expire, merge
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up
 from memwal_ops.formats.lance.jobs.compact import job as compact

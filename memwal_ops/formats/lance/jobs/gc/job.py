@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.core import collector
-from memwal_ops.core.candidates import CollectionReport as BaseReport
-from memwal_ops.core.candidates import GcDecision
+from memwal_ops.core.candidates import CollectionReport as BaseReport, GcDecision
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.leases import free_space
 from memwal_ops.core.table_history import cached_for_poll

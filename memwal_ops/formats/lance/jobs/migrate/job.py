@@ -24,8 +24,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
 from memwal_ops.formats.lance.files.datasets import lance_errors
-from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout
-from memwal_ops.formats.lance.jobs.migrate import store as migrate_store
+from memwal_ops.formats.lance.jobs.migrate import layout as migrate_layout, store as migrate_store
 from memwal_ops.formats.lance.jobs.migrate.report import Adopted, MigrateDecision, MigrateReport, RegionMigration
 from memwal_ops.formats.lance.legacy.adoption import (
     Adopter,

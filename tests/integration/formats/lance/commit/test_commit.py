@@ -36,8 +36,7 @@ from memwal_ops.formats.lance.files.versions import index_key, missing_files, re
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import merge, snapshot
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
+from memwal_ops.formats.lance.jobs.catchup import job as catchup, publishing as index_publishing
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, SnapshotOptions
 from memwal_ops.formats.lance.wire.version_manifest import encode_version_manifest

@@ -14,8 +14,7 @@ from lance.blob import BlobType
 from memwal_ops import open_table
 from memwal_ops.errors import StorageError
 from memwal_ops.formats.lance.engines.merge import passes
-from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs import merge as merge_job
+from memwal_ops.formats.lance.jobs import expire, merge as merge_job
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.spark import bulk_load, register

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table
-from memwal_ops.formats.lance.jobs import expire
-from memwal_ops.formats.lance.jobs import merge as merge_job
+from memwal_ops.formats.lance.jobs import expire, merge as merge_job
 from memwal_ops.formats.lance.retention.schema_history import SAME_COLUMNS, Flush, SchemaHistory
 from tests.support.counting_store import CountingStore
 from tests.support.tables import wire

@@ -13,8 +13,7 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from memwal_ops import open_table
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, TableCorruptError

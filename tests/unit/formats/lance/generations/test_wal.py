@@ -14,9 +14,7 @@ from lance.file import LanceFileWriter
 from memwal_ops import open_table
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, read_writer_epoch, wal_entry_path
-from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.layouts import Layout
+from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT, SHARD as SHARD_LAYOUT, Layout
 from memwal_ops.formats.lance.wire.arrow_schema import schema_metadata
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store

@@ -6,11 +6,9 @@ import math
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
-from memwal_ops.formats.lance.policy import SegmentDebt, SegmentPolicy, SegmentSize
+from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR, SegmentDebt, SegmentPolicy, SegmentSize
 
 UNIT = FLOOR + 1
 """The smallest append: at the floor, each is merged."""

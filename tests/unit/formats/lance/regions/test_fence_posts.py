@@ -9,8 +9,7 @@ from itertools import groupby
 from math import log2
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from memwal_ops.formats.lance.jobs.gc.wal import Claim, EpochRun, FencePosts, epoch_runs, unsettled_epochs
 

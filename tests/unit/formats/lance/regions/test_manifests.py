@@ -11,9 +11,12 @@ from uuid import UUID
 import pytest
 
 from memwal_ops.errors import InvariantViolatedError, RegionManifestCorruptError, RegionManifestGapError
-from memwal_ops.formats.lance.layouts import REGION as REGION_LAYOUT
-from memwal_ops.formats.lance.layouts import SHARD as SHARD_LAYOUT
-from memwal_ops.formats.lance.layouts import MixedLayoutsError, layout_of_regions
+from memwal_ops.formats.lance.layouts import (
+    REGION as REGION_LAYOUT,
+    SHARD as SHARD_LAYOUT,
+    MixedLayoutsError,
+    layout_of_regions,
+)
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, list_regions
 from memwal_ops.formats.lance.wire.names import region_manifest_name, wal_entry_name
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus

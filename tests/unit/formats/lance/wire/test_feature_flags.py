@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memwal_ops.errors import TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.wire._pb import table_pb2

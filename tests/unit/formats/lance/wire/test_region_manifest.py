@@ -6,8 +6,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memwal_ops.errors import RegionManifestCorruptError
 from memwal_ops.formats.lance.wire import region_manifest as manifests

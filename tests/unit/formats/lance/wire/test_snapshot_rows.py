@@ -10,8 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memwal_ops.errors import InvalidFormatError
 from memwal_ops.formats.lance.indexes.snapshots import decode_file, encode_file

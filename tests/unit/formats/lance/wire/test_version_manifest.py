@@ -10,13 +10,16 @@ from uuid import UUID
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from memwal_ops.errors import InvalidFormatError, InvariantViolatedError, LegacyLayoutError, TableCorruptError
-from memwal_ops.errors import UnsupportedFeatureError as Unsupported
-from memwal_ops.formats.lance.wire import memwal_index as index
-from memwal_ops.formats.lance.wire import version_manifest as files
+from memwal_ops.errors import (
+    InvalidFormatError,
+    InvariantViolatedError,
+    LegacyLayoutError,
+    TableCorruptError,
+    UnsupportedFeatureError as Unsupported,
+)
+from memwal_ops.formats.lance.wire import memwal_index as index, version_manifest as files
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.version_manifest import check_readable
 

@@ -11,8 +11,7 @@ import pytest
 
 from memwal_ops import run_job
 from memwal_ops.errors import UnsupportedFeatureError
-from memwal_ops.formats.lance.jobs.catchup import tiers as bounds
-from memwal_ops.formats.lance.jobs.catchup import update
+from memwal_ops.formats.lance.jobs.catchup import tiers as bounds, update
 from memwal_ops.formats.lance.jobs.catchup.tiers import Misfit
 from tests.support.tables import indexed
 

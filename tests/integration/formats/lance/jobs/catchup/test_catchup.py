@@ -19,8 +19,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.indexes.snapshots import read_snapshot
 from memwal_ops.formats.lance.jobs import merge, snapshot
-from memwal_ops.formats.lance.jobs.catchup import building
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
+from memwal_ops.formats.lance.jobs.catchup import building, job as catchup
 from memwal_ops.formats.lance.jobs.catchup.job import CatchupOptions
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupReport
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup

@@ -13,8 +13,7 @@ from memwal_ops.errors import CodebookChangedError, InvalidUsageError, NoMemWalI
 from memwal_ops.formats.lance.commit import rebased_commit
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.jobs.catchup import building
-from memwal_ops.formats.lance.jobs.catchup import publishing as index_publishing
+from memwal_ops.formats.lance.jobs.catchup import building, publishing as index_publishing
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from tests.support.tables.indexed import VECTOR_KINDS
 from tests.support.tables.plain import PlainTable

@@ -12,12 +12,10 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.catchup import tiers
+from memwal_ops.formats.lance.jobs.catchup import job as catchup, tiers
 from memwal_ops.formats.lance.jobs.catchup.tiers import debts_of
 from memwal_ops.formats.lance.options import CatchupOptions
-from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR
-from memwal_ops.formats.lance.policy import SegmentDebt
+from memwal_ops.formats.lance.policy import SEGMENT_FLOOR as FLOOR, SegmentDebt
 from tests.support.tables.stale_indexes import written_by
 
 if TYPE_CHECKING:

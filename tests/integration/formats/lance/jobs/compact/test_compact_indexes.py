@@ -12,8 +12,7 @@ from memwal_ops import open_table, run_job
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.formats.lance.commit.commit import CommitNote
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
-from memwal_ops.formats.lance.jobs.compact import corrections as compact_indexes
-from memwal_ops.formats.lance.jobs.compact import job as compact
+from memwal_ops.formats.lance.jobs.compact import corrections as compact_indexes, job as compact
 from tests.support.tables.schemas import PRIMARY_KEY
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
-from memwal_ops.formats.lance.jobs.compact import corrections as compact_memwal
-from memwal_ops.formats.lance.jobs.compact import job, planning
+from memwal_ops.formats.lance.jobs.compact import corrections as compact_memwal, job, planning
 from memwal_ops.formats.lance.jobs.compact.job import CompactOptions
 from tests.integration.formats.lance.jobs.compact.compact_tables import check_kept, covered, fragments, make, merged
 from tests.support.listeners import at_checkpoint

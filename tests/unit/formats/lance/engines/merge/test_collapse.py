@@ -9,8 +9,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memwal_ops.errors import DuplicateKeysError, GenerationCorruptError, InvariantViolatedError
 from memwal_ops.formats.lance.engines.merge.collapse import (

@@ -9,8 +9,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memwal_ops.errors import ExtraMissingError
 from memwal_ops.formats.lance.engines.read import pruning
