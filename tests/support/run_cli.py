@@ -43,7 +43,9 @@ def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
 def run_process(*arguments: str, wrap: Any = list, **environment: str) -> Outcome:
     """As a process of its own; ``wrap`` may put something before the command."""
     command = wrap([sys.executable, "-m", "memwal_ops", *arguments])
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    # What is imported for another test, in the same process, may have set what Lance logs.
+    kept = {name: value for name, value in os.environ.items() if name != "LANCE_LOG"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, check=False)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
