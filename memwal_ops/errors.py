@@ -308,7 +308,7 @@ class VersionGoneError(MemwalOpsError):
 
     exit_code = 26
     reason = "version_gone"
-    remedy = "Choose one of the versions that still exist (dataset.versions() lists them)."
+    remedy = "Give one that exists: memwal-ops inspect URI shows the newest; or restore the file that is named."
 
 
 class DeletesFailedError(MemwalOpsError):

@@ -21,7 +21,7 @@ from memwal_ops.formats.lm_diskann.errors import COPY_FOLLOW, RESTORE
 from memwal_ops.formats.lm_diskann.files import GRAPH
 from memwal_ops.formats.lm_diskann.kernels.reading import intact
 from memwal_ops.formats.lm_diskann.publishing import check_commits, check_node_ids
-from memwal_ops.formats.lm_diskann.source import FOLLOW, read_source
+from memwal_ops.formats.lm_diskann.source import FOLLOW, IndexUnusableError, read_source, usable
 from memwal_ops.formats.lm_diskann.store import NAME, Store
 from memwal_ops.formats.lm_diskann.view import View
 from memwal_ops.formats.lm_diskann.wire import I8, OVERFLOW, TOMBSTONED, U8, Changes, headers
@@ -78,7 +78,7 @@ _REMEDIES = {
     "slot_lost": "None is needed.",
     OLD_VERSION_DAMAGED: "Use a later epoch. memwal-ops repair URI --apply gives these up, if no reader and no hold "
     "needs them.",
-    FOLLOW_DAMAGED: COPY_FOLLOW,
+    FOLLOW_DAMAGED: f"{COPY_FOLLOW} Where the table is not what it was: memwal-ops catchup URI --rebuild.",
 }
 _BEHIND = "Readers see an older epoch, or fail, until the view is published again."
 _BROKEN = "Searches may miss rows, return deleted ones, or fail."
@@ -407,7 +407,8 @@ class Check:
     def _followed(self) -> None:
         try:
             read_source(self.folder, self.store.state.followed)
-        except TableCorruptError as error:
+            usable(self.folder, self.store.state.unusable)
+        except (TableCorruptError, IndexUnusableError) as error:
             self.found.add(FOLLOW_DAMAGED, [str(error)])
 
     def _view(self) -> None:

@@ -244,9 +244,7 @@ def read_revision(table: Namespace, revision: int) -> Manifest:
         data = _recorded_content(table.store, path)
         return decode_manifest(data, table.manifest.namespace, dialect=table.manifest.dialect)
     except errors.ObjectNotFoundError as error:
-        raise errors.VersionGoneError(
-            f"{table.location.uri} has no revision {revision}.", remedy=remedies.REVISIONS
-        ) from error
+        raise errors.VersionGoneError(f"{table.location.uri} has no revision {revision}.") from error
     except errors.InvalidFormatError as error:
         raise errors.TableCorruptError(
             f"{path} of {table.location.uri} cannot be read: {error}", remedy=remedies.RECORD

@@ -31,7 +31,6 @@ SNAPSHOT = (
 )
 SERVER = "The object is intact. Let its Zeppelin server delete or correct the row: this release cannot read it."
 RECORDING = "Run it again when fewer compactions run at once: nothing was published."
-REVISIONS = "Give a revision that exists: memwal-ops inspect URI shows the newest one."
 
 
 def lease(token: int) -> str:

@@ -6,20 +6,27 @@ cannot be read; and no command calls a table healthy that pylance cannot read.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.errors import MemwalOpsError
 from tests.campaigns.pairs.buckets import mirror
 from tests.campaigns.pairs.dimensions import JOBS
 from tests.campaigns.pairs.oracle import Wrong
 from tests.campaigns.pairs.scripts import SHORT, job_source
+from tests.support.runbook import commands
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.campaigns.pairs.process import Run
 
 #: Reads versions of a table, whatever happens to it: a file that is damaged may end a process by a signal.
@@ -35,6 +42,16 @@ for line in sys.stdin:
     print(json.dumps(found), flush=True)
 """
 HEALTHY = {"healthy", "nothing_to_repair"}
+#: A command that a text tells about this table; flags follow, of which these have values.
+_REMEDY = re.compile(r"memwal-ops ([a-z]+) (?:URI|/\S+)(?=((?: \S+){0,9}))")
+_VALUES = {
+    "--migrate-codebook": 2, "--index": 1, "--version": 1, "--region": 1, "--max-bytes": 1, "--older-than": 1,
+    "--where": 1, "--to": 1, "--primary-key": 1, "--ttl": 1, "--note": 1, "--wait": 1, "--engine": 1, "--undo": 1,
+    "--max-generations": 1, "--flushed-means": 1, "--column": 1, "--keep": 1, "--table": 1,
+}  # fmt: skip
+_ROOT = Path(__file__).parents[3]
+#: Commands that make another table, or need a path or what an operator knows.
+_ELSEWHERE = {"migrate", "snapshot", "init", "adopt", "hold", "erase", "why"}
 
 
 class Reader:
@@ -133,15 +150,20 @@ def check(run: Run) -> None:
     kind, path, source = harm(run, way)
     run.tell(step=f"damage {kind}", source=source, harm=source)
     before = {version: READER_PROCESS.read(uri, version) for version in versions(uri)}
-    newest = READER_PROCESS.read(uri)
+    newest, followed = READER_PROCESS.read(uri), set[tuple[str, ...]]()
     names = [*JOBS]
     run.chance.shuffle(names)
     for name in (run.row["job"], *names[: 3 if SHORT else 7]):
         source = job_source(run.row, name)
         run.tell(step=f"{name} with {way} {kind}", source=source)
-        decision, code = attempt(run, source)
+        decision, code, text = attempt(run, source)
         if code == 1:
             raise Wrong(f"{name} is not named: {way} {kind}", decision)
+        for words in remedies(text, code, uri, followed):
+            run.tell(step=f"remedy {words[0]} with {way} {kind}", source=f"command({words!r})")
+            _, code, said = attempt(run, f"command({words!r})")
+            if code in {1, 2}:
+                raise Wrong(f"remedy {words[0]} ends with {code}: {way} {kind}", f"{said[:900]} after {text[:600]}")
         healthy = name == "verify_deep" and decision == "healthy" and way in {"missing", "empty", "half"}
         if healthy and (newest is None or newest != whole):
             raise Wrong(f"healthy and does not read: {way} {kind}", path)
@@ -154,19 +176,41 @@ def check(run: Run) -> None:
         raise Wrong(f"reads no more: {way} {kind}", f"{path}; {newest} {now}")
 
 
-def attempt(run: Run, source: str) -> tuple[str, int]:
-    """What a command came to: the decision or reason, and the exit code."""
+def attempt(run: Run, source: str) -> tuple[str, int, str]:
+    """What a command came to: the decision or reason, the exit code, and its text."""
+    said = io.StringIO()
     try:
-        report = run.execute(source)
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            report = run.execute(source)
     except MemwalOpsError as error:
         if not error.remedy and error.exit_code not in {2, 3}:
             raise Wrong("no remedy", f"{error.reason}: {error}") from error
-        return error.reason, error.exit_code
+        return error.reason, error.exit_code, f"{error} {error.remedy}"
     except SystemExit as ended:
-        return "exit", int(ended.code or 0)
+        return "exit", int(ended.code or 0), said.getvalue()
     except Exception as error:
         raise Wrong(f"raises {type(error).__name__}", f"{source}: {error!s:.500}") from error
-    return str(getattr(report, "decision", "")), int(getattr(report, "exit_code", 0))
+    text = report.describe() if hasattr(report, "describe") else said.getvalue()
+    return str(getattr(report, "decision", "")), int(getattr(report, "exit_code", 0)), text
+
+
+def remedies(text: str, code: int, uri: str, followed: set[tuple[str, ...]]) -> Iterator[list[str]]:
+    """The commands about a table that a text tells, and then those of the page of its error; each once."""
+    name = errors.runbook(code) if code > 2 else None
+    lines = commands((_ROOT / name).read_text()) if name else []
+    lance = Path(uri, "_versions").exists()
+    page = "".join(f" {line.partition(' #')[0].strip()}." for line in lines if lance or "# Lance alone" not in line)
+    for job, rest in _REMEDY.findall(" ".join(text.split()) + re.sub(r'"\$([A-Z]+)"', r"\1", page)):
+        left, flags = rest.split(), list[str]()
+        while left and left[0].startswith("--"):
+            more = 1 + _VALUES.get(left[0], 0)
+            flags, left = flags + left[:more], left[more:]
+        flags = [flag.strip(".,;:)'\"") for flag in flags]
+        # One in capitals is to be filled in; a version that is given up is one that may read.
+        known = job in _ELSEWHERE or "--version" in flags or any(re.fullmatch("[A-Z]{3,}", flag) for flag in flags)
+        if not known and (job, *flags) not in followed:
+            followed.add((job, *flags))
+            yield [job, uri, *flags]
 
 
 def scan_for(uri: str, planted: list[bytes]) -> None:

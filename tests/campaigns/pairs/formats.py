@@ -10,27 +10,23 @@ import io
 import json
 import random
 import re
+import shutil
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwal_ops.errors import MemwalOpsError
 from tests.campaigns.pairs.buckets import offer_store
-from tests.campaigns.pairs.damage import WAYS
+from tests.campaigns.pairs.damage import WAYS, remedies
 from tests.campaigns.pairs.oracle import Wrong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tests.campaigns.pairs.scripts import Program, Step
 
     #: The job, the reason of the error or the decision, words of its text, of which rows, and why that is right.
     Refusal = tuple[str, str, str, Callable[[Mapping[str, str]], bool], str]
-
-
-#: A command that a text tells about this table, with flags alone.
-_REMEDY = re.compile(r"memwal-ops ([a-z]+) (?:URI|/\S+)((?: --[a-z-]+)*)")
-#: Commands that make another table, or need an operator's knowledge.
-_ELSEWHERE = {"migrate", "snapshot", "init", "adopt", "hold", "erase"}
 
 
 def execute(names: dict[str, Any], source: str) -> Any:
@@ -60,7 +56,9 @@ class FormatRun:
         self.names: dict[str, Any] = {}
         self.chance = random.Random(seed)
         self.kept: dict[str, tuple[Callable[[], Any], Any]] = {}
-        self.followed: set[tuple[str, str]] = set()
+        self.tolerant = False
+        self.content: Any = {}
+        self.followed: set[tuple[str, ...]] = set()
 
     @property
     def uri(self) -> str:
@@ -137,17 +135,19 @@ class FormatRun:
 
     def attempt(self, source: str) -> tuple[str, int, str, Any]:
         """What a command came to: decision or reason, exit code, text, and the report."""
+        said = io.StringIO()
         try:
-            report = self.execute(source)
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                report = self.execute(source)
         except MemwalOpsError as error:
             if not error.remedy and error.exit_code not in {2, 3}:
                 raise Wrong("no remedy", f"{error.reason}: {error}") from error
             return error.reason, error.exit_code, f"{error} {error.remedy}", None
         except SystemExit as ended:
-            return "exit", int(ended.code or 0), "", None
+            return "exit", int(ended.code or 0), said.getvalue(), None
         except Exception as error:
             raise Wrong(f"raises {type(error).__name__}", f"{source}: {error!s:.500}") from error
-        text = report.describe() if hasattr(report, "describe") else ""
+        text = report.describe() if hasattr(report, "describe") else said.getvalue()
         return str(getattr(report, "decision", "")), int(getattr(report, "exit_code", 0)), text, report
 
     def job(self, step: Step) -> None:
@@ -178,56 +178,84 @@ class FormatRun:
         """All that a listing finds, but for locks: nobody reads what is in them."""
         return sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock")
 
-    def damage(self) -> None:
-        """Damage a file of a kind that is drawn first, run commands, and compare what reads."""
-        root, way = Path(self.uri), self.row["damage"]
-        kinds: dict[str, list[Path]] = {}
+    def kinds(self) -> dict[str, list[Path]]:
+        """Files by the pattern of their paths."""
+        root, found = Path(self.uri), dict[str, list[Path]]()
         for path in self.files(root):
-            kinds.setdefault(kind_of(path.relative_to(root)), []).append(path)
-        kind = self.chance.choice(sorted(kinds))
+            found.setdefault(kind_of(path.relative_to(root)), []).append(path)
+        return found
+
+    def damage(self) -> None:
+        """Damage a file of a kind that is drawn first, run some commands."""
+        kind = self.chance.choice(sorted(self.kinds()))
+        names = [*self.jobs]
+        self.chance.shuffle(names)
+        self.damage_one(kind, self.row["damage"], (self.row["job"], *names[:7], "verify_deep"))
+
+    def every_damage(self) -> Iterator[Wrong]:
+        """Damage a file of each kind in each way, run all commands; what was wrong, of each."""
+        root, content, whole = Path(self.uri), dict(self.content), Path("whole")
+        shutil.copytree(root, whole)
+        for kind, way in product(sorted(self.kinds()), WAYS):
+            shutil.rmtree(root)
+            shutil.copytree(whole, root)
+            self.content, self.followed = dict(content), set()
+            names = [*self.jobs]
+            self.chance.shuffle(names)
+            try:
+                self.damage_one(kind, way, names)
+            except Wrong as wrong:
+                yield wrong
+
+    def damage_one(self, kind: str, way: str, jobs: Iterable[str]) -> None:
+        """Damage a file, run commands and the remedies that they tell, and compare what reads.
+
+        At last, the file comes back from a backup: all must be there then, unless a command already repaired it.
+        """
+        root, kinds = Path(self.uri), self.kinds()
         path = self.chance.choice(kinds[kind])
+        backup = path.read_bytes()
         name = path.relative_to(root).as_posix()
         source = f"F = sorted(pathlib.Path(URI).glob({kind!r}))[{sorted(root.glob(kind)).index(path)}]"
         source += "\n" + self.other(way, kind, kinds, path)
         self.execute(source)
         self.tell(step=f"damage {kind}", source=source, harm=source)
+        other = self.is_other(name, way)
+        self.tolerant = other or self.is_earlier(name, way)
         healed = self.reads()
-        names = [*self.jobs]
-        self.chance.shuffle(names)
-        for job in (self.row["job"], *names[:7], "verify_deep"):
+        for job in jobs:
             source = self.job_source(job)
             self.tell(step=f"{job} with {way} {kind}", source=source)
             decision, code, text, _ = self.attempt(source)
-            # By runbooks/errors/20-storage.md, a file of ours that is no lease and no hold is 20, by its name.
-            named = code == 20 and name.startswith("_mem_wal_ops/") and name in text
-            if code in {1, 20} and not named and self.attempt(source)[1] in {1, 20}:
+            if is_unnamed(code, name, text) and self.attempt(source)[1] in {1, 20}:
                 raise Wrong(f"{job} is not named: {way} {kind}", f"{decision} {text[:800]}")
             now = self.reads()
-            if healed and not now:
+            if healed and not now and not other:
                 raise Wrong(f"reads no more: {way} {kind}", f"{name} after {job}: {decision}")
-            if job == "verify_deep" and decision == "healthy" and not now and not self.is_earlier(name, way):
+            if job == "verify_deep" and decision == "healthy" and not now and not self.tolerant:
                 raise Wrong(f"healthy and does not read: {way} {kind}", f"{name} reads {now}")
-            after = self.follow(" ".join(text.split()), f"{way} {kind}")
-            if now and not after:
+            after = self.follow(text, code, f"{way} {kind}", name)
+            if now and not after and not other:
                 raise Wrong(f"reads no more after a remedy: {way} {kind}", text[:800])
             healed = healed or after
+        if (other or self.reads() is None) and self.comes_back(name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(backup)
+            if other:
+                self.attempt(self.job_source("catchup_rebuild"))
+            if not self.reads():
+                raise Wrong(f"does not read with its backup: {way} {kind}", f"{name} reads {self.reads()}")
 
-    def follow(self, text: str, what: str) -> bool | None:
-        """Run each command that a text tells, once, to its end; whether the table reads then.
+    def follow(self, text: str, code: int, what: str, path: str) -> bool | None:
+        """Run each command that a text tells, and the page of its error, once, to its end; whether it reads then.
 
         One that is no command for this table, or fails without a name, is no remedy.
         """
-        for name, flags in dict.fromkeys(_REMEDY.findall(text)):
-            words = [name, self.uri, *flags.split()]
-            if name in _ELSEWHERE or (name, flags) in self.followed:
-                continue
-            self.followed.add((name, flags))
-            self.tell(step=f"remedy {name}{flags} with {what}", source=f"command({words!r})")
-            said = io.StringIO()
-            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-                _, code, _, _ = self.attempt(f"command({words!r})")
-            if code in {1, 2, 20} and "requires an argument" not in said.getvalue():
-                raise Wrong(f"remedy {name}{flags} ends with {code}: {what}", said.getvalue()[:1200])
+        for words in remedies(text, code, self.uri, self.followed):
+            self.tell(step=f"remedy {words[0]} with {what}", source=f"command({words!r})")
+            _, code, said, _ = self.attempt(f"command({words!r})")
+            if code == 2 or is_unnamed(code, path, said):
+                raise Wrong(f"remedy {words[0]} ends with {code}: {what}", f"{said[:900]} after {text[:600]}")
         return self.reads()
 
     def other(self, way: str, kind: str, kinds: Mapping[str, list[Path]], path: Path) -> str:
@@ -247,6 +275,14 @@ class FormatRun:
         """Whether the damage made it what it was at an earlier time: nothing in its files differs then."""
         return False
 
+    def is_other(self, name: str, way: str) -> bool:
+        """Whether it is another table's by that file, and a job may find that out and say it."""
+        return False
+
+    def comes_back(self, name: str) -> bool:
+        """Whether a backup's file may be put in its place alone, whatever was written since."""
+        return True
+
     def make_other(self) -> Path:
         """Another table of the same shape, with other rows."""
         raise NotImplementedError
@@ -254,6 +290,14 @@ class FormatRun:
     def job_source(self, name: str) -> str:
         """A job's source, with options that delete nothing but what a job always may."""
         raise NotImplementedError
+
+
+def is_unnamed(code: int, path: str, text: str) -> bool:
+    """Whether it is no error that says what is wrong.
+
+    By runbooks/errors/20-storage.md, a file of ours that is damaged is 20, by its name.
+    """
+    return code == 1 or (code == 20 and not (path.startswith("_mem_wal_ops/") and path in text))
 
 
 def kind_of(path: Path) -> str:

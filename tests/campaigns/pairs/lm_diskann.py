@@ -384,7 +384,7 @@ class Run(FormatRun):
                 with lm_diskann.open(self.uri, read_only=True) as index:
                     whole = self.answers(index, content, 1) and len(index) == len(content)
             except Wrong:
-                if number == len(contents) and not self.is_earlier("", self.row["damage"]):
+                if number == len(contents) and not self.tolerant:
                     raise
                 continue
             except Exception:
@@ -398,10 +398,20 @@ class Run(FormatRun):
         """A file of another place or time of the same index."""
         return way == "other_file"
 
+    def is_other(self, name: str, way: str) -> bool:
+        """It follows another table then, and catchup says so: lm-diskann-operation.md, "unusable"."""
+        return name == "follow.json" and way == "other_table"
+
+    def comes_back(self, name: str) -> bool:
+        """The graph, the store and the view are written together: lm-diskann-operation.md, "Verify and repair"."""
+        return name in {"metadata.lmd", "follow.json"}
+
     def make_other(self) -> Path:
         """The same index elsewhere, with the vectors of other writes."""
+        if os.path.exists("o"):
+            return Path("o/i.lmd").absolute()
         here = os.getcwd()
-        os.makedirs("o", exist_ok=True)
+        os.makedirs("o")
         os.chdir("o")
         try:
             source = "\n".join([self.program.imports, *self.program.head]).replace(", 0)", ", 100)")

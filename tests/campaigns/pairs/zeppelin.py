@@ -192,7 +192,7 @@ class Run(FormatRun):
 
     def begin(self) -> None:
         """All rows have the write 0."""
-        self.model: dict[int, int] = {k: 0 for k in range(BASE_ROWS) if k not in self.program.deleted}
+        self.content: dict[int, int] = {k: 0 for k in range(BASE_ROWS) if k not in self.program.deleted}
         if self.row["holder"] != "none":
             data, rows = self.manifest(), self.rows()
             if self.row["holder"] == "hold":
@@ -211,16 +211,16 @@ class Run(FormatRun):
         make = self.names
         return {
             make["name"](k): (tuple(float(np.float32(one)) for one in make["values"](k, w)), make["attributes"](k, w))
-            for k, w in self.model.items()
+            for k, w in self.content.items()
         }
 
     def wrote(self, step: Step) -> None:
         """The model follows."""
         for k, w in step.effect:
             if w is None:
-                self.model.pop(k, None)
+                self.content.pop(k, None)
             else:
-                self.model[k] = w
+                self.content[k] = w
 
     def check(self, number: int) -> None:
         """The files, and queries: all rows, the nearest, filters, texts."""
@@ -322,7 +322,7 @@ class Run(FormatRun):
         """No file has the ids and vectors that erase says it erased, as they are."""
         make = self.names
         for k, _ in step.effect:
-            w = self.model.pop(k, 0)
+            w = self.content.pop(k, 0)
             planted = []
             if self.row["ids"] in {"long", "like_keys", "unicode"}:
                 planted += [make["name"](k).encode(), json.dumps(make["name"](k))[1:-1].encode()]
@@ -341,7 +341,7 @@ class Run(FormatRun):
         }
         for k, _ in step.effect:
             if self.names["name"](k) not in there:
-                self.model.pop(k, None)
+                self.content.pop(k, None)
 
     def reads(self) -> bool | None:
         """By the public reader."""
@@ -351,7 +351,7 @@ class Run(FormatRun):
         except Exception:
             return None
         try:
-            self.compare("damaged", found, self.rows(), query, len(self.model))
+            self.compare("damaged", found, self.rows(), query, len(self.content))
         except Wrong:
             return False
         return True
@@ -362,9 +362,11 @@ class Run(FormatRun):
 
     def make_other(self) -> Path:
         """The same namespace elsewhere, with the vectors and attributes of other writes."""
+        if os.path.exists("o"):
+            return Path("o/ns").absolute()
         source = "\n".join([self.program.imports.replace("abspath('ns')", "abspath('o/ns')"), *self.program.head])
         source = source.replace("put(range(40), 0)", "put(range(40), 100)")
-        os.makedirs("o", exist_ok=True)
+        os.makedirs("o")
         exec(compile(source, "other", "exec"), {})
         return Path("o/ns").absolute()
 

@@ -168,6 +168,8 @@ def test_what_it_cannot_follow_is_named_until_it_is_rebuilt(
         }
         assert words[change.__name__] in report.describe()
     assert View(followed).unusable
+    (finding,) = run_job(followed, "verify").to_json()["findings"]
+    assert (finding["check"], report.to_json()["unusable"] in finding["evidence"]) == ("follow_damaged", True)
     shown = " ".join(run_job(followed, "inspect").describe().split())
     assert f"cannot be searched: {report.to_json()['unusable']}" in shown
     assert shown.endswith("Run memwal-ops catchup --rebuild on the index folder.")
