@@ -108,8 +108,11 @@ class FormatRun:
             for number, step in enumerate(self.program.steps, 1):
                 self.tell(step=step.name, source=step.source)
                 self.step(step, number)
-            if self.row["damage"] != "none":
-                self.release()
+            self.release()
+            if self.row["damage"] == "every":
+                if wrong := [*self.every_damage()]:
+                    raise Wrong(wrong[0].kind, "\n".join(str(one)[:600] for one in wrong))
+            elif self.row["damage"] != "none":
                 self.damage()
         finally:
             self.release()

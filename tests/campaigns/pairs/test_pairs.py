@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from memwal_ops.core.job import JobSpec
-from tests.campaigns.pairs import planted
+from tests.campaigns.pairs import damage, planted
 from tests.campaigns.pairs.covering import covering
 from tests.campaigns.pairs.dimensions import LANCE, LANCE_RULES, MODELS, PLAINS, THREES
 from tests.campaigns.pairs.walk import MOST_LINES, Process, pairs, reduced, remote, script, threes
@@ -100,6 +100,20 @@ def test_each_job_of_a_format_is_in_its_model(tmp_path: Path) -> None:
         specs = importlib.import_module(f"memwal_ops.formats.{name}.specs")
         jobs = {spec.name for spec in vars(specs).values() if isinstance(spec, JobSpec)}
         assert jobs <= {*MODELS[name][0]["job"]}
+
+
+def test_remedies_are_found_in_what_commands_tell() -> None:
+    """With the values of their options; none that is to be filled in, and each once; then those of the page."""
+
+    def told(text: str, code: int = 0) -> list[list[str]]:
+        return [*damage.remedies(text, code, "U", set())]
+
+    assert told("memwal-ops repair URI --deep\n--apply links it again.") == [["repair", "U", "--deep", "--apply"]]
+    assert told("memwal-ops catchup URI --index v_idx --rebuild. Or") == [
+        ["catchup", "U", "--index", "v_idx", "--rebuild"]
+    ]
+    assert told("memwal-ops catchup URI --migrate-codebook v_idx NEW; memwal-ops merge /t") == [["merge", "U"]]
+    assert told("", 27) == [["gc", "U", "--apply", "--json"], ["gc", "U", "--json"], ["gc", "U", "--apply"]]
 
 
 def test_the_oracle_shares_no_code_with_the_product() -> None:

@@ -3,7 +3,8 @@
 ``python -m tests.campaigns.pairs.walk``, or ``make pairs``: PAIRS_SEED chooses the array and its histories,
 PAIRS_ROWS how many of its rows are run: the first ones, which cover most (0: all, then those of three dimensions).
 PAIRS_SHORT=1: shorter histories, and all answers after each fourth step alone. What each row came to is a line of
-``build/pairs/SEED.jsonl``; with numbers as arguments, these rows alone are run.
+``build/pairs/SEED.jsonl``; with numbers as arguments, these rows alone are run. PAIRS_DAMAGE=every: a file of each kind
+of a namespace or index folder is damaged in each way, at the end of each row, which is minutes.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def script(row: Mapping[str, str], seed: str, kept: list[int], outcome: Outcome)
 def main() -> int:
     """Walk; print what fails, and a table of kinds at the end."""
     seed, most = int(os.environ.get("PAIRS_SEED") or 0), int(os.environ.get("PAIRS_ROWS") or 0)
+    damage = os.environ.get("PAIRS_DAMAGE")
     only = {int(one) for one in sys.argv[1:]}
     folder = Path("build/pairs")
     folder.mkdir(parents=True, exist_ok=True)
@@ -192,6 +194,8 @@ def main() -> int:
                 break
             if only and number not in only:
                 continue
+            if damage and format_of(row) != "lance":
+                row["damage"] = damage
             name = f"{seed}-{number}"
             outcome = process.run(row, name)
             seconds += outcome.seconds
@@ -202,7 +206,7 @@ def main() -> int:
                 continue
             kinds[outcome.fault] += 1
             print(f"row {number}: {outcome.kind}\n  {outcome.text[-800:]}\n  {outcome.step}: {outcome.source}")
-            if kinds[outcome.fault] == 1:
+            if kinds[outcome.fault] == 1 and not damage:
                 row, kept, outcome = reduced(row, name, outcome, process)
                 text = script(row, name, kept, outcome)
                 (folder / f"{name}.py").write_text(text)
