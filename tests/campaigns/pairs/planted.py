@@ -62,7 +62,7 @@ BUGS: dict[str, Bug] = {
     "nearest_returns_replaced_rows": Bug(_NEAREST, "        return found.filter(pa.array(~self._staleness.of_base(found)))", "        return found", _MERGE),
     "nearest_returns_deleted_rows_of_generations": Bug(_NEAREST, "return stale | ~np.isin(found", "return stale & ~np.isin(found", _MERGE),
     "get_takes_the_oldest_generation": Bug(_LOOKUP, "newest_first = region.flushed[::-1]", "newest_first = region.flushed[::1]", _MERGE),
-    "get_skips_a_key_of_the_base": Bug(_LOOKUP, "some = keys.slice(start, MAX_LOOKUPS)", "some = keys.slice(start + 1, MAX_LOOKUPS)", _MERGE),
+    "get_skips_a_key_of_the_base": Bug(_LOOKUP, "some = keys.slice(start, locate.MAX_LOOKUPS)", "some = keys.slice(start + 1, locate.MAX_LOOKUPS)", _MERGE),
     "get_forgets_the_log": Bug(_LOOKUP, "if region.memory is not None and sought.num_rows:", "if region.memory is not None and not sought.num_rows:", _MERGE),
     "get_stops_at_the_first_generation": Bug(_LOOKUP, "        if not sought.num_rows:\n            continue\n        (generation,)", "        if not sought.num_rows:\n            break\n        (generation,)", _MERGE),
     "filters_of_every_type_are_believed": Bug("wire.bloom_filter", "return _HASHED.issuperset(kinds)", "return True", {"layout": "shard", "key": "large_string", "job": "inspect", "file": "2.1"}),

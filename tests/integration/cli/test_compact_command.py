@@ -92,7 +92,9 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_lost_snapshot_is_reported() -> None:
-    report = job.CompactReport("compacted", "id", "local", None, 4, 1, 4, 1, 10, 100, 100, 0, {}, True, 7, 0, 0.1)
+    report = job.CompactReport(
+        "compacted", "id", "local", None, 4, 1, 4, 1, 10, 100, 100, 0, {}, 7, 0.1, snapshot_lost=True
+    )
     assert "run memwal-ops snapshot" in " ".join(report.describe().split())
 
 

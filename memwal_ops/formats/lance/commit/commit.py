@@ -81,9 +81,10 @@ from memwal_ops.storage.locations import LOCAL
 from memwal_ops.storage.probe import probe_conditional_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from uuid import UUID
 
+    from memwal_ops.core.commit_retry import CommitRetry
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire._pb import memwal_pb2
     from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
@@ -363,6 +364,25 @@ def commit_indexes(table: Table, change: IndexChange, note: CommitNote) -> int:
     data = _encoded(table, built)
     _check_only_indexes_changed(table, data, built, change)
     return _publish_built(table, built, data, transaction)
+
+
+def publish_change(
+    table: Table, change: Callable[[Table], IndexChange | None], note: CommitNote, retry: CommitRetry
+) -> Table:
+    """Compute a change on the newest version and publish it; again after each commit conflict.
+
+    ``table``: the newest version that the caller has read; returned if no change was needed on it.
+    ``change``: returns the change for a version, or None if none is needed.
+    Raises ``CommitConflictError``: too many commit conflicts in a row.
+    """
+    while (wanted := change(table)) is not None:
+        try:
+            commit_indexes(table, wanted, note)
+        except CommitLostError as error:
+            table = retry.conflict(table, error)
+        else:
+            return retry.landed(table)
+    return table
 
 
 def commit_built(table: Table, content: VersionManifest, transaction: table_pb2.Transaction) -> int:

@@ -8,8 +8,8 @@ A region that is not, or may not be, the one to which the table's recorded progr
   are gone, the operator states the last of them (``up_to``).
 * ``unmerged``: it is another one. None of its generations is in the base table; all are to be merged.
 
-Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's
-generations. So unmerged generations at or below the progress get a region of their own
+Progress is never lowered: a stalled merger of the old region would raise it again, over the new region's generations.
+So unmerged generations at or below the progress get a region of their own
 (:mod:`memwal_ops.formats.lance.log.region_seal`).
 
 Generations of a table that was copied or moved name its old path; with ``moved``, they name this table from then on.
@@ -30,7 +30,6 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from memwal_ops.core.commit_retry import CommitRetry
@@ -49,13 +48,13 @@ from memwal_ops.formats.lance.commit.commit import (
     IndexChange,
     check_rewritable,
     commit_indexes,
+    publish_change,
     publish_progress,
 )
 from memwal_ops.formats.lance.generations.backlog import read_backlog, subtract
 from memwal_ops.formats.lance.generations.generation import open_generation, read_flush
 from memwal_ops.formats.lance.generations.projection import UndecidedColumnsError
 from memwal_ops.formats.lance.generations.wal import unflushed_entries
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.drained import DrainedRegion, accept, drained_regions
 from memwal_ops.formats.lance.log.region_seal import (
     ForeignGeneration,
@@ -81,7 +80,6 @@ if TYPE_CHECKING:
 
 
 _NANOSECONDS = 1_000_000_000
-_NUMBER = attrgetter("generation")
 
 
 class Answer(enum.StrEnum):
@@ -116,7 +114,7 @@ class AdoptReport:
     decision: AdoptDecision
     run_id: str
     answer: Answer
-    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    regions: _Regions
     version: int
     seconds: float
 
@@ -135,15 +133,12 @@ class AdoptReport:
         if not self.regions:
             return f"nothing_to_adopt: {_NOTHING.get(self.answer, 'no region with a reused id is blocked')}."
         done = self.decision is not AdoptDecision.PLANNED
-        texts = [region.describe(self.answer, done=done) for region in self.regions]
         as_ = "" if self.answer in _NOTHING else f" as {self.answer}"
         parts = [f"{self.decision}: {counted(len(self.regions), 'region')}{as_}."]
-        parts += [paragraph(text, hanging="  ") for text in texts]
-        if self.answer is Answer.SAME_COLUMNS:
-            undecided = [region for region in self.regions if isinstance(region, UndecidedRegion)]
+        parts += [paragraph(region.describe(done=done), hanging="  ") for region in self.regions]
+        if undecided := [region for region in self.regions if isinstance(region, UndecidedRegion)]:
             parts.append(paragraph(_asserted(undecided, done=done)))
-        if done and self.answer is Answer.SAME_COLUMNS:
-            parts.append(f"Recorded in version {self.version}. Run memwal-ops merge.")
+            parts += [f"Recorded in version {self.version}. Run memwal-ops merge."] if done else []
         return "\n".join(parts if done else [*parts, "Add --apply to do it."])
 
 
@@ -151,10 +146,8 @@ class AdoptReport:
 class UndecidedRegion:
     """Generations of one region that wait for a decision about columns.
 
-    Attributes:
-        generations: their numbers, ascending.
-        columns: the columns in question, each with its name in the generation if that is another one.
-        flushed: when the oldest of them was written.
+    ``generations``: their numbers, ascending. ``columns``: the columns in question, each with its name in the
+    generation if that is another one. ``flushed``: when the oldest of them was written.
     """
 
     region_id: UUID
@@ -166,9 +159,9 @@ class UndecidedRegion:
         """The ``regions`` entry of a report."""
         return document(self)
 
-    def describe(self, answer: Answer, *, done: bool) -> str:
+    def describe(self, *, done: bool) -> str:
         """The generations and their columns."""
-        del answer, done
+        del done
         numbers = self.generations
         return (
             f"region {self.region_id}: {counted(len(numbers), 'generation')} ({span_text(numbers[0], numbers[-1])}), "
@@ -190,9 +183,8 @@ class MovedRegion:
         """The ``regions`` entry of a report."""
         return document(self)
 
-    def describe(self, answer: Answer, *, done: bool) -> str:
+    def describe(self, *, done: bool) -> str:
         """The generations, the path, and what is here."""
-        del answer
         return (
             f"region {self.region_id}: {counted(len(self.generations), 'generation')} that named {self.foreign_root} "
             f"as the table {'name' if done else 'would name'} this one. It has all {counted(self.files, 'file')}, of "
@@ -230,7 +222,7 @@ class Adoption:
             self, "new_id", "merged", "record", "up_to", new_region_id=self.new_id, merged_generation=merged
         )
 
-    def describe(self, answer: Answer, *, done: bool) -> str:
+    def describe(self, *, done: bool) -> str:
         """What happens to the region."""
         generations = self.generations
         span = f" ({span_text(min(generations), max(generations))})" if generations else ""
@@ -242,7 +234,7 @@ class Adoption:
             newly = [number for number in generations if self.merged < number <= self.up_to]
             lost = f" gc deletes the {counted(len(newly), 'generation')} up to there that it lists." if newly else ""
             return f"{region}; {recorded} {self.up_to}.{lost}"
-        if answer is Answer.MERGED:
+        if self.record is not None and self.record.mark != UNMERGED:
             return f"{region}; {recorded} {self.merged}."
         if self.record is not None:
             return f"{region}; all {'wait' if done else 'would wait'} to be merged."
@@ -258,6 +250,9 @@ class Adoption:
         return f"{region}; would be {to}. It would be sealed, and its writer fenced.{warning}"
 
 
+_Regions = tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+
+
 def plan(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
     """What :func:`apply` would do; reads only.
 
@@ -269,7 +264,7 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
     del context
     started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
     check_rewritable(table)
-    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    regions: _Regions
     match answer:
         case Answer.SAME_COLUMNS:
             regions = undecided_regions(table)
@@ -286,16 +281,14 @@ def plan(table: Table, options: AdoptOptions, context: RunContext | None = None)
 def apply(table: Table, options: AdoptOptions, context: RunContext | None = None) -> AdoptReport:
     """Record the decision, or move the regions. Safe to kill, to repeat and to run twice concurrently.
 
-    Raises:
-        InvalidUsageError: see :func:`plan`.
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
+    Raises ``InvalidUsageError``: see :func:`plan`; ``CommitConflictError``: too many commit conflicts in a row;
+    ``CommitStateUnknownError``: the outcome of the commit is unknown; run it again.
     """
     del context
     started, note, answer = time.monotonic(), CommitNote.new("adopt"), _answer(options)
     check_rewritable(table)
     probe_conditional_writes(table.store)
-    regions: tuple[UndecidedRegion, ...] | tuple[Adoption, ...] | tuple[MovedRegion, ...] | tuple[DrainedRegion, ...]
+    regions: _Regions
     match answer:
         case Answer.SAME_COLUMNS:
             table, regions = _record_columns(table, note)
@@ -372,15 +365,12 @@ def _moved(foreign: tuple[ForeignGeneration, ...]) -> tuple[MovedRegion, ...]:
     moved: dict[tuple[UUID, str], list[ForeignGeneration]] = defaultdict(list)
     for one in foreign:
         moved[one.ref.region_id, one.root].append(one)
-    return tuple(
-        MovedRegion(
-            *place,
-            tuple(one.ref.generation for one in some),
-            sum(one.files for one in some),
-            sum(one.bytes for one in some),
-        )
-        for place, some in moved.items()
-    )
+
+    def region(region_id: UUID, root: str, some: list[ForeignGeneration]) -> MovedRegion:
+        files, size = sum(one.files for one in some), sum(one.bytes for one in some)
+        return MovedRegion(region_id, root, tuple(one.ref.generation for one in some), files, size)
+
+    return tuple(region(*place, some) for place, some in moved.items())
 
 
 def _adopt(table: Table, options: AdoptOptions, note: CommitNote) -> tuple[Table, tuple[Adoption, ...]]:
@@ -448,8 +438,7 @@ def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
             f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
             remedy="Move its generations to a new region: --as unmerged.",
         )
-    last = max((flushed for flushed in manifest.flushed_generations if flushed.generation <= merged), key=_NUMBER)
-    return _adoption(table, manifest, None, RegionRecord(last.generation, mark_of(last.path)))
+    return _adoption(table, manifest, None, _record_of(manifest, merged))
 
 
 def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adoption:
@@ -467,11 +456,15 @@ def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adop
             f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
             remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
         )
-    last = max(
-        (flushed for flushed in manifest.flushed_generations if flushed.generation <= up_to), key=_NUMBER, default=None
-    )
-    record = None if last is None else RegionRecord(last.generation, mark_of(last.path))
-    return replace(_adoption(table, manifest, None, record), up_to=up_to)
+    is_listed = any(flushed.generation <= up_to for flushed in manifest.flushed_generations)
+    return replace(_adoption(table, manifest, None, _record_of(manifest, up_to) if is_listed else None), up_to=up_to)
+
+
+def _record_of(manifest: RegionManifest, merged: int) -> RegionRecord:
+    """That of the last generation that is listed up to this one; one is."""
+    listed = (flushed for flushed in manifest.flushed_generations if flushed.generation <= merged)
+    last = max(listed, key=lambda flushed: flushed.generation)
+    return RegionRecord(last.generation, mark_of(last.path))
 
 
 def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:
@@ -482,12 +475,8 @@ def _as_unmerged(table: Table, manifest: RegionManifest) -> Adoption:
 
 
 def _adoption(table: Table, manifest: RegionManifest, new_id: UUID | None, record: RegionRecord | None) -> Adoption:
-    return Adoption(
-        manifest.region_id,
-        new_id,
-        tuple(flushed.generation for flushed in manifest.flushed_generations),
-        known_sum(flushed.physical_rows for flushed in manifest.flushed_generations),
-        table.index.merged_generations.get(manifest.region_id, 0),
-        unflushed_entries(table, manifest),
-        record,
-    )
+    generations = tuple(flushed.generation for flushed in manifest.flushed_generations)
+    rows = known_sum(flushed.physical_rows for flushed in manifest.flushed_generations)
+    merged = table.index.merged_generations.get(manifest.region_id, 0)
+    log = unflushed_entries(table, manifest)
+    return Adoption(manifest.region_id, new_id, generations, rows, merged, log, record)

@@ -1,8 +1,8 @@
 """Ask an index state that is not published yet, and compare its answers with those of the state before.
 
 Scalar and text indexes are compared with a scan: answers that the later state gets wrong, and more of them than the
-earlier one, make it worse. Searches of vector indexes are compared with each other: their cost does not
-depend on the size of the table.
+earlier one, make it worse. Searches of vector indexes are compared with each other: their cost does not depend on the
+size of the table.
 """
 
 from __future__ import annotations
@@ -90,20 +90,11 @@ def compare_answers(
     context: RunContext,
     later: Table | None = None,
 ) -> AnswerComparison:
-    """Compare the answers of an index with those that it would give with other segments.
+    """Compare the answers of an index of ``table`` with those that it would give with other segments: ``entries``.
 
-    Args:
-        table: the version that has the index.
-        index: as it is.
-        entries: all segments that it would have.
-        mode: ``sample``: a few queries, and recall may fall by a tolerance; ``strict``: more queries, and it must not
-            fall; ``off``: none.
-        note: the job and run.
-        context: can stop the run between two queries.
-        later: the version that would have the segments, with the same rows; None: ``table`` with them.
-
-    Raises:
-        StorageError: rows of the table cannot be read.
+    ``mode``: ``sample``: a few queries, and recall may fall by a tolerance; ``strict``: more queries, and it must not
+    fall; ``off``: none. ``context``: can stop the run between two queries. ``later``: the version that would have the
+    segments, with the same rows; None: ``table`` with them. Raises ``StorageError``: rows cannot be read.
     """
     if mode == OFF:
         return AnswerComparison(skipped="--answers off")
@@ -121,11 +112,7 @@ def compare_answers(
 
 
 def refuse_worse(index: BaseIndex, compared: AnswerComparison, remedy: str) -> None:
-    """Raise if the later state is worse.
-
-    Raises:
-        AnswersWorseError: with the figures.
-    """
+    """Raise ``AnswersWorseError``, with the figures, if the later state is worse."""
     if compared.worse:
         raise AnswersWorseError(
             f"Index {index.name} ({index.type}) would answer worse, and was not published: {compared.worse}.",
@@ -136,10 +123,7 @@ def refuse_worse(index: BaseIndex, compared: AnswerComparison, remedy: str) -> N
 def cost_of(compared: Iterable[AnswerComparison], indexes: int, seconds: float) -> str | None:
     """What it took to compare answers, as text; None: nothing was asked.
 
-    Args:
-        compared: the comparisons of a run.
-        indexes: of how many indexes.
-        seconds: how long the run took.
+    ``compared``: the comparisons of a run. ``indexes``: of how many indexes. ``seconds``: how long the run took.
     """
     asked = [comparison for comparison in compared if comparison.queries]
     if not asked:
@@ -161,7 +145,7 @@ def _compare(
         return AnswerComparison(skipped="pylance does not describe it")
     few = mode == SAMPLE
     if not asked.is_vector:
-        return _of_scalar(table, index, after, asked, note, context, few=few)
+        return _of_scalar(table, index, after, note, context, few=few)
     before = Pinned(table.dataset, table.location.uri)
     # Rows that both states have: others would be found by one of them alone. Fragments that were not there before have
     # rows of those that they replace.
@@ -176,15 +160,9 @@ def _compare(
 
 
 def _of_scalar(
-    table: Table,
-    index: BaseIndex,
-    after: Pinned,
-    asked: AskedIndex,
-    note: CommitNote,
-    context: RunContext,
-    *,
-    few: bool,
+    table: Table, index: BaseIndex, after: Pinned, note: CommitNote, context: RunContext, *, few: bool
 ) -> AnswerComparison:
+    asked = after.indexes[index.name]
     small = asked.size <= _SMALL_INDEX
     texts = asked.type in BY_MEMORY
     rows = MAX_BYTES if not few else _FEW_BYTES_OF_TEXTS if texts else _FEW_BYTES
@@ -204,11 +182,9 @@ def _of_scalar(
         return replace(compared, worse=f"it fails: {answers.error}".rstrip("."))
     if answers.wrong <= wrong_before:
         return compared
-    return replace(
-        compared,
-        worse=f"{answers.wrong:,} of {counted(answers.queries, 'answer')} are wrong, {wrong_before:,} before "
-        f"({answers.missing:,} rows are missing, {answers.extra:,} do not match)",
-    )
+    wrong = f"{answers.wrong:,} of {counted(answers.queries, 'answer')} are wrong, {wrong_before:,} before"
+    differ = f"{answers.missing:,} rows are missing, {answers.extra:,} do not match"
+    return replace(compared, worse=f"{wrong} ({differ})")
 
 
 def _wrong_before(
@@ -249,9 +225,8 @@ def _of_vectors(before: Pinned, after: Pinned, index: AskedIndex, drawn: Queries
         pooled = compare_searches(before, after, index, rows, drawn.seed)
     except SearchError as error:
         return _failing(before, index, rows, error)
-    compared = AnswerComparison(
-        pooled.queries, found=pooled.after, found_before=pooled.before, bytes_at_most=3 * rows.nbytes * 10
-    )
+    read = 3 * rows.nbytes * 10
+    compared = AnswerComparison(pooled.queries, found=pooled.after, found_before=pooled.before, bytes_at_most=read)
     if pooled.change is None:
         return replace(compared, skipped="fewer than 10 rows can be searched by")
     fell = pooled.change.high < -_TOLERANCE if few else pooled.change.high < 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,7 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
-from memwal_ops.formats.lance.files.blobs import holds_blobs
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, has_sql_literals, is_one_of, lance_errors
-from memwal_ops.formats.lance.files.versions import VersionWriter
+from memwal_ops.formats.lance.files import blobs, datasets, versions
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
@@ -45,7 +44,7 @@ from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE, Flus
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -78,7 +77,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is left of generations, in the order of writes; by generation when it was flushed.
+    """What is left of generations, in the order of writes; by generation when its manifest listed it.
 
     ``unread``: those that cannot be read, of which some rows are ``kept``: too many, damaged, or of other columns.
     """
@@ -104,8 +103,6 @@ class DrainedRegion:
     """Generations of a region that another program dropped, and what shows whether they are in the base table.
 
     Attributes:
-        last: of the generations from ``first`` on; ``manifest_version`` dropped it, at ``dropped``.
-        program: by the base version of that time.
         keys: those whose newest write can be read, of which ``in_base`` are in the base table.
         missing: those that are not: they are listed again.
         unknown: those of which it cannot be told: an older write may have come after theirs, or is all that is left.
@@ -116,12 +113,8 @@ class DrainedRegion:
     """
 
     fault: BlockedRegion
-    region_id: UUID
     first: int
     last: int
-    manifest_version: int
-    dropped: datetime
-    program: str
     keys: int
     in_base: int
     missing: tuple[str, ...]
@@ -140,18 +133,29 @@ class DrainedRegion:
 
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry; of keys at most five."""
-        shown = {"missing_keys": [*self.missing[:_SHOWN]], "unknown_keys": [*self.unknown[:_SHOWN]]}
-        hidden = ("fault", "kept", "places", "out_of_order")
-        return document(self, *hidden, missing=len(self.missing), unknown=len(self.unknown), **shown)
+        drop = self.fault.drops[-1]
+        return document(
+            self,
+            *("fault", "kept", "places", "out_of_order"),
+            region_id=self.fault.region_id,
+            manifest_version=drop.version,
+            dropped=drop.at,
+            program=self.fault.program,
+            missing=len(self.missing),
+            unknown=len(self.unknown),
+            missing_keys=self.missing[:_SHOWN],
+            unknown_keys=self.unknown[:_SHOWN],
+        )
 
-    def describe(self, _: object = None, *, done: bool) -> str:
+    def describe(self, *, done: bool) -> str:
         """What was found, and what happens."""
+        drop, region_id = self.fault.drops[-1], self.fault.region_id
         if self.waiting and not self.out_of_order:
             end = f"{counted(self.waiting, 'generation')} before them must be merged first: memwal-ops merge URI."
         elif not self.adoptable:
             end = (
                 "Nothing is recorded: look at these keys. If the base has the right rows: memwal-ops adopt URI "
-                f"--region {self.region_id} --as merged --up-to {self.last}."
+                f"--region {region_id} --as merged --up-to {self.last}."
             )
         elif self.missing:
             end = (
@@ -161,9 +165,8 @@ class DrainedRegion:
         else:
             end = f"They {'are' if done else 'would be'} recorded as merged up to generation {self.last}."
         return (
-            f"region {self.region_id}: generations {span_text(self.first, self.last)}, dropped by version "
-            f"{self.manifest_version} of its manifest at {self.dropped:%Y-%m-%d %H:%M:%S} UTC ({self.program}). "
-            f"{self.found()} {end}"
+            f"region {region_id}: generations {span_text(self.first, self.last)}, dropped by version {drop.version} of "
+            f"its manifest at {drop.at:%Y-%m-%d %H:%M:%S} UTC ({self.fault.program}). {self.found()} {end}"
         )
 
     def found(self) -> str:
@@ -187,8 +190,7 @@ def _names(keys: Sequence[str]) -> str:
 
 def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
     """What is left of the generations that ``fault.drops`` names, compared with this version of the base table."""
-    region_id, first, drop = fault.region_id, fault.drops[0].flushed.generation, fault.drops[-1]
-    last = drop.flushed.generation
+    region_id, first, last = fault.region_id, *(fault.drops[at].flushed.generation for at in (0, -1))
     left = _read(table, fault)
     writes, keys = _newest(table, left.parts)
     writes = {key: write for key, write in writes.items() if write.generation <= last}
@@ -200,15 +202,12 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
         # What the base had since it was flushed is merged, whatever the table's users did to it since; unless an older
         # write came between. Timeline: the base has a row; generation 1 deletes its key, 2 puts the same row; theirs
         # merges 1, and drops both.
-        asked = {
-            key
-            for key in wrong.keys() - older - unknown
-            if (since := left.flushed.get(wrong[key].generation)) is not None and since <= meta.last_modified
-        }
+        flushed = max((number for number, at in left.flushed.items() if at <= meta.last_modified), default=0)
+        asked = {key for key in wrong.keys() - older - unknown if wrong[key].generation <= flushed}
         if not asked:
             break
         try:
-            with lance_errors("read", table.location.uri):
+            with datasets.lance_errors("read", table.location.uri):
                 had = _rows_of(table, table.dataset.checkout_version(version), keys)
         except MemwalOpsError:
             break  # it was expired meanwhile
@@ -225,12 +224,8 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
     missing = known - unknown
     return DrainedRegion(
         fault=fault,
-        region_id=region_id,
         first=first,
         last=last,
-        manifest_version=drop.version,
-        dropped=drop.at,
-        program=fault.program,
         keys=len(writes),
         in_base=in_base,
         missing=_texts(missing),
@@ -248,15 +243,14 @@ def _texts(keys: Iterable[_Key]) -> tuple[str, ...]:
 
 
 def _read(table: Table, fault: BlockedRegion) -> _Left:
-    numbers, region_id = [drop.flushed.generation for drop in fault.drops], fault.region_id
-    ends = table.region(region_id).flushes(numbers[0] - 1, fault.drops[-1].version)
-    start = ends[numbers[0] - 1][0] if numbers[0] - 1 in ends else 0 if numbers[0] == 1 else None
-    end = ends[numbers[-1]][0] if numbers[-1] in ends else 0
+    region_id, first, last = fault.region_id, *(fault.drops[at].flushed.generation for at in (0, -1))
+    flushes = table.region(region_id).flushes(first - 1, fault.drops[-1].version)
+    ends = {number: entry for number, (entry, _) in flushes.items() if number <= last}
+    start, end = ends.get(first - 1, 0 if first == 1 else None), ends.get(last, 0)
     logged: list[_Part] | None = None
-    comparable = not any(map(holds_blobs, table.schema))
+    comparable = not any(map(blobs.holds_blobs, table.schema))
     if comparable and start is not None and end > start:
-        known = {number: entry for number, (entry, _) in ends.items() if number <= numbers[-1]}
-        logged = _logged(table, table.region(region_id).latest(), start + 1, known)
+        logged = _logged(table, table.region(region_id).latest(), start + 1, ends)
     parts, unread, kept = logged or [], list[FlushedGeneration](), False
     for flushed in (drop.flushed for drop in fault.drops):
         copy = _folder(table, region_id, flushed) if comparable else None
@@ -264,13 +258,12 @@ def _read(table: Table, fault: BlockedRegion) -> _Left:
         unread += [flushed] if copy is None and logged is None else []
     if unread:
         contents = read_region_contents(table.store, region_id, table.layout_of(region_id))
-        wal, first = contents.wal, end if start is None else start
-        whole = 0 < end - first == wal.up_to(end) - wal.up_to(first)
+        wal, before = contents.wal, end if start is None else start
+        whole = 0 < end - before == wal.up_to(end) - wal.up_to(before)
         kept = whole or any(flushed.path in contents.directories for flushed in unread)
-    times = {number: min((at for one, (_, at) in ends.items() if one >= number), default=None) for number in numbers}
     return _Left(
         sorted(parts, key=lambda part: (part.generation, part.entry is None)),
-        {number: at for number, at in times.items() if at is not None},
+        {number: at for number, (_, at) in flushes.items()},
         tuple(flushed.generation for flushed in unread),
         kept,
     )
@@ -290,10 +283,8 @@ def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[in
     for number in range(first, last_wal_entry(table.store, region_id, flushed, seen, layout) + 1):
         needed = number <= ends[last]
         try:
-            if layout.generations_in_log:
-                entry = read_entry(table.store, region_id, number)
-            else:
-                entry = read_shard_entry(table, region_id, number)
+            in_log = layout.generations_in_log
+            entry = read_entry(table.store, region_id, number) if in_log else read_shard_entry(table, region_id, number)
         except WalCorruptError:
             entry = None
         size, rows = size + (entry.size if entry else 0), rows + (entry.rows.num_rows if entry else 0)
@@ -322,11 +313,11 @@ def _folder(table: Table, region_id: UUID, flushed: FlushedGeneration) -> _Part 
         if isinstance(error, STORE_ERRORS):
             raise
         return None
-    order = np.argsort(keys.column(ROW_ADDRESS).to_numpy())
-    if opened.newest_row_first:
-        order = order[::-1]
-    read = pa.Table.from_batches(rows).append_column(TOMBSTONE, keys.column(TOMBSTONE)) if rows else None
-    return None if read is None else _part(table, flushed.generation, read.take(order))
+    if not rows:
+        return None
+    order = np.argsort(keys.column(datasets.ROW_ADDRESS).to_numpy())[:: -1 if opened.newest_row_first else 1]
+    read = pa.Table.from_batches(rows).append_column(TOMBSTONE, keys.column(TOMBSTONE))
+    return _part(table, flushed.generation, read.take(order))
 
 
 def _part(table: Table, generation: int, rows: pa.Table, entry: int | None = None) -> _Part | None:
@@ -375,42 +366,40 @@ def _rows_of(
     table: Table, dataset: lance.LanceDataset, keys: pa.Table, among: frozenset[int] | None = None
 ) -> dict[_Key, set[bytes | None]]:
     """The digests of the rows that have one of these keys, in some fragments of a version. No index is asked."""
-    found: dict[_Key, set[bytes | None]] = {}
-    with lance_errors("read rows of", table.location.uri):
+    digests: dict[_Key, set[bytes | None]] = {}
+    if not keys.num_rows or not {*table.schema.names} <= {*dataset.schema.names}:
+        return digests  # of other columns: an earlier version
+    name, values = keys.column_names[0], keys.column(0)
+    with datasets.lance_errors("read rows of", table.location.uri):
         fragments = None if among is None else [one for one in dataset.get_fragments() if one.fragment_id in among]
-        for rows in _with_keys(dataset, [*table.schema.names], keys, fragments):
+        scanner = partial(dataset.scanner, columns=[*table.schema.names], fragments=fragments, use_scalar_index=False)
+        chunks: Iterable[pa.Table]
+        if keys.num_columns == 1 and datasets.has_sql_literals(values) and "`" not in name:
+            distinct = values.unique().to_pylist()
+            some = (distinct[at : at + MAX_LOOKUPS] for at in range(0, len(distinct), MAX_LOOKUPS))
+            chunks = (scanner(filter=datasets.is_one_of(name, looked_up)).to_table() for looked_up in some)
+        else:
+            chunks = chunks_with_keys(scanner().to_batches(), keys, keys.column_names, chunk_bytes=_MAX_BYTES)
+        for rows in chunks:
             for key, row in zip(*_encoded(table, rows), strict=True):
-                found.setdefault(key, set()).add(row)
-    return found
+                digests.setdefault(key, set()).add(row)
+    return digests
 
 
-def _with_keys(
-    dataset: lance.LanceDataset, names: list[str], keys: pa.Table, fragments: list[lance.LanceFragment] | None
-) -> Iterator[pa.Table]:
-    if not {*names} <= {*dataset.schema.names}:
-        return  # of other columns: an earlier version
-    first, values = keys.column_names[0], keys.column(0)
-    if keys.num_columns == 1 and has_sql_literals(values) and "`" not in first:
-        distinct = values.unique().to_pylist()
-        for at in range(0, len(distinct), MAX_LOOKUPS):
-            condition = is_one_of(first, distinct[at : at + MAX_LOOKUPS])
-            yield dataset.scanner(
-                columns=names, filter=condition, use_scalar_index=False, fragments=fragments
-            ).to_table()
-    elif keys.num_rows:
-        batches = dataset.scanner(columns=names, fragments=fragments).to_batches()
-        yield from chunks_with_keys(batches, keys, keys.column_names, chunk_bytes=_MAX_BYTES)
-
-
-def overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
-    """Keys of a region of which the base table has an older row than the log, or the generations that it lists.
+def overwritten(table: Table, manifests: Iterable[RegionManifest]) -> dict[str, tuple[str, ...]]:
+    """By region, keys of which the base table has an older row than the log, or the generations that it lists.
 
     Looked at where another program is known to merge this table, or wrote its newest version; there, of the fragments
-    that it added. At most the newest 256 MiB of the log are read.
+    that it added. At most the newest 256 MiB of a region's log are read.
     """
+    keys = {str(manifest.region_id): _overwritten(table, manifest) for manifest in manifests}
+    return {region_id: older for region_id, older in keys.items() if older}
+
+
+def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
     region_id = manifest.region_id
     merged, fragments = table.index.merged_generations.get(region_id, 0), None
-    if not merged or any(map(holds_blobs, table.schema)):
+    if not merged or any(map(blobs.holds_blobs, table.schema)):
         return ()
     if MERGED_ELSEWHERE not in table.manifest.manifest.config and not (fragments := _added_by_others(table)):
         return ()
@@ -432,7 +421,7 @@ def overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
 
 def _added_by_others(table: Table) -> frozenset[int]:
     """The fragments that the newest version added, if another program wrote it. One request."""
-    written = VersionWriter.of(table.manifest)
+    written = versions.VersionWriter.of(table.manifest)
     if written.ours or not written.writes or table.version - 1 not in table.history.listed():
         return frozenset()
     try:
@@ -445,8 +434,7 @@ def _added_by_others(table: Table) -> frozenset[int]:
 
 def _merged_log(table: Table, manifest: RegionManifest, merged: int) -> list[_Part] | None:
     """The rows of the newest log entries of merged generations; None: they are not known, or gone."""
-    ends = table.region(manifest.region_id).flushes(merged, manifest.version)
-    end = ends[merged][0] if merged in ends else 0
+    end, _ = table.region(manifest.region_id).flushes(merged, manifest.version).get(merged, (0, None))
     listed = read_region_contents(table.store, manifest.region_id, table.layout_of(manifest.region_id)).wal
     first, size = listed.up_to(end), 0
     if not end or not first or listed.ids[first - 1] != end:
@@ -464,18 +452,13 @@ def list_again(table: Table, region: DrainedRegion) -> None:
     It has the newest write of each of their keys, so that none of the others has a newer one. Timeline if the others
     were listed as they were: the second was merged, and users changed its rows since: their changes are lost.
 
-    Raises:
-        CommitLostError: the region was changed meanwhile.
-        UnsupportedFeatureError: rows that our writer cannot store.
-        WalCorruptError: columns of the table were dropped and added again since the rows were put.
+    Raises ``CommitLostError``: the region was changed meanwhile; ``UnsupportedFeatureError``: rows that our writer
+    cannot store; ``WalCorruptError``: columns of the table were dropped and added again since the rows were put.
     """
-    region_id = region.region_id
-    parts = _read(table, region.fault).parts
-    columns = region_columns(table)
-    known = LoggedColumns(table, region_id, columns)
-    layout = table.layout_of(region_id)
+    region_id, columns = region.fault.region_id, region_columns(table)
+    known, layout = LoggedColumns(table, region_id, columns), table.layout_of(region_id)
     entries: list[pa.Table] = []
-    for at, part in enumerate(parts):
+    for at, part in enumerate(_read(table, region.fault).parts):
         wanted = sorted(number for place, number in region.places if place == at)
         if not wanted:
             continue
@@ -499,9 +482,8 @@ def list_again(table: Table, region: DrainedRegion) -> None:
         if table.newest().version != table.version:
             raise CommitLostError("The base table was changed meanwhile.")
 
-    if not store.commit(
-        replace(newest.next(), flushed_generations=tuple(generations)), ours_if_equal=False, check=check
-    ):
+    manifest = replace(newest.next(), flushed_generations=tuple(generations))
+    if not store.commit(manifest, ours_if_equal=False, check=check):
         raise CommitLostError(f"Region {region_id} was changed meanwhile.")
 
 
@@ -510,12 +492,9 @@ def drained_regions(table: Table, backlog: Backlog) -> tuple[DrainedRegion, ...]
     return tuple(compare(table, fault) for fault in backlog.blocked if fault.drops)
 
 
-def as_accepted(table: Table, backlog: Backlog) -> tuple[Table, tuple[DrainedRegion, ...]]:
-    """The table as it would be after :func:`accept`, for a plan; without what would be listed again."""
-    regions = drained_regions(table, backlog)
-    reached = {region.region_id: region.last for region in regions if region.adoptable and not region.missing}
-    merged = {**table.index.merged_generations, **reached}
-    return replace(table, memwal=replace(table.index, merged_generations=merged)), regions
+def merged_there(regions: Iterable[DrainedRegion]) -> dict[UUID, int]:
+    """The progress that :func:`accept` records."""
+    return {one.fault.region_id: one.last for one in regions if one.adoptable and not one.missing}
 
 
 def accept(
@@ -532,7 +511,7 @@ def accept(
     retry = CommitRetry()
     while True:
         regions = [*drained_regions(table, read_backlog(table, region_ids))]
-        merged = {one.region_id: one for one in regions if one.adoptable and not one.missing}
+        progress = merged_there(regions)
         try:
             for at, region in enumerate(regions):
                 if region.adoptable and region.missing:
@@ -540,11 +519,11 @@ def accept(
                         list_again(table, region)
                     except (UnsupportedFeatureError, WalCorruptError):  # they cannot be written again
                         regions[at] = replace(region, missing=(), unknown=region.missing)
-            if merged:
-                last = {region_id: one.fault.drops[-1].flushed for region_id, one in merged.items()}
+            if progress:
+                faults = {one.fault.region_id: one.fault for one in regions if one.fault.region_id in progress}
+                last = {region_id: fault.drops[-1].flushed for region_id, fault in faults.items()}
                 records = {key: RegionRecord(one.generation, mark_of(one.path)) for key, one in last.items()}
-                progress = {region_id: one.last for region_id, one in merged.items()}
-                program = next(iter(merged.values())).program
+                program = next(iter(faults.values())).program
                 publish_progress(table, progress, records, note, {MERGED_ELSEWHERE: program})
                 table = retry.landed(table)
         except CommitLostError as error:

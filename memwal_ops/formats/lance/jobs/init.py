@@ -1,7 +1,4 @@
-"""Create the MemWAL index of a Lance table, or add region specs and maintained indexes to it.
-
-Mark columns of a plain Lance table as its primary key, after checking their values.
-"""
+"""Create the MemWAL index of a Lance table, or add to it; mark columns as the primary key, after checking them."""
 
 from __future__ import annotations
 
@@ -16,13 +13,7 @@ from memwal_ops.formats.lance.checks.rows import check_keys
 from memwal_ops.formats.lance.commit.commit import CommitLostError, check_rewritable
 from memwal_ops.formats.lance.commit.publication import commit_lost
 from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_errors, open_dataset
-from memwal_ops.formats.lance.log.create import (
-    create_mem_wal,
-    plan_additions,
-    plan_creation,
-    plan_mem_wal,
-    refuse_existing,
-)
+from memwal_ops.formats.lance.log import create
 from memwal_ops.formats.lance.regions.specs import RegionField, RegionSpec
 from memwal_ops.formats.lance.retention.schema_recorder import try_to_record_schema
 from memwal_ops.formats.lance.table import Table, read_table, refuse_log_beside_dynamodb
@@ -79,28 +70,23 @@ def mark_primary_key(table: Table, columns: Sequence[str]) -> None:
     """
     check_writable(table.manifest.manifest)
     table.guard.check()
+    marks: dict[str, dict[str, str | None]] = {
+        name: {_FLAG: "true"} if len(columns) == 1 else {_FLAG: "true", _POSITION: str(position)}
+        for position, name in enumerate(columns, 1)
+    }
     try:
-        _mark(table, columns)
+        with lance_errors("mark the primary key of", table.location.uri):
+            dataset = open_dataset(table.location, version=table.version)
+            if nullable := [name for name in columns if dataset.schema.field(name).nullable]:
+                changes: list[Any] = [{"path": name, "nullable": False} for name in nullable]
+                dataset.alter_columns(*changes)
+                record(int(dataset.version))
+            dataset.update_field_metadata(marks)
+            record(int(dataset.version))
     except MemwalOpsError as error:
         if is_commit_conflict(error):
             raise commit_lost(table, table.version + 1) from error
         raise
-
-
-def _mark(table: Table, columns: Sequence[str]) -> None:
-    with lance_errors("mark the primary key of", table.location.uri):
-        dataset = open_dataset(table.location, version=table.version)
-        nullable = [name for name in columns if dataset.schema.field(name).nullable]
-        if nullable:
-            changes: list[Any] = [{"path": name, "nullable": False} for name in nullable]
-            dataset.alter_columns(*changes)
-            record(int(dataset.version))
-        marks: dict[str, dict[str, str | None]] = {
-            name: {_FLAG: "true"} if len(columns) == 1 else {_FLAG: "true", _POSITION: str(position)}
-            for position, name in enumerate(columns, 1)
-        }
-        dataset.update_field_metadata(marks)
-        record(int(dataset.version))
 
 
 _RESULTS = {
@@ -182,8 +168,7 @@ class LanceInitReport:
 def init(location: Location, store: Store, options: InitOptions, *, dry_run: bool) -> LanceInitReport:
     """Create the MemWAL index according to the options, or add what it lacks. Nothing is changed or removed.
 
-    Raises:
-        MemwalOpsError: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
+    Raises ``MemwalOpsError``: as :func:`memwal_ops.formats.lance.log.create.create_mem_wal`.
     """
     fields = tuple(RegionField.parse(text) for text in options.region_fields)
     wanted: dict[str, Any] = {
@@ -199,11 +184,11 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
         return _add(table, wanted, dry_run=dry_run)
     if find_memwal_entry(table.manifest.indexes) is not None:
         _ = table.index  # legacy: raises an error with a remedy
-    refuse_existing(table)
+    create.refuse_existing(table)
     retry = CommitRetry()
     while options.primary_key and check_primary_key(table, options.primary_key):
         marked = replace(table, primary_key=options.primary_key)
-        plan_mem_wal(marked, **wanted)
+        create.plan_mem_wal(marked, **wanted)
         if dry_run:
             table = marked
             break
@@ -213,9 +198,9 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
             table = retry.conflict(table, error)
         else:
             table = read_table(location, store)
-    details = plan_creation(table, **wanted).details
+    details = create.plan_creation(table, **wanted).details
     if not dry_run:
-        table = create_mem_wal(location, store, **wanted)
+        table = create.create_mem_wal(location, store, **wanted)
         try_to_record_schema(table)
         details = table.index.details
     return _report("dry_run" if dry_run else "created", table, details)
@@ -223,11 +208,11 @@ def init(location: Location, store: Store, options: InitOptions, *, dry_run: boo
 
 def _add(table: Table, wanted: dict[str, Any], *, dry_run: bool) -> LanceInitReport:
     before = table.index.details
-    details = plan_additions(table, wanted["region_specs"], wanted["maintained_indexes"])
+    details = create.plan_additions(table, wanted["region_specs"], wanted["maintained_indexes"])
     if details == before:
         return _report("unchanged", table, details)
     if not dry_run:
-        table = create_mem_wal(table.location, table.store, **wanted)
+        table = create.create_mem_wal(table.location, table.store, **wanted)
         try_to_record_schema(table)
         details = table.index.details
     return _report("dry_run" if dry_run else "added", table, details, before)

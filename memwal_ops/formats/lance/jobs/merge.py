@@ -1,13 +1,8 @@
 """The merge job: merge flushed generations into the base table, in order, atomically with progress.
 
-``plan`` only reads. ``apply`` works pass by pass and plans again from the newest version before
-each one, because between two passes there may be another merger, a writer's flush or
-a schema change. A pass is one base version; killed anywhere, the next run reads the progress and
-continues.
-
-The report of a merge, as JSON and as text.
-
-Publish what the table lost with its MemWAL index, or progress that an operator states.
+``plan`` only reads. ``apply`` works pass by pass and plans again from the newest version before each one, because
+between two passes there may be another merger, a writer's flush or a schema change. A pass is one base version; killed
+anywhere, the next run reads the progress and continues.
 """
 
 from __future__ import annotations
@@ -70,9 +65,16 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.generation import GenerationRef
     from memwal_ops.formats.lance.jobs.drained import DrainedRegion
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionRecord
+    from memwal_ops.formats.lance.wire.region_manifest import RegionRecord
 
 
+__all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
+
+_log = get_logger(__name__)
+_MAX_GENERATIONS_POLLED = 64
+# A pass keeps the key, the address and the age of each row; this bounds it where rows are narrower than that.
+_BYTES_OF_ROW = 512
+_MIN_ROWS = 2 << 20
 _PLANNED = ("rows waiting", "size")
 _DONE = ("rows read", "size", "rows written", "rows deleted", "seconds", "version")
 
@@ -128,7 +130,8 @@ class MergeReport(MergeOutcome):
 
     def describe(self) -> str:
         """The report as text for people."""
-        parts = [_headline(self)]
+        generations = sum(len(entry.merge_pass.generations) for entry in self.passes)
+        parts = [headline(self.decision, generations, len(self.passes), self.seconds)]
         if self.engine == "spark" or self.fell_back:
             parts.append(paragraph(f"Engine: {self.engine} ({self.engine_reason.removesuffix('.')})."))
         if self.passes:
@@ -140,20 +143,17 @@ class MergeReport(MergeOutcome):
 
             parts += MergedElsewhere("Another program", self.overwritten).problems()
         parts += [fault.describe("BLOCKED") for fault in self.blocked]
-        parts.append(_backlog(self))
+        after = self.backlog_after.to_json()
+        if after["generations"]:
+            waiting = f"{counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}"
+            parts.append(
+                paragraph(f"Waiting: {waiting}, {counted(after['rows'], 'row')}, {size_text(after['bytes'])}.")
+            )
+        elif self.blocked:
+            parts.append("No other generation is known to be unmerged; a blocked region may have more.")
+        else:
+            parts.append("All generations are merged.")
         return "\n\n".join(parts) if len(parts) > 2 else "\n".join(parts)  # noqa: PLR2004 - nothing to set apart
-
-
-def _backlog(report: MergeReport) -> str:
-    after = report.backlog_after.to_json()
-    if after["generations"]:
-        return paragraph(
-            f"Waiting: {counted(after['generations'], 'generation')} in {counted(after['regions'], 'region')}, "
-            f"{counted(after['rows'], 'row')}, {size_text(after['bytes'])}."
-        )
-    if report.blocked:
-        return "No other generation is known to be unmerged; a blocked region may have more."
-    return "All generations are merged."
 
 
 def _passes(report: MergeReport) -> str:
@@ -161,7 +161,7 @@ def _passes(report: MergeReport) -> str:
     names = short_ids({region_id for entry in report.passes for region_id in entry.merge_pass.regions})
     rows = []
     for number, entry in enumerate(report.passes, 1):
-        figures = _planned(entry) if entry.result is None else _done(entry.result)
+        figures = _figures(entry)
         for line, (region_id, (first, last)) in enumerate(entry.merge_pass.regions.items()):
             shown = (str(number), figures) if line == 0 else ("", [""] * len(figures))
             rows.append((shown[0], names[region_id], span_text(first, last), *shown[1]))
@@ -169,59 +169,46 @@ def _passes(report: MergeReport) -> str:
     return grid(("pass", "region", "generations", *(_DONE if done else _PLANNED)), rows, words=("region",))
 
 
-def _done(result: PassResult) -> list[str]:
-    return [
-        f"{result.rows_read:,}",
-        size_text(result.bytes_read),
-        f"{result.rows_upserted:,}",
-        f"{result.rows_deleted:,}",
-        f"{result.seconds:.2f}",
-        str(result.version),
-    ]
-
-
-def _planned(entry: MergePassReport) -> list[str]:
-    """Sizes as recorded in the manifests; lower bounds if some are not recorded."""
+def _figures(entry: MergePassReport) -> list[str]:
+    """What a pass did; of one that is planned sizes by the manifests, lower bounds if some are not recorded."""
+    if (done := entry.result) is not None:
+        figures = [f"{done.rows_read:,}", size_text(done.bytes_read), f"{done.rows_upserted:,}"]
+        return [*figures, f"{done.rows_deleted:,}", f"{done.seconds:.2f}", str(done.version)]
     refs = entry.merge_pass.generations
     known = "" if all(ref.rows is not None and ref.bytes is not None for ref in refs) else "at least "
     rows, size = sum(ref.rows or 0 for ref in refs), sum(ref.bytes or 0 for ref in refs)
     return [f"{known}{rows:,}", f"{known}{size_text(size)}"]
 
 
-def _headline(report: MergeReport) -> str:
-    passes = counted(len(report.passes), "pass", "passes")
-    generations = sum(len(entry.merge_pass.generations) for entry in report.passes)
-    match report.decision:
+def headline(decision: MergeDecision, generations: int, passes: int, seconds: float) -> str:
+    """The first sentence of a report, of any layout."""
+    done, took = counted(generations, "generation"), counted(passes, "pass", "passes")
+    match decision:
         case "merged":
-            return f"merged: {counted(generations, 'generation')} in {passes}, {report.seconds:.2f} s."
+            return f"merged: {done} in {took}, {seconds:.2f} s."
         case "nothing_to_merge":
             return "nothing_to_merge: every flushed generation is in the base table already."
         case "superseded":
             return "superseded: another merger merged all generations that waited when this one began."
         case "dry_run":
-            return f"dry_run: would merge {counted(generations, 'generation')} in {passes}; nothing was changed."
+            return f"dry_run: would merge {done} in {took}; nothing was changed."
         case _ if not generations:
             return "blocked: nothing was merged, see below."
         case _:
-            return f"blocked: {counted(generations, 'generation')} merged in {passes}, but see below."
-
-
-_log = get_logger(__name__)
+            return f"blocked: {done} merged in {took}, but see below."
 
 
 def restore_index(table: Table, backlog: Backlog) -> Table:
     """Restore specs of regions, and the progress of blocked ones, if older versions prove it.
 
-    Returns:
-        The newest version then, else ``table``.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
+    Returns the newest version then, else ``table``. Raises as :func:`apply`.
     """
     retry = CommitRetry()
     note = CommitNote.new("merge")
-    while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], _blocked(backlog)):
+    lost_by = (RegionReplacedError, GenerationMissingError)
+    blocked = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, lost_by)]
+    without_progress = [backlog.regions[region_id].manifest for region_id in blocked if region_id in backlog.regions]
+    while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], without_progress):
         try:
             commit_change(table, IndexChange(lost.details, records=lost.records), note)
         except CommitLostError as error:
@@ -234,23 +221,6 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
                 _log.info("region_specs_restored", table=uri, specs=[*lost.specs])
             return retry.landed(table)
     return table
-
-
-def _blocked(backlog: Backlog) -> list[RegionManifest]:
-    """The regions that a lost progress may block."""
-    return [
-        backlog.regions[fault.region_id].manifest
-        for fault in backlog.blocked
-        if isinstance(fault.error, (RegionReplacedError, GenerationMissingError)) and fault.region_id in backlog.regions
-    ]
-
-
-__all__ = ["MergeDecision", "MergeOptions", "MergeReport", "apply", "backlog", "plan"]
-
-_MAX_GENERATIONS_POLLED = 64
-# A pass keeps the key, the address and the age of each row; this bounds it where rows are narrower than that.
-_BYTES_OF_ROW = 512
-_MIN_ROWS = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +274,15 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
     wanted = _wanted(table, options)
     backlog = checked_backlog(table, backlog_of(table, wanted)).backlog
     blocked = backlog.blocked
-    drained: tuple[DrainedRegion, ...] = ()
+    regions: tuple[DrainedRegion, ...] = ()
     if options.accept_drained and any(fault.drops for fault in blocked):
-        from memwal_ops.formats.lance.jobs.drained import as_accepted  # noqa: PLC0415 - where another program merges
+        from memwal_ops.formats.lance.jobs import drained  # noqa: PLC0415 - where another program merges
 
-        accepted, drained = as_accepted(table, backlog)
+        regions = drained.drained_regions(table, backlog)
+        merged = {**table.index.merged_generations, **drained.merged_there(regions)}
+        accepted = replace(table, memwal=replace(table.index, merged_generations=merged))
         backlog = checked_backlog(accepted, backlog_of(accepted, wanted)).backlog
-        listed = {region.region_id for region in drained if region.adoptable and region.missing}
+        listed = {region.fault.region_id for region in regions if region.adoptable and region.missing}
         blocked = tuple(fault for fault in backlog.blocked if fault.region_id not in listed)
     waiting = list(backlog.pending)
     if waiting:
@@ -324,7 +296,7 @@ def plan_passes(table: Table, options: MergeOptions) -> MergePlan:
         merge_pass = _next_pass(waiting, sized)
         passes.append(merge_pass)
         waiting = waiting[len(merge_pass.generations) :]
-    return MergePlan(tuple(passes), blocked, backlog, drained)
+    return MergePlan(tuple(passes), blocked, backlog, regions)
 
 
 @names_damage
@@ -362,18 +334,11 @@ def apply(
 ) -> MergeReport:
     """Merge everything that was flushed when the call began (S0-156 to S0-168).
 
-    Args:
-        table: any version of the table; the newest is read before each pass.
-        context: reports progress in rows and stages, and can stop the run between two passes.
-        engine: used instead of ``options.engine``.
-
-    Returns:
-        The report, with the blocked regions; the others are merged.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
-        MemwalOpsError: any other refusal; what earlier passes published stays merged.
+    ``table``: any version of the table; the newest is read before each pass. ``context``: reports progress in rows and
+    stages, and can stop the run between two passes. ``engine``: used instead of ``options.engine``.
+    Returns the report, with the blocked regions; the others are merged.
+    Raises ``CommitConflictError``: too many commit conflicts in a row; ``CommitStateUnknownError``: the outcome of a
+    commit is unknown; run it again; ``MemwalOpsError``: any other refusal; what earlier passes published stays merged.
     """
     options.refuse_legacy()
     started = time.monotonic()
@@ -412,8 +377,7 @@ def _overwritten(table: Table, backlog: Backlog) -> Mapping[str, tuple[str, ...]
         return {}
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - as above
 
-    found = {str(region_id): overwritten(table, region.manifest) for region_id, region in backlog.regions.items()}
-    return {region_id: keys for region_id, keys in found.items() if keys}
+    return overwritten(table, [region.manifest for region in backlog.regions.values()])
 
 
 def _compared(table: Table, blocked: tuple[BlockedRegion, ...]) -> tuple[BlockedRegion, ...]:
@@ -439,7 +403,6 @@ def _merge_all(
     started: float,
     context: RunContext,
 ) -> MergeReport:
-    log = get_logger(__name__)
     note = CommitNote.new("merge")
     wanted = _wanted(table, options)
     limits = _Limits({ref.region_id: ref.generation for ref in backlog.pending})
@@ -475,18 +438,23 @@ def _merge_all(
             table = retry.conflict_or_expired(table, error)
         else:
             done.append(MergePassReport(merge_pass, result))
-            _add_figures(result, context)
-            log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
+            context.figures["bytes_merged"] += result.bytes_read
+            context.figures["rows_merged"] += result.rows_read
+            for phase, seconds in result.phases.items():
+                context.add_phase_seconds(phase, seconds)
+            _log.info("pass_merged", table=table.location.uri, version=result.version, rows=result.rows_upserted)
             table = retry.landed(table)
             context.checkpoint()
         table = with_listed_log(table)
         backlog = backlog_of(table, wanted)
-    table = _record_regions(table, backlog, note)
+    # To which regions the progress of other mergers belongs: otherwise only versions that expire show it.
+    if unrecorded := {key: record for key, record in backlog.unrecorded.items() if table.records.get(key) != record}:
+        table = _record(table, unrecorded, note)
     blocked = tuple(limits.blocked[region_id] for region_id in sorted(limits.blocked))
     context.figures["conflicts"] += retry.conflicts
     context.figures["regions_blocked"] = len(blocked)
     return MergeReport(
-        decision=_decide(merged=bool(done or drained), blocked=bool(blocked), had_work=had_work),
+        decision=decide(merged=bool(done or drained), blocked=bool(blocked), had_work=had_work),
         run_id=note.run_id,
         drained=tuple(drained),
         engine=choice.name,
@@ -511,21 +479,13 @@ def _accepted(
     from memwal_ops.formats.lance.jobs.drained import accept  # noqa: PLC0415 - as above
 
     table, regions = accept(table, blocked, note)
-    changed = {region.region_id for region in regions if region.adoptable}
+    changed = {region.fault.region_id for region in regions if region.adoptable}
     if not changed:
         return None
     table = with_listed_log(table.newest())
     backlog = backlog_of(table, backlog.regions)
     limits.release(backlog, changed)
     return table, backlog, regions
-
-
-def _record_regions(table: Table, backlog: Backlog, note: CommitNote) -> Table:
-    """Record to which regions the progress of other mergers belongs: otherwise only versions that expire show it."""
-    records = {
-        region_id: record for region_id, record in backlog.unrecorded.items() if table.records.get(region_id) != record
-    }
-    return _record(table, records, note) if records else table
 
 
 def _record(
@@ -541,11 +501,12 @@ def _record(
     except LeaseLostError:
         raise
     except MemwalOpsError as error:
-        get_logger(__name__).info("regions_not_recorded", table=table.location.uri, error=str(error))
+        _log.info("regions_not_recorded", table=table.location.uri, error=str(error))
     return table.newest()
 
 
-def _decide(*, merged: bool, blocked: bool, had_work: bool) -> MergeDecision:
+def decide(*, merged: bool, blocked: bool, had_work: bool) -> MergeDecision:
+    """How a run ended that merged something, left something blocked, or had no work when it began."""
     if blocked:
         return MergeDecision.BLOCKED
     if merged:
@@ -558,14 +519,6 @@ def _row_counter(backlog: Backlog, context: RunContext) -> Callable[[int], None]
     rows = [ref.rows for ref in backlog.pending if ref.rows is not None]
     total = sum(rows) if len(rows) == len(backlog.pending) else None
     return lambda count: context.advance("merging", "rows", count, total=total)
-
-
-def _add_figures(result: PassResult, context: RunContext) -> None:
-    """Add a published pass to the figures of the run."""
-    context.figures["bytes_merged"] += result.bytes_read
-    context.figures["rows_merged"] += result.rows_read
-    for phase, seconds in result.phases.items():
-        context.add_phase_seconds(phase, seconds)
 
 
 def _wanted(table: Table, options: MergeOptions) -> tuple[UUID, ...] | None:

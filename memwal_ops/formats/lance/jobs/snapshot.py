@@ -1,11 +1,9 @@
 """The snapshot job: store the state of all regions in the MemWAL index, for fast reading.
 
-Six steps (specification, "MemWAL Index Builder"): load the index, list the regions, read each
-one's manifest and find the end of its log, choose where the rows are stored, keep all else in
-the index, publish. The rows are best effort and may be stale; the invariant is that publishing
-them never changes merge progress, configuration or catch-up, even with concurrent commits.
-
-The report of a snapshot run, as JSON and as text.
+Six steps (specification, "MemWAL Index Builder"): load the index, list the regions, read each one's manifest and find
+the end of its log, choose where the rows are stored, keep all else in the index, publish. The rows are best effort and
+may be stale; the invariant is that publishing them never changes merge progress, configuration or catch-up, even with
+concurrent commits.
 """
 
 from __future__ import annotations
@@ -92,11 +90,11 @@ class SnapshotReport:
     run_id: str
     num_regions: int
     stored: str
-    wal_hints_updated: int
     skipped: tuple[Skipped, ...]
     version: int
-    commit_conflicts: int
     seconds: float
+    wal_hints_updated: int = 0
+    commit_conflicts: int = 0
     is_current: bool = True
 
     @property
@@ -195,10 +193,8 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
         run_id=str(uuid.uuid4()),
         num_regions=len(observed.regions),
         stored=_storage(observed, options),
-        wal_hints_updated=0,
         skipped=observed.skipped,
         version=table.version,
-        commit_conflicts=0,
         seconds=time.monotonic() - started,
         is_current=_is_stored(table, _rows(observed), _storage(observed, options))
         and not any(region.lags for region in observed.regions),
@@ -207,19 +203,10 @@ def plan(table: Table, options: SnapshotOptions, context: RunContext | None = No
 
 @names_damage
 def apply(table: Table, options: SnapshotOptions, context: RunContext | None = None) -> SnapshotReport:
-    """Take a snapshot of all regions and publish it (S0-169 to S0-177).
+    """Take a snapshot of all regions and publish it (S0-169 to S0-177); ``context`` reports progress per region.
 
-    Args:
-        table: any version of the table; the newest is read again after each commit conflict.
-        context: reports progress per region.
-
-    Returns:
-        The report. ``unchanged``: the stored snapshot is equal, and nothing was committed.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-        CommitStateUnknownError: the outcome of the commit is unknown; run it again.
-        UnsupportedFeatureError: a table whose manifest must not be rewritten here.
+    Raises ``CommitConflictError``: too many commit conflicts in a row; ``CommitStateUnknownError``: the outcome of the
+    commit is unknown; run it again; ``UnsupportedFeatureError``: a table whose manifest must not be rewritten here.
     """
     return take(table, options, context or RunContext())
 
@@ -234,21 +221,14 @@ def take(
 ) -> SnapshotReport:
     """:func:`apply`, as a part of another job.
 
-    Args:
-        table, options, context: see :func:`apply`.
-        update_hints: also write the actual end of each region's log into its manifest. If the regions are read again
-            after a conflict with another builder, it is written in any case.
-        before_commit: called right before each attempt to publish, with the version that the change is relative to,
-            the change, and the rows as a Lance file.
+    ``update_hints``: also write the actual end of each region's log into its manifest; after a conflict with another
+    builder in any case. ``before_commit``: called right before each attempt to publish, with the version that the
+    change is relative to, the change, and the rows as a Lance file.
     """
     started = time.monotonic()
-
-    def on_region(total: int) -> None:
-        context.advance("reading", "regions", total=total)
-
     check_rewritable(table)
     note = CommitNote.new("snapshot")
-    observed = _observe(table, update_hints=update_hints, on_region=on_region)
+    observed = _observe(table, context, update_hints=update_hints)
     hints_updated = observed.hints_updated
     retry = CommitRetry()
     decision = SnapshotDecision.UNCHANGED
@@ -294,9 +274,8 @@ def _storage(observed: _Observation, options: SnapshotOptions) -> str:
 
 def _rows(observed: _Observation) -> pa.Table:
     sources = {region.region_id: region.source for region in observed.regions}
-    return observed.layout.snapshot_rows(
-        sources, {region.region_id: region.state for region in observed.regions}, observed.specs
-    )
+    states = {region.region_id: region.state for region in observed.regions}
+    return observed.layout.snapshot_rows(sources, states, observed.specs)
 
 
 def _is_stored(table: Table, rows: pa.Table, stored: str) -> bool:
@@ -333,8 +312,8 @@ def _publish(
         commit_indexes(table, change, note)
 
 
-def _observe(table: Table, *, update_hints: bool, on_region: Callable[[int], None] = lambda _: None) -> _Observation:
-    """Read every region, at most :data:`CONCURRENT_REGIONS` at a time. ``on_region`` gets their number.
+def _observe(table: Table, context: RunContext | None = None, *, update_hints: bool) -> _Observation:
+    """Read every region, at most :data:`CONCURRENT_REGIONS` at a time.
 
     Requests: one listing for all regions; for a region that is unchanged since the last snapshot one HEAD after the
     known end of its log, and a listing if the log has 1,000 objects or more; for any other its manifest as well.
@@ -354,7 +333,8 @@ def _observe(table: Table, *, update_hints: bool, on_region: Callable[[int], Non
         except REGION_FAULTS as error:
             return _fault(region_id, error)
         finally:
-            on_region(len(listing.region_ids))
+            if context is not None:
+                context.advance("reading", "regions", total=len(listing.region_ids))
 
     skipped = [
         *(Skipped(path, "stray", _STRAY, is_fault=False) for path in listing.strays),

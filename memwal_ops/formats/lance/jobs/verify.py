@@ -25,22 +25,7 @@ from memwal_ops.core.verification import (
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError, SparkJobFailedError, SparkUnavailableError
 from memwal_ops.formats.lance.answers.asked_index import RowReader
 from memwal_ops.formats.lance.answers.check import ANSWERS, check_answers, or_plan
-from memwal_ops.formats.lance.checks.base import (
-    check_catchup,
-    check_distances,
-    check_files,
-    check_generations,
-    check_log,
-    check_manifests,
-    check_progress,
-    check_references,
-    check_rows_of_indexes,
-    check_snapshot,
-    check_unrecognized,
-    check_version_manifests,
-    contents_of,
-)
-from memwal_ops.formats.lance.checks.rows import check_base_keys, check_generation_rows, check_row_ids
+from memwal_ops.formats.lance.checks import base, rows
 from memwal_ops.formats.lance.files.datasets import list_branches
 from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
@@ -77,10 +62,8 @@ _CONTENTS = (
 class LanceVerifyReport(VerifyReport):
     """The report for a Lance table.
 
-    Attributes:
-        engine: which read rows, and why; None: none were to be read.
-        stages: of Spark: by name, seconds, tasks, lost attempts and seconds of executors.
-        branches: the branches of the table, none of which was checked.
+    ``engine``: which read rows, and why; None: none were to be read. ``stages``: of Spark: by name, seconds, tasks,
+    lost attempts and seconds of executors. ``branches``: the branches of the table, none of which was checked.
     """
 
     engine: EngineChoice | None = None
@@ -188,9 +171,9 @@ class _Verification:
         table, deep = self.table, self.options.deep
         self.checked = {"regions": 0, "generations": 0, "log entries": 0}
         self.checked["fragments"] = len(table.manifest.manifest.fragments)
-        self._add("base table", lambda: check_files(table))
-        self._add("versions", lambda: check_version_manifests(table, deep=deep))
-        self._add("tags", lambda: check_references(table))
+        self._add("base table", lambda: base.check_files(table))
+        self._add("versions", lambda: base.check_version_manifests(table, deep=deep))
+        self._add("tags", lambda: base.check_references(table))
         if (error := table.why_not("merge")) is not None and table.regions.region_ids:
             what = "The regions were not checked, and their rows are not merged."
             self.findings.add(finding_of(error, error.reason, MEM_WAL_FOLDER, what, Severity.WARNING))
@@ -213,17 +196,17 @@ class _Verification:
                 opened[region_id] = region.opened
                 self.findings.extend(region.findings)
         regions = backlog_.regions
-        self._add("progress", lambda: check_progress(table, regions))
-        self._add("catch-up entries", lambda: check_catchup(table))
+        self._add("progress", lambda: base.check_progress(table, regions))
+        self._add("catch-up entries", lambda: base.check_catchup(table))
         damaged = [finding.place for finding in self.findings.kept if finding.check == "base_file"]
         if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
             self.ask()
         indexes = frozenset(finding.about for finding in self.findings.kept if finding.check in ANSWERS)
         if not damaged:  # with files missing, rows cannot be read
-            self._add("rows of indexes", lambda: check_rows_of_indexes(table, indexes))
+            self._add("rows of indexes", lambda: base.check_rows_of_indexes(table, indexes))
             if self.export is None:
-                self._add("distances of indexes", lambda: check_distances(table, indexes))
-        self._add("region snapshot", lambda: check_snapshot(table, regions))
+                self._add("distances of indexes", lambda: base.check_distances(table, indexes))
+        self._add("region snapshot", lambda: base.check_snapshot(table, regions))
         self._add("leases and holds", lambda: check_own_files(table))
         for path in table.regions.strays:
             self.findings.add(Inconsistency(
@@ -232,9 +215,9 @@ class _Verification:
             ))  # fmt: skip
         if self.reads_rows:
             if table.primary_key:
-                self._add("keys", lambda: check_base_keys(table, self.reader))
-            self._add("row ids", lambda: check_row_ids(table, self.reader))
-            self._add("rows of generations", lambda: check_generation_rows(table, opened))
+                self._add("keys", lambda: rows.check_base_keys(table, self.reader))
+            self._add("row ids", lambda: rows.check_row_ids(table, self.reader))
+            self._add("rows of generations", lambda: rows.check_generation_rows(table, opened))
 
     def check_answers(self) -> None:
         """Ask the indexes, unless rows cannot be read."""
@@ -286,23 +269,23 @@ class _Verification:
 
     def _checked(self, state: RegionBacklog) -> _Region:
         region = _Region()
-        contents = contents_of(self.table, state)
+        contents = base.contents_of(self.table, state)
         if isinstance(contents, Inconsistency):
             region.findings.append(contents)
             return region
         region.entries = len(contents.wal.ids)
         deep = self.options.deep
         try:
-            region.findings += check_manifests(self.table, state, deep=deep)
-            for generation in check_generations(self.table, state, contents, self.history, deep=deep):
+            region.findings += base.check_manifests(self.table, state, deep=deep)
+            for generation in base.check_generations(self.table, state, contents, self.history, deep=deep):
                 if isinstance(generation, Inconsistency):
                     region.findings.append(generation)
                     continue
                 region.generations += 1
                 if deep:  # a handle needs some KiB, and there may be many thousand
                     region.opened.append(generation)
-            region.findings += check_log(self.table, state, contents)
-            region.findings += check_unrecognized(contents)
+            region.findings += base.check_log(self.table, state, contents)
+            region.findings += base.check_unrecognized(contents)
         except NotExportedError:
             pass  # it is in ``skipped``
         except MemwalOpsError as error:

@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_version_ma
 from memwal_ops.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from memwal_ops.core.context import RunContext
     from memwal_ops.formats.lance.options import RetentionOptions, WhyOptions
@@ -52,16 +52,10 @@ apply = plan
 def explain(table: Table, target: str, options: RetentionOptions) -> Explanation:
     """Why a region, a generation, or a file is kept or deletable.
 
-    Args:
-        table: the newest version of it.
-        target: a region id, or the beginning of one (8 characters or more); ``region/generation``; a path below
-            the table, or its whole URI.
-        options: as for gc; they set the minimum ages.
-
-    Raises:
-        InvalidUsageError: the target is not one of these.
-        ObjectNotFoundError: the target does not exist.
-        RegionReplacedError: a generation of a region that is blocked until an operator runs adopt.
+    ``table``: the newest version of it. ``target``: a region id, or the beginning of one (8 characters or more);
+    ``region/generation``; a path below the table, or its whole URI. ``options``: as for gc; they set the minimum ages.
+    Raises ``InvalidUsageError``: the target is not one of these; ``ObjectNotFoundError``: the target does not exist;
+    ``RegionReplacedError``: a generation of a region that is blocked until an operator runs adopt.
     """
     path = _with_whole_id(table, target.removeprefix(table.location.uri).strip("/"))
     region_id, wanted = _wanted(path)
@@ -128,14 +122,12 @@ def _version(table: Table, path: str, options: RetentionOptions) -> list[LanceCa
     name = parse_version_manifest_name(path.rsplit("/", 1)[-1])
     if name is None or name.detached:
         return [candidate for candidate in gc.candidates(table, options) if candidate.path == path]
-    plan = expire.plan(table, expire.ExpireOptions())
-    kept: Mapping[int, str] = {kept_version.version: kept_version.because for kept_version in plan.kept}
+    kept = {entry.version: entry.because for entry in expire.plan(table, expire.ExpireOptions()).kept}
     state = table.store.head(path)
     if state is None:
         return []
-    gate = Gate(
-        met=name.version not in kept, text=kept.get(name.version, "older than 7 d; memwal-ops expire deletes it")
-    )
+    why = kept.get(name.version, "older than 7 d; memwal-ops expire deletes it")
+    gate = Gate(met=name.version not in kept, text=why)
     return [LanceCandidate(CandidateKind.BASE, path, state.size, 1, (gate,))]
 
 
@@ -180,12 +172,7 @@ def grouped(candidates: list[LanceCandidate], *, group: bool) -> tuple[Reason, .
         key: object = at
         if group and candidate.kind in _GROUPED:
             held_by = candidate.why if candidate.verdict is Verdict.HELD else ""
-            key = (
-                candidate.kind,
-                candidate.region_id,
-                candidate.verdict,
-                tuple(gate.met for gate in candidate.gates),
-                held_by,
-            )
+            met = tuple(gate.met for gate in candidate.gates)
+            key = (candidate.kind, candidate.region_id, candidate.verdict, met, held_by)
         groups.setdefault(key, []).append(candidate)
     return tuple(Reason(alike[0], len(alike), sum(candidate.bytes for candidate in alike)) for alike in groups.values())

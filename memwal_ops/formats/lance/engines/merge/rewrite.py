@@ -1,14 +1,10 @@
 """Write the changes of a pass: the winners' rows as new fragments, superseded rows as deletion vectors.
 
-Nothing written here is visible: the files have names that no version mentions until the commit.
-The payload streams from the generations to the base, a batch at a time; memory never holds all of it.
+Nothing written here is visible: the files have names that no version mentions until the commit. The payload streams
+from the generations to the base, a batch at a time; memory never holds all of it.
 
-What is built of an index by parts, on other machines.
-
-Execute the tasks of a compaction: here, or where another engine runs them; and write dictionaries anew.
-
-pylance keeps a dictionary as it is, also values that no row has any more. An erasure has what was rewritten written
-again, with the values in use alone.
+Also what is built of an index by parts, on other machines; and dictionaries that are written anew: pylance keeps one as
+it is, also values that no row has any more; an erasure has them written again, with the values in use alone.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import lance
 import numpy as np
@@ -25,9 +21,7 @@ from lance.fragment import FragmentMetadata, RowIdSequence, write_fragments
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError
-from memwal_ops.formats.lance.files.blobs import written_schema
-from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER
+from memwal_ops.formats.lance.files import blobs, datasets, versions
 from memwal_ops.formats.lance.generations.projection import Node, nodes
 
 if TYPE_CHECKING:
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import numpy.typing as npt
-    from lance.optimize import CompactionTask, RewriteResult
+    from lance.optimize import RewriteResult
 
     from memwal_ops.formats.lance.engines.merge.collapse import Winners
     from memwal_ops.formats.lance.engines.merge.locate import Superseded
@@ -72,39 +66,6 @@ class IndexParts:
     def bytes(self) -> int:
         """Size of the data files of the fragments."""
         return sum(self.sizes.values())
-
-
-class TaskExecutor(Protocol):
-    """Rewrites groups of fragments. A task only adds files that no version names; the job commits its results."""
-
-    @property
-    def name(self) -> str:
-        """The value of ``--engine`` that selects it."""
-
-    @property
-    def rows_per_commit(self) -> int:
-        """A commit holds the old and the new address of every row, to remap the indexes: some 90 bytes per row."""
-
-    def execute(
-        self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
-    ) -> Iterator[RewriteResult]:
-        """The results of tasks that were planned on ``dataset``, which is ``table``'s version."""
-
-
-class LocalExecutor:
-    """One task after the other, in this process."""
-
-    name = "local"
-    rows_per_commit = 8 << 20
-
-    def execute(
-        self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
-    ) -> Iterator[RewriteResult]:
-        """See :class:`TaskExecutor`."""
-        for task in tasks:
-            with lance_errors("write compacted fragments of", table.location.uri):
-                result = task.execute(dataset)
-            yield result
 
 
 def dictionary_columns(schema: pa.Schema) -> list[str]:
@@ -163,18 +124,15 @@ def with_new_dictionaries(
 ) -> Iterator[RewriteResult]:
     """Write what tasks rewrote again, with the values in use alone; the files of before are deleted.
 
-    Args:
-        table: the version that the tasks were planned on.
-        dataset: opened.
-        results: those of the tasks.
+    ``table``: the version that the tasks were planned on. ``dataset``: opened. ``results``: those of the tasks.
     """
     result: Any  # the stub lacks its methods
     for result in results:
         document = json.loads(result.json())
-        old = [f"{DATA_FOLDER}/{file['path']}" for one in document["new_fragments"] for file in one["files"]]
+        old = [f"{versions.DATA_FOLDER}/{file['path']}" for one in document["new_fragments"] for file in one["files"]]
         rows = _Rows(dataset, [int(one["id"]) for one in document["original_fragments"]])
         for fragment in document["new_fragments"]:
-            with lance_errors("write the dictionaries of", table.location.uri):
+            with datasets.lance_errors("write the dictionaries of", table.location.uri):
                 fragment["files"] = rows.write(int(fragment["physical_rows"]), table)
         table.guard.register(old)
         table.discard(old)
@@ -199,7 +157,7 @@ class _Rows:
             mode="append",
             max_rows_per_file=count,
             data_storage_version=self._dataset.data_storage_version,
-            storage_options=lance_options(table.location),
+            storage_options=datasets.lance_options(table.location),
         )
         if not isinstance(made, list) or len(made) != 1 or made[0].physical_rows != count:
             raise errors.InvariantViolatedError(f"Not exactly {count} rows were written again; nothing was published.")
@@ -262,10 +220,8 @@ def rewrite(
 ) -> Rewrite:
     """Write the new fragments and deletion vectors of a pass; ``max_bytes`` is the memory budget.
 
-    Raises:
-        BlockedRegionsError: a generation's rows cannot be read.
-        InvariantViolatedError: not exactly the winners were written.
-        StorageError: the store failed; what had been written is deleted.
+    Raises ``BlockedRegionsError``: a generation's rows cannot be read; ``InvariantViolatedError``: not exactly the
+    winners were written; ``StorageError``: the store failed; what had been written is deleted.
     """
     target = BaseVersion(table.location, table.dataset)
     new_fragments = write_winners(target, generations, winners.upserts, superseded.row_ids, max_bytes, on_rows)
@@ -306,17 +262,12 @@ def write_winners(
 ) -> list[FragmentMetadata]:
     """Write the winning rows of ``generations`` as new fragments of the base.
 
-    Args:
-        generations: opened, in the order in which their rows are to be written.
-        upserts: per generation, a mask over its live rows in row order.
-        row_ids: for a table with stable row ids, over all generations' live rows: the id of the base row
-            that this one replaces, or -1; None for other tables.
-        max_bytes: memory budget.
-        on_rows: called with the number of rows that were processed since the last call.
-
-    Raises:
-        BlockedRegionsError: a generation's rows cannot be read.
-        InvariantViolatedError: not exactly the winners were written.
+    ``generations``: opened, in the order in which their rows are to be written. ``upserts``: per generation, a mask
+    over its live rows in row order. ``row_ids``: for a table with stable row ids, over all generations' live rows: the
+    id of the base row that this one replaces, or -1; None for other tables. ``max_bytes``: memory budget. ``on_rows``:
+    called with the number of rows that were processed since the last call.
+    Raises ``BlockedRegionsError``: a generation's rows cannot be read; ``InvariantViolatedError``: not exactly the
+    winners were written.
     """
     if row_ids is None:
         fragments = _write(target, generations, upserts, max_bytes, on_rows)
@@ -370,16 +321,16 @@ def _write(
                 raise
 
     dataset = target.dataset
-    reader = pa.RecordBatchReader.from_batches(written_schema(dataset.schema), batches())
+    reader = pa.RecordBatchReader.from_batches(blobs.written_schema(dataset.schema), batches())
     try:
-        with lance_errors("write to", target.location.uri):
+        with datasets.lance_errors("write to", target.location.uri):
             fragments = write_fragments(
                 reader,
                 dataset,
                 mode="append",
                 data_storage_version=dataset.data_storage_version,
                 data_cache_bytes=min(len(dataset.schema) * _WRITER_CACHE_PER_COLUMN, max(max_bytes // 8, 1)),
-                storage_options=lance_options(target.location),
+                storage_options=datasets.lance_options(target.location),
                 # The region's writer accepted an external blob wherever it is.
                 allow_external_blob_outside_bases=True,
             )
@@ -417,8 +368,7 @@ def delete_superseded(
 ) -> tuple[list[FragmentMetadata], list[int]]:
     """Deletion vectors for the fragments that hold ``addresses`` (ascending).
 
-    Returns:
-        The fragments with their new deletion vectors, and the ids of those of which no row is left.
+    Returns the fragments with their new deletion vectors, and the ids of those of which no row is left.
     """
     changed = list(_without(target, addresses))
     return (
@@ -438,7 +388,7 @@ def _without(target: BaseVersion, addresses: npt.NDArray[np.uint64]) -> Iterator
         if fragment is None:
             raise errors.InvariantViolatedError(f"Fragment {fragment_id} is not in version {target.dataset.version}.")
         offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()
-        with lance_errors("write a deletion vector to", target.location.uri):
+        with datasets.lance_errors("write a deletion vector to", target.location.uri):
             remaining = fragment.delete_rows(offsets)
         before = fragment.metadata
         left = 0 if remaining is None else remaining.num_rows

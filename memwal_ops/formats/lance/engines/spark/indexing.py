@@ -202,7 +202,7 @@ class SparkExecutor(LoggingTaskRunner):
     def execute(
         self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
     ) -> Iterator[RewriteResult]:
-        """See :class:`memwal_ops.formats.lance.engines.merge.rewrite.TaskExecutor`; raises as a build."""
+        """See :class:`memwal_ops.formats.lance.jobs.compact.job.TaskExecutor`; raises as a build."""
         work = _rewriter(table.location.refreshed(), int(dataset.version))
         results, _ = self.run(table, _REWRITE, tasks, work)
         yield from results
@@ -228,11 +228,8 @@ _MOST_ROWS = 64 << 20
 class ReadKeys:
     """What is read of each row.
 
-    Attributes:
-        scan: arguments of pylance's scanner.
-        spark_type: of the values.
-        values: from rows to a value of each that is equal where it should be.
-        marks: from rows to a number of each that is counted, too.
+    ``scan``: arguments of pylance's scanner. ``spark_type``: of the values. ``values``: from rows to a value of each
+    that is equal where it should be. ``marks``: from rows to a number of each that is counted, too.
     """
 
     scan: Mapping[str, Any]

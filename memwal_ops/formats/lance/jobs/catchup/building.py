@@ -1,13 +1,13 @@
 """Build the segments that bring one index up to a version, and check them before they are published.
 
 Three ways: new rows are added to the index (``update``); a vector index is trained anew, with a number of partitions
-that fits its rows (``retrain``); an index of any type is built anew by its own parameters (``rebuild``). In all of
-them the segments are stored beside the old ones, which serve until one commit exchanges them.
+that fits its rows (``retrain``); an index of any type is built anew by its own parameters (``rebuild``). In all of them
+the segments are stored beside the old ones, which serve until one commit exchanges them.
 
-Spark builds those that can be built by parts, so that several machines share the work. A part is built from rows,
-never from a segment that is published: what such a segment still has of rows that were moved or changed would be
-found again by a segment merged with it (measured with full-text and label list indexes of tables with stable row
-ids). So an update by parts indexes again the fragments of the segments that it replaces.
+Spark builds those that can be built by parts, so that several machines share the work. A part is built from rows, never
+from a segment that is published: what such a segment still has of rows that were moved or changed would be found again
+by a segment merged with it (measured with full-text and label list indexes of tables with stable row ids). So an update
+by parts indexes again the fragments of the segments that it replaces.
 """
 
 from __future__ import annotations
@@ -27,15 +27,9 @@ from memwal_ops.errors import (
 )
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
 from memwal_ops.formats.lance.engines.merge.rewrite import IndexParts
+from memwal_ops.formats.lance.indexes import index_arguments
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, coverage, covered_by, index_folder, is_nested
 from memwal_ops.formats.lance.indexes.codebook import CodebookParameters, read_codebook, rotated_model
-from memwal_ops.formats.lance.indexes.index_arguments import (
-    IndexArguments,
-    arguments_like,
-    parameters_kept,
-    parameters_of,
-    whole_segments,
-)
 from memwal_ops.formats.lance.indexes.index_faults import fault_of, refusal
 from memwal_ops.formats.lance.jobs.catchup.tiers import segments_to_merge
 from memwal_ops.formats.lance.wire.version_manifest import had_moves, moved_later
@@ -54,9 +48,7 @@ if TYPE_CHECKING:
 class Builders:
     """The engines of one run. Spark is started for the first index that it builds.
 
-    Attributes:
-        choices: by index, the engine that built it last.
-        figures: by index, those of the stages on Spark.
+    ``choices``: by index, the engine that built it last. ``figures``: by index, those of the stages on Spark.
     """
 
     def __init__(self, options: CatchupOptions, context: RunContext) -> None:
@@ -75,7 +67,7 @@ class Builders:
         self._exit.close()
 
     def choose(
-        self, table: Table, index: BaseIndex, method: str, arguments: IndexArguments | None
+        self, table: Table, index: BaseIndex, method: str, arguments: index_arguments.IndexArguments | None
     ) -> tuple[EngineChoice, IndexParts | None]:
         """The engine that builds an index, and the parts for Spark; arguments as :func:`parts_of`."""
         if self._options.engine == "local":
@@ -87,7 +79,7 @@ class Builders:
         return choice, parts if choice.name == "spark" else None
 
     def build(
-        self, table: Table, index: BaseIndex, method: str, arguments: IndexArguments | None = None
+        self, table: Table, index: BaseIndex, method: str, arguments: index_arguments.IndexArguments | None = None
     ) -> IndexBuild | None:
         """The segment that Spark built; None: this process is to build it.
 
@@ -98,21 +90,17 @@ class Builders:
         self.choices[index.name], parts = self.choose(table, index, method, arguments)
         if parts is None:
             return None
-        figures: Figures = {}
-        self.figures[index.name] = figures
-        return self._builder().build(table, index.name, parts, figures)
-
-    def _builder(self) -> SparkBuilder:
+        figures = self.figures[index.name] = {}
         if self._spark is None:
             from memwal_ops.formats.lance.engines.spark import indexing  # noqa: PLC0415 - Spark only
 
             self._spark = self._exit.enter_context(indexing.SparkBuilder(self._options.master, self._context))
-        return self._spark
+        return self._spark.build(table, index.name, parts, figures)
 
 
 # The scalar types of which pylance builds segments, and merges them.
 _SCALAR = frozenset(
-    {"BTREE", "BITMAP", "LABEL_LIST", "INVERTED", "NGRAM", "RTREE", "ZONEMAP", "BLOOMFILTER", "MINHASHLSH"}
+    ["BTREE", "BITMAP", "LABEL_LIST", "INVERTED", "NGRAM", "RTREE", "ZONEMAP", "BLOOMFILTER", "MINHASHLSH"]
 )
 # pylance trains the bounds of scalar quantization by the rows of each segment, takes none as an argument, and merges
 # segments with different bounds as if all had those of the first: their rows are not found (recall 0.96 -> 0.48).
@@ -121,19 +109,16 @@ _ROTATED = "RQ"
 
 
 def parts_of(
-    table: Table, index: BaseIndex, options: CatchupOptions, method: str, arguments: IndexArguments | None
+    table: Table,
+    index: BaseIndex,
+    options: CatchupOptions,
+    method: str,
+    arguments: index_arguments.IndexArguments | None,
 ) -> IndexParts | str:
     """The parts by which an index is built; or why it is built by one process, with pylance's own update.
 
-    Args:
-        table: the version to build on.
-        index: the index.
-        options: of the run.
-        method: ``update``, ``retrain`` or ``rebuild``.
-        arguments: of a rebuild: how the index is built; with a codebook, if it must keep its own.
-
-    Raises:
-        UnsupportedFeatureError: its parameters cannot be read.
+    ``method``: ``update``, ``retrain`` or ``rebuild``. ``arguments``: of a rebuild: how the index is built; with a
+    codebook, if it must keep its own. Raises ``UnsupportedFeatureError``: its parameters cannot be read.
     """
     if method == "retrain":
         return "pylance derives the number of partitions when it trains them anew"
@@ -160,7 +145,7 @@ def _updated(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexPa
         if arguments is None:
             return f"pylance takes no trained parameters of type {index.type}"
     else:
-        arguments = arguments_like(table, index)
+        arguments = index_arguments.arguments_like(table, index)
         if arguments.kind not in _SCALAR:
             return f"pylance builds no segments of type {index.type}"
     merged = segments_to_merge(table, index, options)
@@ -173,14 +158,14 @@ def _updated(table: Table, index: BaseIndex, options: CatchupOptions) -> IndexPa
     return IndexParts(arguments, sizes, frozenset(UUID(bytes=entry.uuid.uuid) for entry in replaced))
 
 
-def _with_codebook(table: Table, index: BaseIndex) -> IndexArguments | None:
+def _with_codebook(table: Table, index: BaseIndex) -> index_arguments.IndexArguments | None:
     """The arguments of a vector index with all that is trained; None: pylance does not take it."""
     if index.type.endswith(_ROTATED):
         model = rotated_model(table.location, index_folder(table, index.segments[-1]), index.name)
-        arguments = arguments_like(table, index)
+        arguments = index_arguments.arguments_like(table, index)
         return None if model is None else arguments.with_options(model)
     try:
-        return arguments_like(table, index, trained=True)
+        return index_arguments.arguments_like(table, index, trained=True)
     except UnsupportedFeatureError:
         return None
 
@@ -205,8 +190,8 @@ def method_of(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     that is older than a compaction with ``defer_index_remap``: pylance updates nothing of what was moved; and one of a
     nested field of whose fragments none is left (docs/upstream/nested_index_without_rows_fails.py).
     """
-    emptied_nested = is_nested(index, table.manifest) and not index.is_vector and _emptied(table, index)
-    if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index) or emptied_nested:
+    emptied = not index.is_vector and is_nested(index, table.manifest) and index.covered.isdisjoint(table.fragment_ids)
+    if options.rebuild or lacks_rows(table, index) or _waits_for_moved_rows(table, index) or emptied:
         return "rebuild"
     retrains = options.retrain == ALWAYS and index.is_vector and not table.log.keeps_codebooks
     return "retrain" if retrains else "update"
@@ -216,11 +201,6 @@ def lacks_rows(table: Table, index: BaseIndex) -> bool:
     """Whether an index lacks rows that it claims to cover; read once for a table value."""
     fault = table.once(("fault", index.name), lambda: fault_of(table, index))
     return fault is not None and fault.proven
-
-
-def _emptied(table: Table, index: BaseIndex) -> bool:
-    """Whether none of the fragments is left that the index covers."""
-    return index.covered.isdisjoint(table.fragment_ids)
 
 
 def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
@@ -255,18 +235,17 @@ def build_segments(
     """
     if (error := refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")) is not None:
         raise error
-    emptied = _emptied(table, index)
+    emptied = index.covered.isdisjoint(table.fragment_ids)
     trained = table.log.keeps_codebooks or (method == "update" and not emptied)
-    whole = whole_segments(table, index) if method == "rebuild" else index.segments
+    whole = index_arguments.whole_segments(table, index) if method == "rebuild" else index.segments
     codebooks = _codebooks(table, index, whole) if trained else None
     # pylance's update of an index without fragments would train another codebook.
     keeps = method == "update" and emptied and codebooks and _accepts_codebook(table, index)
     if method == "rebuild" or keeps:
         build = _rebuilt(table, index, builders)
     elif (build := builders.build(table, index, method)) is None:
-        retrain = method == "retrain"
         merge = segments_to_merge(table, index, options)
-        build = update_index(table, index.name, merge=merge, retrain=retrain)
+        build = update_index(table, index.name, merge=merge, retrain=method == "retrain")
     if build is None:
         _refuse_unbuilt(table, index)
         return "unchanged"
@@ -302,16 +281,16 @@ def _rebuilt(table: Table, index: BaseIndex, builders: Builders) -> IndexBuild |
     return None if build is None else IndexBuild(build.added, build.removed | index.segment_ids)
 
 
-def rebuild_arguments(table: Table, index: BaseIndex) -> IndexArguments:
+def rebuild_arguments(table: Table, index: BaseIndex) -> index_arguments.IndexArguments:
     """How an index is built anew.
 
     Raises:
         UnsupportedFeatureError: its parameters cannot be read, or pylance does not accept the codebook that it keeps.
     """
     if not (table.log.keeps_codebooks and index.is_vector):
-        return arguments_like(table, index)
+        return index_arguments.arguments_like(table, index)
     try:
-        return arguments_like(table, index, trained=True)
+        return index_arguments.arguments_like(table, index, trained=True)
     except UnsupportedFeatureError as error:
         raise UnsupportedFeatureError(
             f"Index {index.name} cannot be built anew with its codebook, with which distances from the log compare: "
@@ -327,7 +306,7 @@ def _migrate(index: BaseIndex) -> str:
 def _accepts_codebook(table: Table, index: BaseIndex) -> bool:
     """Whether pylance builds an index of that kind with a codebook that it is given."""
     try:
-        arguments_like(table, index, trained=True)
+        index_arguments.arguments_like(table, index, trained=True)
     except UnsupportedFeatureError:
         return False
     return True
@@ -374,9 +353,9 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
 
 def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None:
     """Refuse an index that was built anew by other parameters than the old one has."""
-    before = parameters_kept(table, index) or {}
+    before = index_arguments.parameters_kept(table, index) or {}
     for entry in build.added:
-        after = parameters_of(table, index, entry)
+        after = index_arguments.parameters_of(table, index, entry)
         # Files of older releases lack parameters, of which there was one value alone.
         changed = sorted(name for name, value in before.items() if after.get(name) != value)
         if changed:

@@ -1,9 +1,9 @@
 """Bring the indexes of a table up to date, or migrate a vector index to a new codebook.
 
-A codebook cannot be changed in place: distances from the base and from unmerged generations would
-no longer compare. So a second index with new centroids is built next to the first, writers maintain
-both, and the first is dropped when it is no longer needed. Each run determines the state,
-performs at most one step (S0-113), and reports which one comes next: running it again confirms that step.
+A codebook cannot be changed in place: distances from the base and from unmerged generations would no longer compare. So
+a second index with new centroids is built next to the first, writers maintain both, and the first is dropped when it is
+no longer needed. Each run determines the state, performs at most one step (S0-113), and reports which one comes next:
+running it again confirms that step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import NextRun, rates_of, seconds_at
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    check_rewritable,
+    publish_change,
+)
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index
 from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
 from memwal_ops.formats.lance.generations.backlog import read_backlog
@@ -28,7 +34,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.indexes.index_faults import dot_product_error
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change
+from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures, debts_of
 from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
 from memwal_ops.formats.lance.options import CatchupOptions
@@ -70,10 +76,7 @@ _BY_HAND = "Create the new index yourself with dataset.create_index(..., name=NE
 
 @dataclass(frozen=True, slots=True)
 class OldIndexUse:
-    """What still needs the old index.
-
-    A generation that lacks the new one; None: a log that is not flushed.
-    """
+    """What still needs the old index: a generation that lacks the new one; None: a log that is not flushed."""
 
     region_id: UUID
     generation: int | None
@@ -125,11 +128,7 @@ class MigrationReport:
 def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> MigrationReport:
     """Perform the next step of replacing the vector index ``old`` by ``new``.
 
-    Args:
-        table: any version of the table.
-        old: the index with the codebook that is to be replaced.
-        new: the name of its successor, which need not exist yet.
-        dry_run: only report the next step.
+    ``table``: any version of it. ``new``: need not exist yet. ``dry_run``: only report the next step.
 
     Raises:
         InvalidUsageError: neither index exists, both names are the same, or they are not vector indexes on one column.
@@ -165,9 +164,8 @@ def _next_step(table: Table, old: str, new: str) -> tuple[str, tuple[OldIndexUse
     if old == new:
         raise InvalidUsageError(f"The new index must have another name than {old}.")
     if before is None and after is None:
-        raise InvalidUsageError(
-            f"{table.location.uri} has no index {old}; its indexes: {', '.join(indexes) or 'none'}."
-        )
+        names = ", ".join(indexes) or "none"
+        raise InvalidUsageError(f"{table.location.uri} has no index {old}; its indexes: {names}.")
     for index in (before, after):
         if index is not None and not index.is_vector:
             raise InvalidUsageError(f"Index {index.name} is a {index.type}, which has no codebook.")
@@ -211,27 +209,25 @@ def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
     index = table.index
     if old not in index.maintained_indexes and not index.maintain_all_indexes:
         return ()
-    backlog = read_backlog(table)
+    waiting = read_backlog(table)
     _ = table.layout  # read once, before the threads use it
     holds = [
-        OldIndexUse(fault.region_id, fault.generation, f"It cannot be read: {fault.error}") for fault in backlog.blocked
+        OldIndexUse(fault.region_id, fault.generation, f"It cannot be read: {fault.error}") for fault in waiting.blocked
     ]
 
     def hold_of(ref: GenerationRef) -> OldIndexUse | None:
         with lance_errors("read the indexes of", ref.folder):
             names = {index.name for index in open_dataset(table.location, ref.folder).describe_indices()}
-        return (
-            None if new in names else OldIndexUse(ref.region_id, ref.generation, f"It was flushed without index {new}.")
-        )
+        lacks = OldIndexUse(ref.region_id, ref.generation, f"It was flushed without index {new}.")
+        return None if new in names else lacks
 
     with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
-        holds += [hold for hold in pool.map(hold_of, backlog.pending) if hold is not None]
-        unflushed = list(pool.map(lambda region: has_unflushed_rows(table, region.manifest), backlog.regions.values()))
-    known = {ref.region_id for ref in backlog.pending}
-    held = {hold.region_id for hold in holds}
-    for region, has_log in zip(backlog.regions.values(), unflushed, strict=True):
-        region_id = region.manifest.region_id
-        if has_log and region_id not in held and region_id not in known:
+        holds += [hold for hold in pool.map(hold_of, waiting.pending) if hold is not None]
+        manifests = [region.manifest for region in waiting.regions.values()]
+        unflushed = list(pool.map(lambda manifest: has_unflushed_rows(table, manifest), manifests))
+    known = {ref.region_id for ref in waiting.pending} | {hold.region_id for hold in holds}
+    for region_id, has_log in zip(waiting.regions, unflushed, strict=True):
+        if has_log and region_id not in known:
             because = f"It has unflushed rows, and no flushed generation shows that its writer maintains {new}."
             holds.append(OldIndexUse(region_id, None, because))
     return tuple(sorted(holds, key=lambda hold: (hold.region_id, hold.generation or 0)))
@@ -239,10 +235,7 @@ def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
 
 def _create(table: Table, old: str, new: str, note: CommitNote, retry: CommitRetry) -> None:
     """Train the new index on the table's rows and publish it."""
-    while True:
-        step, _ = _next_step(table, old, new)
-        if step != "create":
-            return  # another run published it first
+    while _next_step(table, old, new)[0] == "create":  # else another run published it first
         try:
             arguments = arguments_like(table, base_indexes(table)[old])
         except MemwalOpsError as error:
@@ -270,8 +263,7 @@ def _maintain(new: str, table: Table) -> IndexChange | None:
 
 
 def _drop(old: str, new: str, table: Table) -> IndexChange:
-    step, _ = _next_step(table, old, new)
-    if step != "drop":
+    if _next_step(table, old, new)[0] != "drop":
         raise InvalidUsageError(f"Index {old} cannot be dropped now: it is needed again after a concurrent write.")
     names = [name for name in table.index.maintained_indexes if name != old]
     details = with_catchup(with_maintained_indexes(table.index.details, names), {old: None})
@@ -302,17 +294,11 @@ def plan(table: Table, options: CatchupOptions, context: RunContext | None = Non
 def apply(table: Table, options: CatchupOptions, context: RunContext | None = None) -> CatchupReport | MigrationReport:
     """Bring the indexes up to date, and make ``index_catchup`` agree with them (S0-179 to S0-181).
 
-    Args:
-        table: any version of the table; the newest is read during the run.
-        context: can stop the run between two indexes.
-
-    Returns:
-        The report. It has the error of an index that failed; the others are processed.
-
-    Raises:
-        InvalidUsageError: an index that the table does not have.
-        UnsupportedFeatureError: a table whose manifest must not be rewritten here.
-        CommitStateUnknownError: the outcome of a commit is unknown; run it again.
+    ``table``: any version of the table; the newest is read during the run. ``context``: can stop the run between two
+    indexes.
+    Returns the report. It has the error of an index that failed; the others are processed.
+    Raises ``InvalidUsageError``: an index that the table does not have; ``UnsupportedFeatureError``: a table whose
+    manifest must not be rewritten here; ``CommitStateUnknownError``: the outcome of a commit is unknown; run it again.
     """
     context = context or RunContext()
     if options.migrate_codebook:

@@ -17,44 +17,14 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
-def publish_change(
-    table: Table, change: Callable[[Table], IndexChange | None], note: CommitNote, retry: CommitRetry
-) -> Table:
-    """Compute a change on the newest version and publish it; again after each commit conflict.
-
-    Args:
-        table: the newest version that the caller has read.
-        change: returns the change for a version, or None if none is needed.
-
-    Returns:
-        The newest version; ``table`` itself if no change was needed on it.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
-    """
-    while True:
-        wanted = change(table)
-        if wanted is None:
-            return table
-        try:
-            commit_indexes(table, wanted, note)
-        except CommitLostError as error:
-            table = retry.conflict(table, error)
-        else:
-            return retry.landed(table)
-
-
 def publish_rebased(built_on: Table, name: str, build: IndexBuild, note: CommitNote, retry: CommitRetry) -> Table:
     """Publish segments of index ``name`` of a plain table, beside any writers; arguments as :func:`publish_build`.
 
     Their files are deleted if they cannot be published.
 
-    Returns:
-        The newest version.
-
-    Raises:
-        CommitLostError: the index, or the data that it covers, was changed: build again.
-        MemwalOpsError: they may have been published, or not.
+    Returns the newest version.
+    Raises ``CommitLostError``: the index, or the data that it covers, was changed: build again; ``MemwalOpsError``:
+    they may have been published, or not.
     """
     named = False
     try:
@@ -83,18 +53,8 @@ def publish_build(
 ) -> Table:
     """Publish segments of index ``name``, also on later versions as long as they are valid there.
 
-    Their files are deleted if they cannot be published.
-
-    Args:
-        built_on: the version that they were built on.
-        name: the index.
-        build: the segments.
-        change: returns the change for the version that they are published on.
-        note: the job and run of the commit.
-        retry: counts commit conflicts and waits after each.
-
-    Returns:
-        The newest version.
+    Their files are deleted if they cannot be published. ``built_on``: the version that they were built on.
+    ``change``: returns the change for the version that they are published on. Returns the newest version.
 
     Raises:
         CommitLostError: another writer changed the index or its coverage: build again.

@@ -98,8 +98,8 @@ class IndexReport:
     after: Mapping[UUID, int]
     decision: str
     partitions: Partitions | None
-    error: MemwalOpsError | None
-    seconds: float
+    error: MemwalOpsError | None = None
+    seconds: float = 0.0
     method: str | None = None
     answers: AnswerComparison | None = None
     why: str | None = None
@@ -125,8 +125,8 @@ class CatchupReport:
     run_id: str
     indexes: tuple[IndexReport, ...]
     version: int
-    commit_conflicts: int
     seconds: float
+    commit_conflicts: int = 0
     blocked: tuple[BlockedRegion, ...] = ()
     keeps_codebooks: bool = True
     cost: NextRun | None = None
@@ -183,20 +183,16 @@ class CatchupReport:
                 label = "NOTE" if index.method in {None, "update"} else "ANEW"
                 parts.append(paragraph(f"{label}: {index.name}: {index.why}", hanging="  "))
             if index.partitions is not None and index.partitions.imbalance > index.partitions.threshold:
-                retrain = (
-                    f"--migrate-codebook {index.name} NEW_NAME"
-                    if self.keeps_codebooks
-                    else f"--index {index.name} --retrain"
+                largest, smallest = counted(index.partitions.largest, "row"), index.partitions.smallest
+                migrate, retrain = f"--migrate-codebook {index.name} NEW_NAME", f"--index {index.name} --retrain"
+                text = (
+                    f"UNBALANCED: {index.name} has {largest} in its largest partition and {smallest:,} in its smallest."
+                    " To give it new centroids without mixing distances, run memwal-ops catchup URI "
+                    f"{migrate if self.keeps_codebooks else retrain}."
                 )
-                parts.append(
-                    paragraph(
-                        f"UNBALANCED: {index.name} has {counted(index.partitions.largest, 'row')} in its largest "
-                        f"partition and {index.partitions.smallest:,} in its smallest. To give it new centroids "
-                        f"without mixing distances, run memwal-ops catchup URI {retrain}.",
-                        hanging="  ",
-                    )
-                )
-        if (cost := _cost(self)) is not None:
+                parts.append(paragraph(text, hanging="  "))
+        compared = [index.answers for index in self.indexes if index.answers is not None and index.answers.queries]
+        if (cost := cost_of(compared, len(compared), self.seconds)) is not None:
             parts.append(paragraph(cost, hanging="  "))
         parts += [fault.describe("BLOCKED") for fault in self.blocked]
         if self.cost is not None and self.cost.why is None:
@@ -210,9 +206,8 @@ def _headline(report: CatchupReport) -> str:
         case "caught_up":
             recorded = sum(index.decision == "recorded" for index in report.indexes)
             noted = f", {counted(recorded, 'index', 'indexes')} recorded as caught up" if recorded else ""
-            return (
-                f"caught_up: {updated} updated{noted}{_left(report)}, version {report.version}, {report.seconds:.2f} s."
-            )
+            done = f"{updated} updated{noted}{_left(report)}"
+            return f"caught_up: {done}, version {report.version}, {report.seconds:.2f} s."
         case "unchanged":
             return "unchanged: all indexes were caught up, and none was updated."
         case "no_indexes":
@@ -244,12 +239,6 @@ def _engine(index: IndexReport) -> str | None:
     )
     took = f" {stages}." if stages else ""
     return f"ENGINE: {index.name}: {engine.name} ({engine.reason.removesuffix('.')}).{took}"
-
-
-def _cost(report: CatchupReport) -> str | None:
-    """What it took to compare the answers of indexes; None: none was compared."""
-    compared = [index.answers for index in report.indexes if index.answers is not None and index.answers.queries]
-    return cost_of(compared, len(compared), report.seconds)
 
 
 def _table(report: CatchupReport) -> str:

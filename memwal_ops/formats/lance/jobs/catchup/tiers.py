@@ -1,8 +1,8 @@
 """Decide which segments of an index an update writes again, what that costs, and whether it is due.
 
 Evidence, of answers and of the bounds of codes, has one built anew instead. pylance trains the bounds of IVF_SQ and
-IVF_HNSW_SQ once, by at most 65,536 rows, and keeps them in updates. Components beyond them get the outermost code:
-rows of which many components are far beyond are not found (recall 0.97 -> 0.00).
+IVF_HNSW_SQ once, by at most 65,536 rows, and keeps them in updates. Components beyond them get the outermost code: rows
+of which many components are far beyond are not found (recall 0.97 -> 0.00).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import pyarrow as pa
 
 from memwal_ops.core.table_history import polled_options
 from memwal_ops.errors import MemwalOpsError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.answers.asked_index import Pinned, RowReader
-from memwal_ops.formats.lance.answers.check import why_low
-from memwal_ops.formats.lance.answers.sample import sample_queries
+from memwal_ops.formats.lance.answers import asked_index, check, sample
 from memwal_ops.formats.lance.answers.vector import batches, measure, usable_rows
 from memwal_ops.formats.lance.indexes.base_indexes import (
     BaseIndex,
@@ -217,12 +215,12 @@ def why_retrain(table: Table, index: BaseIndex, context: RunContext) -> str:
 
 
 def _why_low(table: Table, index: BaseIndex, context: RunContext) -> str:
-    pinned = Pinned(table.dataset, table.location.uri)
+    pinned = asked_index.Pinned(table.dataset, table.location.uri)
     asked = pinned.indexes.get(index.name)
     if asked is None:
         return ""
-    drawn = sample_queries(pinned, asked, seed=table.version)
-    return next(why_low(measure(pinned, asked, drawn, RowReader(context.checkpoint))), "")
+    drawn = sample.sample_queries(pinned, asked, seed=table.version)
+    return next(check.why_low(measure(pinned, asked, drawn, asked_index.RowReader(context.checkpoint))), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ def misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None
 
 def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | None:
     uncovered = coverage(index.covered, table.manifest).uncovered
-    pinned = Pinned(table.dataset, table.location.uri)
+    pinned = asked_index.Pinned(table.dataset, table.location.uri)
     asked = pinned.indexes.get(index.name)
     if not uncovered or asked is None:
         return None
@@ -253,7 +251,7 @@ def _misfit(table: Table, index: BaseIndex, context: RunContext) -> Misfit | Non
         bounds = scalar_bounds(table.location, index_folder(table, index.segments[-1]), index.name)
         if not pa.types.is_fixed_size_list(asked.arrow):
             raise UnsupportedFeatureError(f"{asked.column} is of type {asked.arrow}.")
-        counts = [*RowReader(context.checkpoint).each(pinned, sorted(uncovered), _Beyond(asked, bounds))]
+        counts = [*asked_index.RowReader(context.checkpoint).each(pinned, sorted(uncovered), _Beyond(asked, bounds))]
     except (StorageError, UnsupportedFeatureError) as error:
         return Misfit(f"whether new rows are within the bounds of its codes is not known: {error}", anew=False)
     beyond, rows = (sum(parts) for parts in zip(*counts, strict=True))
@@ -278,7 +276,7 @@ class _Beyond:
     index: AskedIndex
     bounds: ScalarBounds
 
-    def __call__(self, pinned: Pinned, group: Sequence[int]) -> tuple[int, int]:
+    def __call__(self, pinned: asked_index.Pinned, group: Sequence[int]) -> tuple[int, int]:
         """Of these fragments, how many, and of how many vectors."""
         beyond = rows = 0
         for _, vectors in batches(pinned, self.index, group):

@@ -1,13 +1,13 @@
 """The catch-up job: bring the base table's indexes up to the merged generations, one after the other.
 
-For each index: read the progress, let pylance build the missing segments without publishing them, check
-that they cover the fragments and that a vector index kept its codebook, publish them as exactly the
-next version together with the index's entry in ``index_catchup``. A merge that is published in between does not
-invalidate the build: it stays correct, and the next run adds the rest.
+For each index: read the progress, let pylance build the missing segments without publishing them, check that they cover
+the fragments and that a vector index kept its codebook, publish them as exactly the next version together with the
+index's entry in ``index_catchup``. A merge that is published in between does not invalidate the build: it stays
+correct, and the next run adds the rest.
 
-An entry in ``index_catchup`` is computed from the fragments, whatever it was before: all merged generations if
-every fragment is covered; else those that were merged in the version that the index was built on,
-if the index still covers that version; else none.
+An entry in ``index_catchup`` is computed from the fragments, whatever it was before: all merged generations if every
+fragment is covered; else those that were merged in the version that the index was built on, if the index still covers
+that version; else none.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from memwal_ops.errors import (
     ObjectNotFoundError,
     RegionReplacedError,
 )
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, check_rewritable
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    check_rewritable,
+    publish_change,
+)
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, discard
 from memwal_ops.formats.lance.commit.rebased_commit import drop_index, lacks_columns
 from memwal_ops.formats.lance.generations.backlog import BlockedRegion, backlog_of, with_listed_log
+from memwal_ops.formats.lance.indexes import codebook, index_arguments, index_faults
 from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex, base_indexes, coverage
-from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.indexes.index_arguments import has_no_update
-from memwal_ops.formats.lance.indexes.index_faults import outdated_zones
 from memwal_ops.formats.lance.indexes.snapshots import catchup_entry, stale_entries
 from memwal_ops.formats.lance.jobs.answers_guard import AnswerComparison, compare_answers, refuse_worse
 from memwal_ops.formats.lance.jobs.catchup.building import (
@@ -50,7 +54,7 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
     rebuild_arguments,
     refused,
 )
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_change, publish_rebased
+from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
 from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of, misfit, why_retrain
 from memwal_ops.formats.lance.retention.damage import name_damage
@@ -68,10 +72,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.options import CatchupOptions
     from memwal_ops.formats.lance.policy import SegmentDebt
     from memwal_ops.formats.lance.table import Table
-
-
-_WOULD_USE_BUDGET = "The run would use its --max-bytes; the next run would continue."
-_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
 
 
 @dataclass(slots=True)
@@ -111,19 +111,17 @@ def plan_catch_up(table: Table, options: CatchupOptions, context: RunContext) ->
         report = _planned(table, wanted[name], debts[name], builders, options, context)
         written = sum(report.bytes_written for report in reports)
         if report.decision == "would_update" and _exceeds(options, written, report.bytes_written):
-            why = _WOULD_USE_BUDGET
+            why = "The run would use its --max-bytes; the next run would continue."
             report = replace(report, decision="over_budget", why=why, method=None, engine=None, bytes_written=0)
         reports.append(report)
-    seconds = time.monotonic() - started
     return CatchupReport(
-        CatchupDecision.DRY_RUN,
-        str(uuid.uuid4()),
-        tuple(reports),
-        table.version,
-        0,
-        seconds,
-        _replaced(table),
-        table.log.keeps_codebooks,
+        decision=CatchupDecision.DRY_RUN,
+        run_id=str(uuid.uuid4()),
+        indexes=tuple(reports),
+        version=table.version,
+        seconds=time.monotonic() - started,
+        blocked=_replaced(table),
+        keeps_codebooks=table.log.keeps_codebooks,
     )
 
 
@@ -139,14 +137,13 @@ def _planned(
     if need == "unchanged":
         need = _next_need(table, index, options)
     decision = "failed" if error else "would_update" if need == "update" else need
-    report = replace(_report(table, table, index.name, options, decision), error=error, why=why)
-    written = _would_write(index, method, debt) if decision == "would_update" else 0
-    choice = None
-    if decision == "would_update":
-        arguments = rebuild_arguments(table, index) if method == "rebuild" else None
-        choice, _ = builders.choose(table, index, method, arguments)
     built = method if need == "update" else None
-    return replace(report, method=built, bytes_written=written, engine=choice)
+    report = replace(_report(table, table, index.name, options, decision), error=error, why=why, method=built)
+    if decision != "would_update":
+        return report
+    arguments = rebuild_arguments(table, index) if method == "rebuild" else None
+    choice, _ = builders.choose(table, index, method, arguments)
+    return replace(report, bytes_written=_would_write(index, method, debt), engine=choice)
 
 
 def _would_write(index: BaseIndex, method: str, debt: SegmentDebt) -> int:
@@ -176,16 +173,16 @@ def _catch_up_all(run: _Run, started: float) -> CatchupReport:
         run.table = table.newest()
     for name in _in_order(run.table, wanted, options):
         context.checkpoint()
-        left = _Outcome(name, run.table, "over_budget", None, 0.0, why=_BUDGET_USED)
+        why = "The run has used its --max-bytes; the next run continues."
+        left = _Outcome(name, run.table, "over_budget", None, 0.0, why=why)
         outcomes.append(_catch_up(run, name) if _in_budget(run, name) else left)
         context.advance("catching up", "indexes", total=len(wanted))
     recorded = _record(run, wanted)
     reports = [_finish(run, outcome, recorded=outcome.name in recorded) for outcome in outcomes]
-    decision = _decide(reports)
     context.figures["conflicts"] += run.retry.conflicts
     context.figures["indexes_updated"] += sum(report.decision == "updated" for report in reports)
     return CatchupReport(
-        decision=decision,
+        decision=_decide(reports),
         run_id=run.note.run_id,
         indexes=tuple(reports),
         version=run.table.version,
@@ -322,17 +319,9 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
 def _finish(run: _Run, outcome: _Outcome, *, recorded: bool) -> IndexReport:
     decision = "recorded" if recorded and outcome.decision == "unchanged" else outcome.decision
     report = _report(outcome.first, run.table, outcome.name, run.options, decision)
-    return replace(
-        report,
-        error=outcome.error,
-        seconds=outcome.seconds,
-        method=outcome.method,
-        answers=outcome.answers,
-        why=outcome.why,
-        bytes_written=outcome.bytes_written,
-        engine=run.builders.choices.get(outcome.name),
-        stages=run.builders.figures.get(outcome.name, {}),
-    )
+    engine, stages = run.builders.choices.get(outcome.name), run.builders.figures.get(outcome.name, {})
+    names = ("error", "seconds", "method", "answers", "why", "bytes_written")
+    return replace(report, engine=engine, stages=stages, **{name: getattr(outcome, name) for name in names})
 
 
 def _report(first: Table, last: Table, name: str, options: CatchupOptions, decision: str) -> IndexReport:
@@ -350,8 +339,6 @@ def _report(first: Table, last: Table, name: str, options: CatchupOptions, decis
         after=last.index.index_catchup.get(name, {}),
         decision=decision if after is not None else "dropped",
         partitions=None if after is None else _partitions(last, after, options),
-        error=None,
-        seconds=0.0,
     )
 
 
@@ -359,7 +346,7 @@ def _partitions(table: Table, index: BaseIndex, options: CatchupOptions) -> Part
     if not index.is_vector:
         return None
     try:
-        segments = [read_codebook(table, entry).sizes for entry in index.segments]
+        segments = [codebook.read_codebook(table, entry).sizes for entry in index.segments]
     except MemwalOpsError:
         return None  # only for the report; where the codebook is needed, this is an error
     sizes = [sum(rows) for rows in zip_longest(*segments, fillvalue=0)]
@@ -409,7 +396,7 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         return "rebuild", why
     if _need(table, index, options) != "update":
         return method, None
-    if anew := has_no_update(index) or outdated_zones(table, index):
+    if anew := index_arguments.has_no_update(index) or index_faults.outdated_zones(table, index):
         return "rebuild", anew
     found = misfit(table, index, context)
     if found is None:
@@ -441,11 +428,7 @@ def _build_and_publish(run: _Run, table: Table, index: BaseIndex, method: str) -
 
 
 def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -> IndexBuild | str:
-    """Build segments with which the index answers no worse; as :func:`build_segments`.
-
-    Raises:
-        AnswersWorseError: with the figures.
-    """
+    """Build segments with which the index answers no worse; as :func:`build_segments`. Raises ``AnswersWorseError``."""
     try:
         build = build_segments(table, index, run.options, method, run.builders)
     except NotSupportedError as error:
@@ -477,11 +460,7 @@ def _other_method(table: Table, index: BaseIndex, method: str, options: CatchupO
 
 
 def _compare_answers(run: _Run, table: Table, index: BaseIndex, build: IndexBuild) -> None:
-    """Refuse segments with which the index would answer worse; their files are deleted.
-
-    Raises:
-        AnswersWorseError: with the figures.
-    """
+    """Refuse, by ``AnswersWorseError``, segments with which the index would answer worse; their files are deleted."""
     accepted = False
     try:
         entries = [*kept_segments(index, build), *build.added]

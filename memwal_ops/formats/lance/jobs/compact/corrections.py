@@ -1,20 +1,20 @@
 """Correct what pylance's compaction leaves wrong beside the rows: indexes, their answers, and the MemWAL index.
 
-Dropped rows. On tables with stable row ids, the compaction does not change the files of indexes: a vector or
-full-text index still has the dropped rows. A query for the best k rows gets k from the index, then drops those that
-no longer exist, and so returns fewer rows, or none. pylance excludes dropped rows beforehand if a fragment that a
-segment covers has deleted rows, or does not exist any more. After a compaction neither is the case. Therefore the id
-of a rewritten fragment that had deleted rows is added to the segment's bitmap. The bitmap stays correct: the segment
-covered that fragment, and its id is never reused. Where nothing was dropped, the bitmap stays as pylance wrote it:
-searches that exclude rows are slower, and with an HNSW index those of pylance up to 8 never end.
+Dropped rows. On tables with stable row ids, the compaction does not change the files of indexes: a vector or full-text
+index still has the dropped rows. A query for the best k rows gets k from the index, then drops those that no longer
+exist, and so returns fewer rows, or none. pylance excludes dropped rows beforehand if a fragment that a segment covers
+has deleted rows, or does not exist any more. After a compaction neither is the case. Therefore the id of a rewritten
+fragment that had deleted rows is added to the segment's bitmap. The bitmap stays correct: the segment covered that
+fragment, and its id is never reused. Where nothing was dropped, the bitmap stays as pylance wrote it: searches that
+exclude rows are slower, and with an HNSW index those of pylance up to 8 never end.
 
-The MemWAL index. pylance clears ``index_catchup`` and gives the index another id, under which a snapshot's file is
-not found. One more commit restores both, with what concurrent commits changed meanwhile. Merge progress must not have
+The MemWAL index. pylance clears ``index_catchup`` and gives the index another id, under which a snapshot's file is not
+found. One more commit restores both, with what concurrent commits changed meanwhile. Merge progress must not have
 decreased.
 
 Answers. Nothing is published by which an index would answer worse. Each version that pylance would publish is asked,
-also one that it rebased over commits of others, if the entries of the index are not those that were asked before:
-other writers change rows, for which an index is not the worse.
+also one that it rebased over commits of others, if the entries of the index are not those that were asked before: other
+writers change rows, for which an index is not the worse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from memwal_ops.errors import InvariantViolatedError, ObjectNotFoundError
-from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange
+from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publish_change
 from memwal_ops.formats.lance.commit.publication import CommitLostError
 from memwal_ops.formats.lance.commit.rebased_commit import commit_checked, commit_coverage
 from memwal_ops.formats.lance.files.datasets import lance_errors
@@ -33,7 +33,6 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, covered_
 from memwal_ops.formats.lance.indexes.index_arguments import value_kind
 from memwal_ops.formats.lance.indexes.snapshots import is_external, snapshot_path
 from memwal_ops.formats.lance.jobs.answers_guard import OFF, AnswerComparison, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, encode_fragment_bitmap
@@ -65,35 +64,20 @@ def left_behind(table: Table) -> list[BaseIndex]:
     return [index for index in base_indexes(table).values() if value_kind(index) in kinds]
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """A segment's entry, unchanged and with the id of a rewritten fragment in its bitmap."""
-
-    old: table_pb2.IndexMetadata
-    new: table_pb2.IndexMetadata
-
-
 def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, retry: CommitRetry) -> Table:
     """Make pylance exclude dropped rows from the results of vector and full-text indexes; return the newest version.
 
     One commit, if such an index covered fragments that were rewritten, and its bitmap has none of their ids.
 
-    Args:
-        table: the newest version.
-        before: the version from before the compaction. None: up to 16 earlier versions are read, to finish what a
-            killed run left, or another program's compaction.
-        note: the job and run of the commit.
-        retry: counts commit conflicts and waits after each.
-
-    Raises:
-        CommitConflictError: too many commit conflicts in a row.
+    ``table``: the newest version. ``before``: the version from before the compaction. None: up to 16 earlier versions
+    are read, to finish what a killed run left, or another program's compaction. ``note``: the job and run of the
+    commit. ``retry``: counts commit conflicts and waits after each.
+    Raises ``CommitConflictError``: too many commit conflicts in a row.
     """
     if not table.log.strict_commits:
         while segments := _to_change(table, before):
             try:
-                commit_coverage(
-                    table, [segment.old for segment in segments], [segment.new for segment in segments], note
-                )
+                commit_coverage(table, [old for old, _ in segments], [new for _, new in segments], note)
             except CommitLostError as error:
                 table = retry.conflict(table, error)
             else:
@@ -104,15 +88,15 @@ def exclude_dropped_rows(table: Table, before: Table | None, note: CommitNote, r
         segments = _to_change(newest, before)
         if not segments:
             return None
-        removed = frozenset(UUID(bytes=segment.old.uuid.uuid) for segment in segments)
-        return IndexChange(newest.index.details, added=tuple(segment.new for segment in segments), removed=removed)
+        removed = frozenset(UUID(bytes=old.uuid.uuid) for old, _ in segments)
+        return IndexChange(newest.index.details, added=tuple(new for _, new in segments), removed=removed)
 
     return publish_change(table, change, note, retry)
 
 
 def without_dropped_rows(table: Table, before: Table) -> Iterator[table_pb2.IndexMetadata]:
     """The entries of a version that is not published yet which :func:`exclude_dropped_rows` will change, changed."""
-    return (one.new for one in _to_change(table, before))
+    return (new for _, new in _to_change(table, before))
 
 
 def unchecked_segments(table: Table) -> int:
@@ -135,11 +119,12 @@ def _entries(table: Table) -> dict[bytes, table_pb2.IndexMetadata]:
     }
 
 
-def _to_change(table: Table, before: Table | None) -> list[_Segment]:
+def _to_change(table: Table, before: Table | None) -> list[tuple[table_pb2.IndexMetadata, table_pb2.IndexMetadata]]:
+    """Entries of segments, each unchanged and with the id of a rewritten fragment in its bitmap."""
     entries, existing = _entries(table), table.fragment_ids
     found = []
     for earlier in () if not entries else _earlier(table) if before is None else (before.manifest,):
-        for entry in () if earlier.indexes is None else earlier.indexes.indices:
+        for entry in earlier.index_entries:
             if entry.uuid.uuid not in entries:
                 continue
             rewritten = covered_by([entry]) - existing - _whole(earlier)
@@ -147,7 +132,7 @@ def _to_change(table: Table, before: Table | None) -> list[_Segment]:
                 old, new = entries.pop(entry.uuid.uuid), table_pb2.IndexMetadata()
                 new.CopyFrom(old)
                 new.fragment_bitmap = encode_fragment_bitmap(covered_by([old]) | {max(rewritten)})
-                found.append(_Segment(old, new))
+                found.append((old, new))
         if not entries:
             break
     return found
@@ -296,7 +281,7 @@ def _read(table: Table, version: int) -> _Step:
 def _segments(manifest: VersionManifest) -> dict[str, set[tuple[bytes, bytes]]]:
     """Ids and fragments of the segments of each index; an update that removes fragments may keep the id."""
     segments: dict[str, set[tuple[bytes, bytes]]] = {}
-    for entry in [] if manifest.indexes is None else manifest.indexes.indices:
+    for entry in manifest.index_entries:
         segments.setdefault(entry.name, set()).add((entry.uuid.uuid, entry.fragment_bitmap))
     return segments
 
@@ -305,11 +290,8 @@ def _segments(manifest: VersionManifest) -> dict[str, set[tuple[bytes, bytes]]]:
 class AnswersGuard:
     """Compares answers before and after each commit.
 
-    Attributes:
-        mode: off, sample or strict.
-        note: the job and run.
-        context: can stop the run between two queries.
-        compared: by index, one comparison for each commit that changed it.
+    ``mode``: off, sample or strict. ``note``: the job and run. ``context``: can stop the run between two queries.
+    ``compared``: by index, one comparison for each commit that changed it.
     """
 
     mode: str
@@ -320,14 +302,10 @@ class AnswersGuard:
     def commit(self, table: Table, dataset: lance.LanceDataset, commit: Callable[[lance.LanceDataset], object]) -> int:
         """Commit on ``table``, and return the published version.
 
-        Args:
-            table: the version that the commit was computed on.
-            dataset: a handle on it.
-            commit: commits with a handle, as pylance does; it writes nothing before but files that no version names.
-
-        Raises:
-            AnswersWorseError: an index would answer worse; the files of the commit are deleted.
-            StorageError: pylance's own errors, and those of reading rows.
+        ``table``: the version that the commit was computed on. ``dataset``: a handle on it. ``commit``: commits with a
+        handle, as pylance does; it writes nothing before but files that no version names.
+        Raises ``AnswersWorseError``: an index would answer worse; the files of the commit are deleted;
+        ``StorageError``: pylance's own errors, and those of reading rows.
         """
         if self.mode == OFF or not base_indexes(table):
             with lance_errors("commit the compaction of", table.location.uri):
@@ -345,11 +323,7 @@ class _Question:
     asked: dict[str, list[bytes]] = field(default_factory=dict)
 
     def __call__(self, later: Table) -> None:
-        """Ask the indexes that the version changes.
-
-        Raises:
-            AnswersWorseError: one would answer worse.
-        """
+        """Ask the indexes that the version changes. Raises ``AnswersWorseError``: one would answer worse."""
         accepted = False
         try:
             for index, entries in _changed(self.before, later):
@@ -365,24 +339,17 @@ class _Question:
         guard = self.guard
         compared = compare_answers(self.before, index, entries, guard.mode, guard.note, guard.context, later)
         guard.compared.append((index.name, compared))
-        refuse_worse(
-            index,
-            compared,
-            f"Build it anew, then compact again: memwal-ops catchup URI --index {index.name} --rebuild.",
-        )
+        remedy = f"Build it anew, then compact again: memwal-ops catchup URI --index {index.name} --rebuild."
+        refuse_worse(index, compared, remedy)
 
 
 def _changed(before: Table, later: Table) -> Iterator[tuple[BaseIndex, list[table_pb2.IndexMetadata]]]:
     """The indexes with other files or another coverage than before, and their entries once the run has ended."""
     final = {entry.uuid.uuid: entry for entry in without_dropped_rows(later, before)}
     for name, index in base_indexes(before).items():
-        entries = [index_entry for index_entry in _index_entries(later) if index_entry.name == name]
+        entries = [entry for entry in later.manifest.index_entries if entry.name == name]
         if entries and _state(entries) != _state(index.segments):
             yield index, [final.get(entry.uuid.uuid, entry) for entry in entries]
-
-
-def _index_entries(table: Table) -> list[table_pb2.IndexMetadata]:
-    return [] if table.manifest.indexes is None else [*table.manifest.indexes.indices]
 
 
 def _state(entries: Iterable[table_pb2.IndexMetadata]) -> set[tuple[bytes, bytes]]:

@@ -1,11 +1,11 @@
 """The compact job: rewrite small or much-deleted base fragments, and preserve the MemWAL index.
 
-Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits: it succeeds over
-a merge that only added rows, and conflicts with one that changed a rewritten fragment, or with a change of indexes;
-then everything is planned again. Two checks are added. A rebase ignores versions that are missing
-(docs/upstream/updates_double_rows_beside_a_cleanup.py), so nothing is committed if one is missing. And pylance
-changes the MemWAL index, which :mod:`memwal_ops.formats.lance.jobs.compact.corrections` restores; a plain table has
-none. The rewriting itself may run on Spark; all else is the same there.
+Planning, rewriting and committing are pylance's own. Its commit is rebased over concurrent commits: it succeeds over a
+merge that only added rows, and conflicts with one that changed a rewritten fragment, or with a change of indexes; then
+everything is planned again. Two checks are added. A rebase ignores versions that are missing
+(docs/upstream/updates_double_rows_beside_a_cleanup.py), so nothing is committed if one is missing. And pylance changes
+the MemWAL index, which :mod:`memwal_ops.formats.lance.jobs.compact.corrections` restores; a plain table has none. The
+rewriting itself may run on Spark; all else is the same there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lance.optimize import Compaction
 
@@ -33,7 +33,7 @@ from memwal_ops.errors import (
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable, fixed_dictionaries
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
-from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor, dictionary_columns, with_new_dictionaries
+from memwal_ops.formats.lance.engines.merge.rewrite import dictionary_columns, with_new_dictionaries
 from memwal_ops.formats.lance.files.blobs import holds_blobs
 from memwal_ops.formats.lance.files.datasets import is_commit_conflict, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.versions import DATA_FOLDER, read_version_manifest
@@ -69,22 +69,52 @@ from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    import lance
     from lance.optimize import CompactionTask, RewriteResult
 
-    from memwal_ops.formats.lance.engines.merge.rewrite import TaskExecutor
     from memwal_ops.formats.lance.jobs.compact.planning import Debt
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.version_manifest import VersionManifest
 
 # After this many conflicts in a row, fragments that other writers changed meanwhile are left for the next run.
 _CONFLICTS_UNTIL_SKIPPED = 3
-_WOULD_USE_BUDGET = "The run would use its --max-bytes; the next run would continue."
-_BUDGET_USED = "The run has used its --max-bytes; the next run continues."
-_BUSY = "Fragments that other writers kept changing are left for the next run."
 
 __all__ = ["CompactOptions", "CompactReport", "apply", "backlog", "plan"]
+
+
+class TaskExecutor(Protocol):
+    """Rewrites groups of fragments. A task only adds files that no version names; the job commits its results."""
+
+    @property
+    def name(self) -> str:
+        """The value of ``--engine`` that selects it."""
+
+    @property
+    def rows_per_commit(self) -> int:
+        """A commit holds the old and the new address of every row, to remap the indexes: some 90 bytes per row."""
+
+    def execute(
+        self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
+    ) -> Iterator[RewriteResult]:
+        """The results of tasks that were planned on ``dataset``, which is ``table``'s version."""
+
+
+class LocalExecutor:
+    """One task after the other, in this process."""
+
+    name = "local"
+    rows_per_commit = 8 << 20
+
+    def execute(
+        self, table: Table, dataset: lance.LanceDataset, tasks: Sequence[CompactionTask]
+    ) -> Iterator[RewriteResult]:
+        """See :class:`TaskExecutor`."""
+        for task in tasks:
+            with lance_errors("write compacted fragments of", table.location.uri):
+                result = task.execute(dataset)
+            yield result
 
 
 @dataclass(slots=True)
@@ -110,10 +140,7 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Scope:
-    """The fragments that a run may rewrite.
-
-    These are ``limit`` without ``busy``; ``own`` are those that it wrote itself.
-    """
+    """The fragments that a run may rewrite: ``limit`` without ``busy``; ``own`` are those that it wrote itself."""
 
     limit: set[int]
     busy: set[int] = field(default_factory=set)
@@ -131,10 +158,7 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Attempt:
-    """The work of one commit.
-
-    It has a dataset handle of its own: pylance moves a handle to the version that it commits.
-    """
+    """The work of one commit, with a dataset handle of its own: pylance moves it to the version that it commits."""
 
     table: Table
     limit: Collection[int]
@@ -152,10 +176,7 @@ class _Attempt:
     def run(
         self, executor: TaskExecutor, rows: int, max_bytes: int | None, context: RunContext, *, first: bool
     ) -> int | None:
-        """Plan, rewrite and commit; return the published version, or None if there was nothing to do.
-
-        See :meth:`Planner.tasks`.
-        """
+        """Plan (:meth:`Planner.tasks`), rewrite and commit; return the published version, or None: nothing to do."""
         table, uri = self.table, self.table.location.uri
         table.refuse_damaged_deletions()
         with lance_errors("plan the compaction of", uri):
@@ -195,14 +216,14 @@ class _Attempt:
     def landed_as(self, newest: Table) -> int | None:
         """The first version that names the rewritten files, if any: the commit succeeded although pylance raised."""
         files = self.files
-        if not files or not _names_any(newest.manifest, files):
+        if not files or not _with_files(newest.manifest, files):
             return None
         for version in range(self.table.version + 1, newest.version):
             try:
                 manifest = read_version_manifest(newest.store, version, newest.naming)
             except ObjectNotFoundError:
                 continue  # cleaned up meanwhile
-            if _names_any(manifest, files):
+            if _with_files(manifest, files):
                 return version
         return newest.version
 
@@ -240,9 +261,7 @@ def plan(table: Table, options: CompactOptions, context: RunContext | None = Non
         debt=due.bytes_written,
         dropped_column_bytes=run.dropped,
         settings=planner.settings,
-        snapshot_lost=False,
         version=table.version,
-        commit_conflicts=0,
         seconds=time.monotonic() - started,
         expected_seconds=seconds_at(run.rows, rates),
         indexed_again=tuple(sorted(planner.indexed_again)) if run.fragments else (),
@@ -329,12 +348,9 @@ def _compact_all(
     due = planner.debt()
     why = _unfinished(done, due.fragments, options, run.scope.busy) if done.removed else planner.why()
     is_worse = isinstance(run.error, AnswersWorseError)
+    done_as = CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
     return CompactReport(
-        decision=CompactDecision.ANSWERS_WORSE
-        if is_worse
-        else CompactDecision.COMPACTED
-        if done.removed
-        else CompactDecision.UNCHANGED,
+        decision=CompactDecision.ANSWERS_WORSE if is_worse else done_as,
         run_id=run.note.run_id,
         engine=executor.name,
         why=None if is_worse else why,
@@ -354,6 +370,7 @@ def _compact_all(
         seconds=time.monotonic() - started,
         answers=tuple(guard.compared),
         error=run.error,
+        exit_code=0 if run.error is None else run.error.exit_code,
         indexed_again=tuple(sorted(run.indexed_again)),
         indexes_behind=tuple(sorted(run.indexes_behind)),
     )
@@ -421,7 +438,7 @@ class _Run:
                         continue
                     break
                 newest = table.newest()
-            scope.own |= _with_files(newest, attempt.files)
+            scope.own |= _with_files(newest.manifest, attempt.files)
             done.count(attempt.tasks, attempt.results)
             retry.consecutive, rows = 0, self.executor.rows_per_commit
             check_progress(table.index.merged_generations, newest.index.merged_generations, table)
@@ -476,16 +493,17 @@ def _unfinished(done: _Totals, due: int, options: CompactOptions, busy: Collecti
     """Why a run that rewrote something did not rewrite all, or rewrote more than it was allowed to."""
     reasons = [_too_large(done.bytes_read, options)]
     if due and busy:
-        reasons.append(_BUSY)
+        reasons.append("Fragments that other writers kept changing are left for the next run.")
     elif due and options.max_bytes is not None:
-        reasons.append(_BUDGET_USED)
+        reasons.append("The run has used its --max-bytes; the next run continues.")
     return " ".join(reason for reason in reasons if reason) or None
 
 
 def _planned_why(planner: Planner, run: Debt, options: CompactOptions) -> str | None:
     """What a dry run says of a run that would not rewrite all, or more than it is allowed to."""
     left = debt(planner.groups(), planner.policy).bytes_read > run.bytes_read
-    return _too_large(run.bytes_read, options) or (_WOULD_USE_BUDGET if left else None)
+    why = "The run would use its --max-bytes; the next run would continue."
+    return _too_large(run.bytes_read, options) or (why if left else None)
 
 
 def _too_large(rewritten: int, options: CompactOptions) -> str | None:
@@ -496,15 +514,6 @@ def _too_large(rewritten: int, options: CompactOptions) -> str | None:
         f"Nothing that is due fits --max-bytes ({size_text(options.max_bytes)}): the smallest group of fragments, of "
         f"{size_text(rewritten)}, is rewritten alone."
     )
-
-
-def _with_files(table: Table, files: Collection[str]) -> set[int]:
-    """Fragments that have any of these data files."""
-    return {
-        fragment.id
-        for fragment in table.manifest.manifest.fragments
-        if any(file.path in files for file in fragment.files)
-    }
 
 
 def _changed(old: Table, new: Table) -> set[int]:
@@ -554,8 +563,11 @@ def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsE
     raise error
 
 
-def _names_any(manifest: VersionManifest, files: Collection[str]) -> bool:
-    return any(file.path in files for fragment in manifest.manifest.fragments for file in fragment.files)
+def _with_files(manifest: VersionManifest, files: Collection[str]) -> set[int]:
+    """Fragments that have any of these data files."""
+    return {
+        fragment.id for fragment in manifest.manifest.fragments if any(file.path in files for file in fragment.files)
+    }
 
 
 def _has_file(table: Table) -> bool:
@@ -563,20 +575,15 @@ def _has_file(table: Table) -> bool:
 
 
 def backlog(table: Table) -> Mapping[str, float]:
-    """The size of the base, its small fragments and deleted rows, and what a compaction would rewrite."""
+    """The size of the base, its small fragments and deleted rows, and what a compaction would rewrite.
+
+    Live rows and bytes as the manifest records them; without what an old release did not record.
+    """
     fragments = table.manifest.manifest.fragments
     small = sum(fragment.physical_rows < DEFAULT_TARGET_ROWS for fragment in fragments)
     deleted = sum(fragment.deletion_file.num_deleted_rows for fragment in fragments)
     counts = {"fragments": len(fragments), "small_fragments": small, "deleted_rows": deleted}
-    return {**counts, **_size(table), **compaction_debt(table)}
-
-
-def _size(table: Table) -> Mapping[str, float]:
-    """Live rows and bytes, as the manifest records them; without what an old release did not record."""
-    fragments = table.manifest.manifest.fragments
-    rows = {
-        "table_rows": sum(fragment.physical_rows - fragment.deletion_file.num_deleted_rows for fragment in fragments)
-    }
+    if all(fragment.physical_rows for fragment in fragments):
+        counts["table_rows"] = sum(fragment.physical_rows for fragment in fragments) - deleted
     sizes = [file.file_size_bytes for fragment in fragments for file in fragment.files]
-    known = all(fragment.physical_rows for fragment in fragments)
-    return {**(rows if known else {}), **({"table_bytes": sum(sizes)} if all(sizes) else {})}
+    return {**counts, **({"table_bytes": sum(sizes)} if all(sizes) else {}), **compaction_debt(table)}

@@ -1,7 +1,7 @@
 """Plan a compaction: the policy chooses groups of fragments, pylance makes a task of each.
 
-pylance's own planner joins all neighbors below the target each time. It is asked for one group at once, with all
-other fragments excluded and the rows of the group as its target, so that a group becomes one fragment.
+pylance's own planner joins all neighbors below the target each time. It is asked for one group at once, with all other
+fragments excluded and the rows of the group as its target, so that a group becomes one fragment.
 
 Settings are checked before anything is written. pylance obeys ``lance.compaction.*`` in the table's config wherever a
 compaction has no option of its own, and ``lance.row_lineage.*`` in each. What would lead to a table that this release
@@ -60,9 +60,7 @@ _INVALID = "Invalid user input"
 class Setting:
     """A value that compactions obey.
 
-    Attributes:
-        value: the number.
-        source: ``option``; ``table``: its config; or ``default``.
+    ``value``: the number. ``source``: ``option``; ``table``: its config; or ``default``.
     """
 
     value: float
@@ -76,8 +74,7 @@ class Setting:
 def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
     """The settings of a compaction: those of the run, else the owner's in the table's config, else defaults.
 
-    Raises:
-        InvalidUsageError: a value in the table's config is not a valid number.
+    Raises ``InvalidUsageError``: a value in the table's config is not a valid number.
     """
 
     def chosen(name: str, key: str, read: Callable[[str], float], default: float) -> Setting:
@@ -137,14 +134,9 @@ def lance_options(settings: Mapping[str, Setting], options: CompactOptions, **mo
 def refuse_settings(table: Table, options: CompactOptions) -> None:
     """Refuse a compaction that pylance refuses by the table's settings, or that would give it an unsupported feature.
 
-    Args:
-        table: the version that is to be compacted.
-        options: those of the run.
-
-    Raises:
-        InvalidUsageError: pylance refuses a setting or an option.
-        UnsupportedFeatureError: the compaction could give the table a feature that this release does not support, or
-            those do not that wrote the table.
+    ``table``: the version that is to be compacted. ``options``: those of the run.
+    Raises ``InvalidUsageError``: pylance refuses a setting or an option; ``UnsupportedFeatureError``: the compaction
+    could give the table a feature that this release does not support, or those do not that wrote the table.
     """
     manifest, uri = table.manifest.manifest, table.location.uri
     if manifest.reader_feature_flags & STABLE_ROW_IDS and manifest.config.get(_SPILL, "").strip().lower() == "true":
@@ -206,11 +198,9 @@ def fragment_sizes(
 ) -> list[FragmentSize]:
     """All fragments of a version as the policy weighs them.
 
-    Args:
-        table: the version.
-        limit: ids of those that may be rewritten; None: all. The others are boundaries, as are those that an index
-            covers which pylance could not remap, or not correctly.
-        demanded: ids of those that are rewritten in any case.
+    ``table``: the version. ``limit``: ids of those that may be rewritten; None: all. The others are boundaries, as are
+    those that an index covers which pylance could not remap, or not correctly. ``demanded``: ids of those that are
+    rewritten in any case.
     """
     dropped, again = dropped_bytes(table), _indexed_again(table)
     segments: dict[int, list[bytes]] = defaultdict(list)
@@ -352,11 +342,8 @@ class Planner:
     def __init__(self, table: Table, options: CompactOptions, demanded: Collection[int] = ()) -> None:
         """Read the settings.
 
-        Args:
-            demanded: see :func:`fragment_sizes`.
-
-        Raises:
-            InvalidUsageError: one in the table's config is not a valid number.
+        ``demanded``: see :func:`fragment_sizes`.
+        Raises ``InvalidUsageError``: one in the table's config is not a valid number.
         """
         self._table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
@@ -389,8 +376,7 @@ class Planner:
     def groups(self, limit: Collection[int] | None = None) -> list[Group]:
         """The groups that are due, in the order of the table; those larger than ``--max-bytes`` in smaller ones.
 
-        Args:
-            limit: see :func:`fragment_sizes`.
+        ``limit``: see :func:`fragment_sizes`.
         """
         due = self.policy.groups(self._sizes if limit is None else fragment_sizes(self._table, limit, self._demanded))
         return due if self.budget is None else self._divided(due, self.budget)
@@ -424,17 +410,13 @@ class Planner:
     ) -> list[CompactionTask]:
         """The tasks of the next commit, up to a budget of rows and bytes.
 
-        Args:
-            dataset: the version.
-            limit: ids of the fragments that may be rewritten.
-            rows: the budget of rows; a group of more is a commit of its own.
-            max_bytes: the budget of bytes; None: any number.
-            first: the run has rewritten nothing yet: one group may exceed the budget of bytes, if none is within it.
+        ``dataset``: the version. ``limit``: ids of the fragments that may be rewritten. ``rows``: the budget of rows; a
+        group of more is a commit of its own. ``max_bytes``: the budget of bytes; None: any number. ``first``: the run
+        has rewritten nothing yet: one group may exceed the budget of bytes, if none is within it.
         """
         tasks: list[CompactionTask] = []
-        for group in self._chosen(
-            self.groups(limit), rows, float("inf") if max_bytes is None else max_bytes, first=first
-        ):
+        budget = float("inf") if max_bytes is None else max_bytes
+        for group in self._chosen(self.groups(limit), rows, budget, first=first):
             with lance_errors("plan the compaction of", self._table.location.uri):
                 tasks += Compaction.plan(dataset, self._task_options(group)).tasks
         return tasks
@@ -457,11 +439,7 @@ class Planner:
 
     def _memory(self, group: Group) -> Mapping[str, int]:
         """Bounds of what is in memory at once, unless the table's owner set them."""
-        width = max(
-            1,
-            sum(fragment.bytes for fragment in group)
-            // max(1, sum(fragment.rows + fragment.deleted for fragment in group)),
-        )
+        width = max(1, _bytes(group) // max(1, sum(fragment.rows + fragment.deleted for fragment in group)))
         batch = min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // width))
         # A buffer below the size of a batch would never be filled, and the scan would not end.
         bounds = {"batch_size": batch, "io_buffer_size": max(_READ_AHEAD_BYTES, 4 * batch * width)}
@@ -474,12 +452,10 @@ class Planner:
         fragments = table.manifest.manifest.fragments
         if not fragments:
             return "The base table has no fragments."
-        shares = policy.deleted_fraction
-        tiers = (
-            "" if policy.tier_factor == 1 else f" whose sum is {policy.tier_factor} times the largest (--tier-factor)"
-        )
+        tiers = f" whose sum is {policy.tier_factor} times the largest (--tier-factor)" * (policy.tier_factor != 1)
         reason = (
-            f"In no fragment are more than {shares:.0%} deleted rows and dropped columns, or many small column files. "
+            f"In no fragment are more than {policy.deleted_fraction:.0%} deleted rows and dropped columns, or many "
+            "small column files. "
             f"And no neighbours{tiers} can be joined: such have less than {policy.target_rows:,} rows and "
             f"{size_text(policy.target_bytes)}, and the same segments of the same indexes."
         )
@@ -523,9 +499,8 @@ def _to_join_more(table: Table, target_rows: int) -> str:
     if behind:
         reason += f" To join more, run memwal-ops catchup first: not all is covered by {', '.join(behind)}."
     if split:
-        reason += (
-            f" To join more, run memwal-ops catchup --max-segments 1: there are several segments of {', '.join(split)}."
-        )
+        several = f"there are several segments of {', '.join(split)}"
+        reason += f" To join more, run memwal-ops catchup --max-segments 1: {several}."
     return reason
 
 
@@ -538,5 +513,4 @@ def _indexed_elsewhere(table: Table) -> frozenset[int]:
 
     When pylance remaps such an index, it writes the new files here, and still reads them at the source: queries fail.
     """
-    entries = () if table.manifest.indexes is None else table.manifest.indexes.indices
-    return covered_by(entry for entry in entries if entry.HasField("base_id"))
+    return covered_by(entry for entry in table.manifest.index_entries if entry.HasField("base_id"))

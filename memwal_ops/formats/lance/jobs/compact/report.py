@@ -65,10 +65,10 @@ class CompactReport:
     bytes_written: int
     debt: int
     settings: Mapping[str, Setting]
-    snapshot_lost: bool
     version: int
-    commit_conflicts: int
     seconds: float
+    snapshot_lost: bool = False
+    commit_conflicts: int = 0
     answers: tuple[tuple[str, AnswerComparison], ...] = ()
     error: MemwalOpsError | None = None
     expected_seconds: float | None = None
@@ -76,17 +76,13 @@ class CompactReport:
     dropped_column_bytes: int = 0
     indexed_again: tuple[str, ...] = ()
     indexes_behind: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command; other failures are raised."""
-        return 0 if self.error is None else self.error.exit_code
+    exit_code: int = 0
 
     def to_json(self) -> dict[str, object]:
         """The document of ``compact --json``."""
         expected = None if self.expected_seconds is None else round(self.expected_seconds, 1)
         answers = [{"index": name, **compared.to_json()} for name, compared in self.answers]
-        return document(self, expected_seconds=expected, answers=answers)
+        return document(self, "exit_code", expected_seconds=expected, answers=answers)
 
     def needs(self) -> Iterator[Need]:
         """What a run would rewrite."""
@@ -106,13 +102,10 @@ class CompactReport:
         if cost is not None:
             parts.append(paragraph(cost, hanging="  "))
         if self.snapshot_lost:
-            parts.append(
-                paragraph(
-                    "The region snapshot was in a file that is no longer found; run memwal-ops snapshot to store it "
-                    "again. Until then readers list the regions.",
-                    hanging="  ",
-                )
+            text = (
+                "The region snapshot was in a file that is no longer found; run memwal-ops snapshot to store it again."
             )
+            parts.append(paragraph(f"{text} Until then readers list the regions.", hanging="  "))
         return "\n".join(parts)
 
 

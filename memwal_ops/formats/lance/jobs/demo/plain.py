@@ -83,11 +83,7 @@ def demo(run: DemoRun) -> Iterator[str]:
 
 @dataclass
 class _Documents:
-    """The table and the rows that it must have.
-
-    Attributes:
-        expected: by id the text and the number of the vector.
-    """
+    """The table and the rows that it must have. ``expected``: by id the text and the number of the vector."""
 
     uri: str
     expected: dict[int, tuple[str, int]] = field(default_factory=dict)

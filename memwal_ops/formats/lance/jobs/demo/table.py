@@ -1,7 +1,7 @@
 """The demo's table: orders, written by pylance's own MemWAL writer, and the check that a merge kept them.
 
-Only the data are specific to the demo: any pylance program writes such a table,
-and the demo runs the real merge job on it.
+Only the data are specific to the demo: any pylance program writes such a table, and the demo runs the real merge job on
+it.
 """
 
 from __future__ import annotations

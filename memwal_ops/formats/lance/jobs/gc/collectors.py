@@ -1,4 +1,4 @@
-"""The collectors of a Lance table: one for each region, and one for the rest.
+"""The collectors of a Lance table: one for each region, and one for the rest (snapshots, leftovers, probes, strays).
 
 Per region, in this order:
 
@@ -8,8 +8,6 @@ Per region, in this order:
    later run finds them drained for long enough.
 3. *delete* generations and orphans, then WAL entries that no remaining generation refers to, then
    old manifest versions, the oldest first, so that a killed run leaves no gap.
-
-Candidates of gc that do not belong to a region: external snapshots, leftovers, probe objects and strays.
 """
 
 from __future__ import annotations
@@ -33,19 +31,10 @@ from memwal_ops.formats.lance.jobs.gc.wal import WalView
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS, NoRegionManifestError
 from memwal_ops.formats.lance.retention.garbage import find_leftovers
 from memwal_ops.formats.lance.retention.identity import region_anchor
-from memwal_ops.formats.lance.wire.names import (
-    INDICES_FOLDER,
-    MEM_WAL_FOLDER,
-    parse_region_manifest_name,
-    parse_version_manifest_name,
-    region_folder,
-)
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.log import get_logger
-from memwal_ops.storage.api import concurrently
-from memwal_ops.storage.clock import CLOCK_FOLDER
+from memwal_ops.storage import api, clock, local, probe
 from memwal_ops.storage.external_manifests import MOVED, is_staged, manifest_entries
-from memwal_ops.storage.local import FolderListings
-from memwal_ops.storage.probe import PROBE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +45,7 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import DeleteReport, ObjectMeta
 
 
-_SNAPSHOT = re.compile(rf"{INDICES_FOLDER}/([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/index\.lance")
+_SNAPSHOT = re.compile(rf"{names.INDICES_FOLDER}/([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/index\.lance")
 _OPS_FOLDER = "_mem_wal_ops"
 # A probe takes seconds. If its objects were deleted meanwhile, it would report a store that loses writes.
 _PROBE_AGE = timedelta(hours=1)
@@ -71,19 +60,17 @@ def table_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     yield from unchecked_candidates(evidence)
     yield from own_candidates(evidence)
     for path in evidence.table.regions.strays:
-        yield unrecognized(path, 0, f"not a region, although it is in {MEM_WAL_FOLDER}/; it is kept")
+        yield unrecognized(path, 0, f"not a region, although it is in {names.MEM_WAL_FOLDER}/; it is kept")
     for path, why in evidence.retention.unreadable.items():
         yield unrecognized(path, 0, f"this version cannot be read, so that everything that it may need is kept: {why}")
 
 
 def snapshot_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     """Files of region snapshots; all else in ``_indices/`` belongs to pylance and is not read."""
-    for meta in evidence.table.store.list(INDICES_FOLDER):
+    for meta in evidence.table.store.list(names.INDICES_FOLDER):
         match = _SNAPSHOT.fullmatch(meta.path)
-        if match is not None:
-            candidate = _snapshot_candidate(evidence, meta, UUID(match[1]))
-            if candidate is not None:
-                yield candidate
+        if match is not None and (candidate := _snapshot_candidate(evidence, meta, UUID(match[1]))) is not None:
+            yield candidate
 
 
 def _snapshot_candidate(evidence: GcEvidence, meta: ObjectMeta, uuid: UUID) -> LanceCandidate | None:
@@ -121,10 +108,9 @@ def leftover_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
             Gate(met=keeper is None, text="no tag, branch or hold names it" if keeper is None else f"kept by {keeper}"),
             evidence.unfinished_gate(meta.last_modified),
         )
-        if leftover.transaction is not None:
-            file = evidence.table.store.head(leftover.transaction)
-            if file is not None:
-                yield LanceCandidate(CandidateKind.LEFTOVER, leftover.transaction, file.size, 1, gates)
+        path = leftover.transaction
+        if path is not None and (file := evidence.table.store.head(path)) is not None:
+            yield LanceCandidate(CandidateKind.LEFTOVER, path, file.size, 1, gates)
         yield LanceCandidate(CandidateKind.LEFTOVER, meta.path, meta.size, 1, gates)
 
 
@@ -151,7 +137,7 @@ def unchecked_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
         return
     for meta in listed.files if listed.complete else store.list(VERSIONS_FOLDER):
         if is_staged(meta.path) and is_of_checked_commit(store, meta.path):
-            name = parse_version_manifest_name(f"{meta.path.rpartition('/')[2].partition('.')[0]}.manifest")
+            name = names.parse_version_manifest_name(f"{meta.path.rpartition('/')[2].partition('.')[0]}.manifest")
             passed = name is not None and name.version <= evidence.table.version
             gates = (
                 Gate(met=True, text="staged by a compaction that was killed before it was checked"),
@@ -168,7 +154,7 @@ def own_candidates(evidence: GcEvidence) -> Iterator[LanceCandidate]:
     folders = store.list_level(_OPS_FOLDER).directories
     if QUARANTINE_FOLDER in folders:
         yield from quarantine_candidates(evidence)
-    for folder in sorted({CLOCK_FOLDER, PROBE_FOLDER}.intersection(folders)):
+    for folder in sorted({clock.CLOCK_FOLDER, probe.PROBE_FOLDER}.intersection(folders)):
         for meta in store.list(folder):
             gates = (
                 Gate(met=True, text="written by a job that probed the store and was killed"),
@@ -206,7 +192,7 @@ def views(
         except REGION_FAULTS as error:
             return region_id, error
 
-    for _, (region_id, log) in concurrently(read, ids, threads=_CONCURRENT_REGIONS):
+    for _, (region_id, log) in api.concurrently(read, ids, threads=_CONCURRENT_REGIONS):
         if log is not None:
             yield region_id, log
 
@@ -214,10 +200,8 @@ def views(
 class RegionCollector(Collector[LanceCandidate]):
     """Collects one region.
 
-    Args:
-        current: of the run.
-        region_id: the region.
-        log: the region with its log, or the error with which it cannot be read.
+    ``current``: of the run. ``region_id``: the region. ``log``: the region with its log, or the error with which it
+    cannot be read.
     """
 
     part: UUID
@@ -228,7 +212,7 @@ class RegionCollector(Collector[LanceCandidate]):
         self._log = log
         self._drained = self._fenced = False
         self._anchor: Anchor | None = None
-        self._directories = FolderListings(self.store, region_folder(region_id))
+        self._directories = local.FolderListings(self.store, names.region_folder(region_id))
 
     @property
     def anchors(self) -> Sequence[Anchor]:
@@ -252,7 +236,7 @@ class RegionCollector(Collector[LanceCandidate]):
         if not isinstance(error, REGION_FAULTS):
             return None
         why = f"the region cannot be read, so that all of it is kept: {error}"
-        return unrecognized(region_folder(self.part), 0, why, region_id=self.part)
+        return unrecognized(names.region_folder(self.part), 0, why, region_id=self.part)
 
     def drain(self) -> int:
         """Take generations that are no longer needed off the region manifest's list (S0-060, S0-183)."""
@@ -360,7 +344,7 @@ class RegionCollector(Collector[LanceCandidate]):
         """Make the hint name a version that is kept, before versions are deleted that it may name."""
         manifests = self.current.evidence.table.region(self.part)
         hint = manifests.hint()
-        if hint is None or not (parse_region_manifest_name(last.name) or 0) < hint <= newest:
+        if hint is None or not (names.parse_region_manifest_name(last.name) or 0) < hint <= newest:
             # Otherwise, if the region was created again, the hint would name a version that it lacks: a permanent gap.
             with self._of_one_table():
                 for anchor in self.anchors:
@@ -385,7 +369,7 @@ class RemovedIndexCollector(Collector[LanceCandidate]):
         table = self.current.evidence.table
         why = f"the MemWAL index was removed after version {table.index_removed_after}: kept for when it is made again"
         ids = table.regions.region_ids if self._regions is None else self._regions
-        yield Stage(unrecognized(region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
+        yield Stage(unrecognized(names.region_folder(region_id), 0, why, region_id=region_id) for region_id in ids)
 
     def revalidate(self, batch: Sequence[LanceCandidate]) -> Iterator[LanceCandidate]:
         """Never called with a candidate: none is deletable."""

@@ -2,8 +2,6 @@
 
 A proof is never older than one batch of deletions: before each, all inputs are read again
 (:meth:`CurrentEvidence.renew`).
-
-The candidates of gc in a Lance table: their kinds, and the fields that name them.
 """
 
 from __future__ import annotations
@@ -66,9 +64,7 @@ DIRECTORIES = frozenset({CandidateKind.GENERATION, CandidateKind.ORPHAN})
 class LanceCandidate(Candidate):
     """A candidate in a Lance table: a file, or a directory with all its objects.
 
-    Attributes:
-        region_id: None if it does not belong to a region.
-        generation: None if it does not belong to a generation.
+    ``region_id``: None if it does not belong to a region. ``generation``: None if it does not belong to a generation.
     """
 
     region_id: UUID | None = None
@@ -93,12 +89,9 @@ def unrecognized(path: str, size: int, why: str, *, region_id: UUID | None = Non
 class GcEvidence:
     """All inputs of a proof that do not belong to one region.
 
-    Attributes:
-        table: the newest version when this was read.
-        retention: which versions may be opened, and by what.
-        covered: per base index and region the last generation that the index covers in the base.
-        now: when the run began, by the slower of the local clock and the store's.
-        options: grace periods and minimum ages.
+    ``table``: the newest version when this was read. ``retention``: which versions may be opened, and by what.
+    ``covered``: per base index and region the last generation that the index covers in the base. ``now``: when the run
+    began, by the slower of the local clock and the store's. ``options``: grace periods and minimum ages.
     """
 
     table: Table
@@ -186,8 +179,7 @@ class GcEvidence:
 class CurrentEvidence:
     """The current evidence, shared by all collectors of a run.
 
-    Attributes:
-        anchors: of the table that was read first; empty for a plan, which deletes nothing.
+    ``anchors``: of the table that was read first; empty for a plan, which deletes nothing.
     """
 
     evidence: GcEvidence

@@ -43,11 +43,8 @@ __all__ = ["GcOptions", "GcReport", "apply", "backlog", "candidates", "plan"]
 class GcReport(BaseReport[LanceCandidate]):
     """Report of a gc run.
 
-    Attributes:
-        regions: how many were found.
-        sealed: how many of them are sealed.
-        versions: how many versions of the table may be opened.
-        reader_grace: how long drained generations are kept.
+    ``regions``: how many were found. ``sealed``: how many of them are sealed. ``versions``: how many versions of the
+    table may be opened. ``reader_grace``: how long drained generations are kept.
     """
 
     kinds = KINDS
@@ -93,14 +90,9 @@ class GcReport(BaseReport[LanceCandidate]):
 def plan(table: Table, options: GcOptions, context: RunContext | None = None) -> GcReport:
     """Report what is deletable, what is kept and why, and what is not recognized. Reads only, in constant memory.
 
-    Args:
-        table: the newest version of it.
-        context: reports progress per candidate, and can stop the run after each.
-
-    Raises:
-        StorageError: the store failed.
-        TableCorruptError: something is deletable, and the newest version lacks a file.
-        UnsupportedFeatureError: writers need a feature that this release does not support (S3-013).
+    ``table``: the newest version of it. ``context``: reports progress per candidate, and can stop the run after each.
+    Raises ``StorageError``: the store failed; ``TableCorruptError``: something is deletable, and the newest version
+    lacks a file; ``UnsupportedFeatureError``: writers need a feature that this release does not support (S3-013).
     """
     check_writable(table.manifest.manifest)
     report = _report(options, applied=False)
@@ -115,14 +107,10 @@ def plan(table: Table, options: GcOptions, context: RunContext | None = None) ->
 def apply(table: Table, options: GcOptions, context: RunContext | None = None) -> GcReport:
     """Drain and delete. Safe to kill, to repeat, and to run concurrently with itself, writers, readers and all jobs.
 
-    Args:
-        table: any version of it; the newest is read before each batch.
-        context: reports progress per candidate, and can stop the run after each.
-
-    Raises:
-        StorageError: the store failed before anything could be proven.
-        TableCorruptError: something is deletable, and the newest version lacks a file.
-        UnsupportedFeatureError: see :func:`plan`.
+    ``table``: any version of it; the newest is read before each batch. ``context``: reports progress per candidate, and
+    can stop the run after each.
+    Raises ``StorageError``: the store failed before anything could be proven; ``TableCorruptError``: something is
+    deletable, and the newest version lacks a file; ``UnsupportedFeatureError``: see :func:`plan`.
     """
     context = context or RunContext()
     check_writable(table.manifest.manifest)

@@ -1,10 +1,10 @@
 """Candidates of gc in one region: generations, orphans, manifest versions, strays.
 
-All waiting times are derived from the publication times of the region manifest's versions. A reader uses the
-version that it has read for at most ``reader_grace``; so the *settled* version, the newest that was published that
-long ago, is the oldest that a reader may still use. Objects that neither it nor any later version needs are opened by
-no reader. This rule gives the waiting time of drained generations, of flushed WAL entries, and of the manifest
-versions themselves; no other state has to be stored.
+All waiting times are derived from the publication times of the region manifest's versions. A reader uses the version
+that it has read for at most ``reader_grace``; so the *settled* version, the newest that was published that long ago, is
+the oldest that a reader may still use. Objects that neither it nor any later version needs are opened by no reader.
+This rule gives the waiting time of drained generations, of flushed WAL entries, and of the manifest versions
+themselves; no other state has to be stored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from memwal_ops.formats.lance.generations.region_identity import check_identity
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind, LanceCandidate, unrecognized
 from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, RegionManifestGoneError
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
-from memwal_ops.formats.lance.wire.names import (
-    is_staged_name,
-    parse_generation_dir,
-    parse_region_manifest_name,
-    region_folder,
-)
+from memwal_ops.formats.lance.wire import names
 from memwal_ops.text import duration_text
 
 if TYPE_CHECKING:
@@ -69,12 +64,9 @@ class _History:
 class RegionView:
     """One region as of one listing.
 
-    Attributes:
-        evidence: inputs that do not belong to the region.
-        contents: the listing.
-        newest: the newest manifest, read after the listing.
-        settled: the newest manifest that is older than every reader; None: all are younger.
-        undeleted: deletable generation directories that count as needed, since their deletion failed.
+    ``evidence``: inputs that do not belong to the region. ``contents``: the listing. ``newest``: the newest manifest,
+    read after the listing. ``settled``: the newest manifest that is older than every reader; None: all are younger.
+    ``undeleted``: deletable generation directories that count as needed, since their deletion failed.
     """
 
     evidence: GcEvidence
@@ -98,7 +90,7 @@ class RegionView:
     @cached_property
     def folder(self) -> str:
         """Path of its folder below the table's root."""
-        return region_folder(self.region_id)
+        return names.region_folder(self.region_id)
 
     # A region may list many thousands of generations: use look-ups, not searches.
 
@@ -156,7 +148,7 @@ class RegionView:
 
     def _stray(self, path: str) -> LanceCandidate:
         state = self.contents.strays[path]
-        if not is_staged_name(path.rsplit("/", 1)[-1]):
+        if not names.is_staged_name(path.rsplit("/", 1)[-1]):
             return unrecognized(path, state.bytes, _STRAY, region_id=self.region_id)
         # A writer that resumes and finds it deleted cannot rename it, and fails: nothing was acknowledged.
         gates = (
@@ -171,7 +163,7 @@ class RegionView:
             return self._stray(candidate.path)
         name = candidate.name
         if candidate.kind is CandidateKind.REGION_MANIFEST:
-            version = parse_region_manifest_name(name)
+            version = names.parse_region_manifest_name(name)
             return None if version is None else self._manifest(version)
         state = self.contents.directories[name]
         listed = self.listed_at.get(name)
@@ -214,20 +206,20 @@ class RegionView:
         elif drain:
             text = f"listed by region manifest version {self.newest.version}: gc --apply removes it from the list, and "
             gates += (Gate(met=False, text=f"{text}deletes it --reader-grace later"),)
-        return self._directory_candidate(
-            CandidateKind.GENERATION, flushed.path, flushed.generation, state, gates, drain=drain
+        path, generation = f"{self.folder}/{flushed.path}", flushed.generation
+        return LanceCandidate(
+            CandidateKind.GENERATION, path, state.bytes, state.objects, gates, drain, self.region_id, generation
         )
 
     def _unlisted(self, name: str, state: DirectoryContents) -> LanceCandidate:
-        parsed = parse_generation_dir(name)
+        parsed, path = names.parse_generation_dir(name), f"{self.folder}/{name}"
         if parsed is None:
             why = "its name is not that of a generation, and no region manifest lists it"
-            return unrecognized(
-                f"{self.folder}/{name}", state.bytes, why, region_id=self.region_id, objects=state.objects
-            )
+            return unrecognized(path, state.bytes, why, region_id=self.region_id, objects=state.objects)
         generation = parsed.generation
         dropped_by = self._dropped_by(name)
         if dropped_by is not None:
+            kind = CandidateKind.GENERATION
             gates = self.base_gates() + self.evidence.generation_gates(self.region_id, generation)
             dropped = self.contents.manifests.get(dropped_by)
             event = f"removed from the list by region manifest version {dropped_by}"
@@ -235,16 +227,16 @@ class RegionView:
                 gates += (Gate(met=False, text=f"{event}, just now"),)
             else:
                 gates += (self.evidence.age_gate(event, dropped.modified, self.evidence.options.reader_grace),)
-            return self._directory_candidate(CandidateKind.GENERATION, name, generation, state, gates, drain=False)
-        unfinished = self.evidence.unfinished_gate(state.youngest, "a flush may be in progress: last written")
-        gates = (*self.base_gates(), self._never_listed(), self._not_lost(generation), unfinished)
-        return self._directory_candidate(CandidateKind.ORPHAN, name, generation, state, gates, drain=False)
-
-    def _never_listed(self) -> Gate:
-        broken = self.history().broken
-        if broken:
-            return Gate(met=False, text=f"region manifest version {broken} cannot be read, and may list it")
-        return Gate(met=True, text="not listed by any existing region manifest version")
+        else:
+            kind = CandidateKind.ORPHAN
+            unfinished = self.evidence.unfinished_gate(state.youngest, "a flush may be in progress: last written")
+            never_listed = Gate(met=True, text="not listed by any existing region manifest version")
+            if broken := self.history().broken:
+                why = f"region manifest version {broken} cannot be read, and may list it"
+                never_listed = Gate(met=False, text=why)
+            gates = (*self.base_gates(), never_listed, self._not_lost(generation), unfinished)
+        region_id = self.region_id
+        return LanceCandidate(kind, path, state.bytes, state.objects, gates, region_id=region_id, generation=generation)
 
     def _not_lost(self, generation: int) -> Gate:
         """The gate that an unlisted directory's rows are also in the log, in another directory, or in the base."""
@@ -280,20 +272,7 @@ class RegionView:
             return 0
         from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 
-        return len(overwritten(self.evidence.table, self.newest))
-
-    def _directory_candidate(
-        self,
-        kind: CandidateKind,
-        name: str,
-        generation: int,
-        state: DirectoryContents,
-        gates: tuple[Gate, ...],
-        *,
-        drain: bool,
-    ) -> LanceCandidate:
-        path = f"{self.folder}/{name}"
-        return LanceCandidate(kind, path, state.bytes, state.objects, gates, drain, self.region_id, generation)
+        return sum(map(len, overwritten(self.evidence.table, [self.newest]).values()))
 
     # -- the manifest's own history
 
@@ -306,10 +285,8 @@ class RegionView:
         keep = self.evidence.options.manifest_retention
         settled = 0 if self.settled is None else self.settled.version
         newer = self.newest.version - version
-        if newer < keep:
-            gates = [Gate(met=False, text=f"one of the newest {keep} versions")]
-        else:
-            gates = [Gate(met=True, text=f"{newer} newer versions exist, {keep} are kept")]
+        kept = f"one of the newest {keep} versions"
+        gates = [Gate(newer >= keep, kept if newer < keep else f"{newer} newer versions exist, {keep} are kept")]
         if version >= settled:
             grace = duration_text(self.evidence.options.reader_grace)
             text = f"a reader that began less than --reader-grace ({grace}) ago may follow it"

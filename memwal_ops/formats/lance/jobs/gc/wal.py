@@ -1,7 +1,7 @@
 """Candidates of gc among the entries of a region's write-ahead log (S0-185, S0-190, S0-209).
 
-An entry is deletable if no writer and no reader replays it any more, no remaining generation has its rows in it, and
-it is not a fence post: without that, a fenced writer that resumes could acknowledge a write.
+An entry is deletable if no writer and no reader replays it any more, no remaining generation has its rows in it, and it
+is not a fence post: without that, a fenced writer that resumes could acknowledge a write.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class Post:
 def epoch_runs(ids: array[int], epoch_of: Callable[[int], int | None]) -> tuple[EpochRun, ...]:
     """The runs of a log, by bisection: epochs rise along it (S0-044) except for late writers, so few entries are read.
 
-    Args:
-        ids: the existing entries, ascending.
-        epoch_of: reads the epoch of one entry; None if it cannot be read.
+    ``ids``: the existing entries, ascending. ``epoch_of``: reads the epoch of one entry; None if it cannot be read.
     """
     if not ids:
         return ()
@@ -143,12 +141,9 @@ class FencePosts:
     name as the end of the log and puts its empty entry after it; at too low a position, that entry would not fence
     any writer. All entries after ``wal_id_last_seen`` are kept as well: other writers search for the end from there.
 
-    Attributes:
-        ids: the existing entries, ascending.
-        runs: the runs of these entries.
-        written: when the entry at an index was written, by the store's clock, like the claims.
-        claims: of the unsettled epochs, ascending.
-        hint: ``wal_id_last_seen`` of the newest manifest; 0: none.
+    ``ids``: the existing entries, ascending. ``runs``: the runs of these entries. ``written``: when the entry at an
+    index was written, by the store's clock, like the claims. ``claims``: of the unsettled epochs, ascending. ``hint``:
+    ``wal_id_last_seen`` of the newest manifest; 0: none.
     """
 
     ids: Sequence[int]
@@ -256,7 +251,8 @@ class WalView:
             for at in range(settled):
                 yield self._entry(at, (needed,))
         replayed = Gate(met=False, text=f"not flushed: a writer replays from {flushed + 1} on")
-        young = Gate(met=False, text=f"flushed less than --reader-grace ({self._grace}) ago")
+        grace = duration_text(self.view.evidence.options.reader_grace)
+        young = Gate(met=False, text=f"flushed less than --reader-grace ({grace}) ago")
         for at in range(settled, len(ids)):
             yield self._entry(at, (replayed if ids[at] > flushed else young,))
 
@@ -318,10 +314,6 @@ class WalView:
     @staticmethod
     def _replay_after(manifest: RegionManifest) -> int:
         return manifest.replay_after_wal_id or 0
-
-    @property
-    def _grace(self) -> str:
-        return duration_text(self.view.evidence.options.reader_grace)
 
     def _settled(self) -> int:
         """How many of the entries neither a writer nor a reader replays any more."""

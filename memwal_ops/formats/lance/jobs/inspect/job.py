@@ -27,16 +27,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import fault_of, last_writer
 from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact.planning import Planner, compaction_debt, dropped_bytes
-from memwal_ops.formats.lance.jobs.inspect.report import (
-    STATES,
-    BranchState,
-    DroppedIndexes,
-    GenerationState,
-    IndexState,
-    InspectedRegion,
-    MergedElsewhere,
-    TableInspection,
-)
+from memwal_ops.formats.lance.jobs.inspect import report
 from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import DEFAULT_INSPECT_LIMIT, CompactOptions, InspectOptions
 from memwal_ops.formats.lance.regions.manifests import REGION_FAULTS
@@ -62,7 +53,9 @@ _EARLIER_VERSIONS = 16
 
 
 @names_damage
-def plan(table: Table, options: InspectOptions | None = None, context: RunContext | None = None) -> TableInspection:
+def plan(
+    table: Table, options: InspectOptions | None = None, context: RunContext | None = None
+) -> report.TableInspection:
     """One version of a table, and the newest state of its regions."""
     context, options = context or RunContext(), options or InspectOptions()
     found = inspect(table, limit=options.limit)
@@ -77,7 +70,7 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
     )
 
 
-def _merged_elsewhere(table: Table, found: TableInspection) -> MergedElsewhere | None:
+def _merged_elsewhere(table: Table, found: report.TableInspection) -> report.MergedElsewhere | None:
     """The other program that merges the table, too, and what it did, where a job found it or the regions show it."""
     program = dict(table.manifest.manifest.config).get(MERGED_ELSEWHERE)
     dropped = [region.fault.program for region in found.regions if region.fault and region.fault.drops]
@@ -85,18 +78,16 @@ def _merged_elsewhere(table: Table, found: TableInspection) -> MergedElsewhere |
         return None
     from memwal_ops.formats.lance.jobs.drained import overwritten  # noqa: PLC0415 - where another program merges
 
-    regions = (region for region in found.regions if region.backlog is not None)
-    keys = {region.region_id: overwritten(table, region.backlog.manifest) for region in regions if region.backlog}
-    older = {str(region_id): some for region_id, some in keys.items() if some}
+    older = overwritten(table, [region.backlog.manifest for region in found.regions if region.backlog])
     if program is None and not dropped and not older:
         return None
-    return MergedElsewhere(program or next(iter(dropped), table.history.program(table.version)), older)
+    return report.MergedElsewhere(program or next(iter(dropped), table.history.program(table.version)), older)
 
 
 apply = plan
 
 
-def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> TableInspection:
+def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> report.TableInspection:
     """One version of a table, and the newest state of its regions.
 
     Args:
@@ -122,24 +113,24 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> TableInspect
     versions, writer = check_versions(table), last_writer(table)
     fragments = len(table.manifest.manifest.fragments)
     indexes = index_states(table, table.index.index_catchup)
-    return TableInspection(table, _rows(table), fragments, regions, indexes, backlog, versions, limit, writer)
+    return report.TableInspection(table, _rows(table), fragments, regions, indexes, backlog, versions, limit, writer)
 
 
-def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[InspectedRegion, ...]:
+def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[report.InspectedRegion, ...]:
     """The regions of a table that was at this place before; what of them is merged is not known."""
 
-    def read(region_id: UUID) -> InspectedRegion:
+    def read(region_id: UUID) -> report.InspectedRegion:
         try:
             backlog = RegionBacklog(table.region(region_id).latest(), 0, ())
         except REGION_FAULTS as error:
-            return InspectedRegion(region_id, None, {}, (), None, BlockedRegion(region_id, None, error))
-        return InspectedRegion(region_id, backlog, {}, (), None, BlockedRegion(region_id, None, refusal))
+            return report.InspectedRegion(region_id, None, {}, (), None, BlockedRegion(region_id, None, error))
+        return report.InspectedRegion(region_id, backlog, {}, (), None, BlockedRegion(region_id, None, refusal))
 
     with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
         return tuple(pool.map(read, sorted(table.regions.region_ids)))
 
 
-def _dropped_indexes(table: Table) -> DroppedIndexes | None:
+def _dropped_indexes(table: Table) -> report.DroppedIndexes | None:
     """The indexes that an overwrite dropped, if the table has none since; up to 16 earlier versions are read."""
     later = table.manifest
     for version in range(table.version - 1, max(0, table.version - 1 - _EARLIER_VERSIONS), -1):
@@ -152,7 +143,7 @@ def _dropped_indexes(table: Table) -> DroppedIndexes | None:
         transaction = transaction_of(table.store, later)
         if transaction is not None and operation_of(transaction) == "overwrite":
             names = {one.name for one in earlier.index_entries} - {MEMWAL_INDEX_NAME}
-            return DroppedIndexes(version + 1, tuple(sorted(names))) if names else None
+            return report.DroppedIndexes(version + 1, tuple(sorted(names))) if names else None
         later = earlier
     return None
 
@@ -165,14 +156,14 @@ def _rows(table: Table) -> int:
         return int(table.dataset.count_rows())
 
 
-def _bounded(regions: tuple[InspectedRegion, ...], limit: int) -> tuple[InspectedRegion, ...]:
+def _bounded(regions: tuple[report.InspectedRegion, ...], limit: int) -> tuple[report.InspectedRegion, ...]:
     """At most ``limit`` generations of all regions together."""
     ranked = [
-        (STATES.index(generation.state), at, generation)
+        (report.STATES.index(generation.state), at, generation)
         for at, region in enumerate(regions)
         for generation in region.generations
     ]
-    kept: dict[int, list[GenerationState]] = {}
+    kept: dict[int, list[report.GenerationState]] = {}
     for _, at, generation in sorted(ranked, key=lambda entry: entry[:2])[:limit]:
         kept.setdefault(at, []).append(generation)
     return tuple(
@@ -201,7 +192,7 @@ def _region(
     fault: BlockedRegion | None,
     checked: CheckedBacklog,
     limit: int,
-) -> InspectedRegion:
+) -> report.InspectedRegion:
     """The region's state, with the first fault that would block it, as far as it shows without reading rows."""
     unflushed, error = log
     if fault is None and error is not None:
@@ -209,33 +200,33 @@ def _region(
     files = checked.files.get(region_id)
     counts, generations = _generations(backlog, files, limit)
     roots = () if files is None else files.foreign_roots.values()
-    return InspectedRegion(region_id, backlog, counts, generations, unflushed, fault, next(iter(roots), None))
+    return report.InspectedRegion(region_id, backlog, counts, generations, unflushed, fault, next(iter(roots), None))
 
 
 def _generations(
     region: RegionBacklog | None, files: GenerationFiles | None, limit: int
-) -> tuple[Mapping[str, int], tuple[GenerationState, ...]]:
+) -> tuple[Mapping[str, int], tuple[report.GenerationState, ...]]:
     """The number of generations per state, and the first ``limit`` of each."""
     if region is None:
         return {}, ()
     counts: Counter[str] = Counter()
-    first: list[GenerationState] = []
+    first: list[report.GenerationState] = []
     for flushed in region.manifest.flushed_generations:
         state = "merged" if flushed.generation <= region.merged or files is None else files.state(flushed.generation)
         counts[state] += 1
         if counts[state] <= limit:
-            first.append(GenerationState(flushed, state))
+            first.append(report.GenerationState(flushed, state))
     return counts, tuple(first)
 
 
-def index_states(table: Table, recorded: Mapping[str, Mapping[UUID, int]]) -> tuple[IndexState, ...]:
+def index_states(table: Table, recorded: Mapping[str, Mapping[UUID, int]]) -> tuple[report.IndexState, ...]:
     """The state of each base index; ``recorded`` is the table's ``index_catchup``."""
     states = []
     for index in base_indexes(table).values():
         covers = coverage(index.covered, table.manifest)
         missing, entry = len(covers.uncovered), recorded.get(index.name, {})
         covered, fault = covers.fragments - missing, fault_of(table, index)
-        states.append(IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, entry, fault))
+        states.append(report.IndexState(index.name, index.type, covered, missing, covers.uncovered_rows, entry, fault))
     return tuple(states)
 
 
@@ -251,7 +242,7 @@ def _next_runs(table: Table, past: PastRuns) -> Mapping[str, NextRun]:
     return found
 
 
-def _branches(table: Table, before: datetime) -> tuple[BranchState, ...]:
+def _branches(table: Table, before: datetime) -> tuple[report.BranchState, ...]:
     """The branches of a table that was opened at its root, ascending by name.
 
     Requests: a listing of their records; for each branch a request and a listing, for one that was written last before
@@ -262,7 +253,7 @@ def _branches(table: Table, before: datetime) -> tuple[BranchState, ...]:
     return tuple(_branch(table, record, before) for record in list_branches(table.store))
 
 
-def _branch(table: Table, record: TableBranch, before: datetime) -> BranchState:
+def _branch(table: Table, record: TableBranch, before: datetime) -> report.BranchState:
     folder = branch_folder(record.name)
     named = (
         (parse_version_manifest_name(meta.path.rpartition("/")[2]), meta)
@@ -270,15 +261,17 @@ def _branch(table: Table, record: TableBranch, before: datetime) -> BranchState:
     )
     versions = {name.version: meta for name, meta in named if name is not None and not name.detached}
     if not versions:
-        return BranchState(record, None, 0, None, record.created < before)
+        return report.BranchState(record, None, 0, None, record.created < before)
     newest = versions[max(versions)]
-    state = BranchState(record, max(versions), len(versions), newest.last_modified, newest.last_modified < before)
+    state = report.BranchState(
+        record, max(versions), len(versions), newest.last_modified, newest.last_modified < before
+    )
     if not state.stale:
         return state
     objects = list(table.store.list(folder))
     kept = _kept_bytes(table, newest, objects, folder)
     size = sum(meta.size for meta in objects)
-    return BranchState(record, state.version, state.versions, state.written, state.stale, size, kept)
+    return report.BranchState(record, state.version, state.versions, state.written, state.stale, size, kept)
 
 
 def _kept_bytes(table: Table, newest: ObjectMeta, objects: Iterable[ObjectMeta], folder: str) -> int:

@@ -72,10 +72,8 @@ def describe_branches(branches: Sequence[BranchState], version: int) -> Iterator
             holds += f", {size_text(one.bytes)} of its own"
         if one.kept_bytes:
             holds += f", and {size_text(one.kept_bytes)} of files that {MAIN} does not need"
-        yield paragraph(
-            f"STALE: branch {one.record.name}: nobody wrote to it since {when:%Y-%m-%d %H:%M} UTC; it holds {holds}.",
-            hanging="  ",
-        )
+        text = f"STALE: branch {one.record.name}: nobody wrote to it since {when:%Y-%m-%d %H:%M} UTC; it holds {holds}."
+        yield paragraph(text, hanging="  ")
 
 
 def _tree(branches: Sequence[BranchState], parent: str | None, depth: int) -> Iterator[str]:
@@ -115,13 +113,8 @@ class GenerationState:
     def to_json(self) -> dict[str, object]:
         """The ``generations`` entry; ``rows`` and ``bytes`` are null if the writer did not record them."""
         ref = self.flushed
-        return {
-            "generation": ref.generation,
-            "path": ref.path,
-            "rows": ref.physical_rows,
-            "bytes": ref.accounted_bytes,
-            "state": self.state,
-        }
+        sizes = {"rows": ref.physical_rows, "bytes": ref.accounted_bytes}
+        return document(self, "flushed", generation=ref.generation, path=ref.path, **sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +148,19 @@ class InspectedRegion:
     def to_json(self) -> dict[str, object]:
         """The ``regions`` entry."""
         manifest = None if self.backlog is None else self.backlog.manifest
-        return {
-            "region_id": str(self.region_id),
-            "spec_id": None if manifest is None else manifest.region_spec_id,
-            "status": "unreadable" if manifest is None else manifest.status.name.lower(),
-            "writer_epoch": None if manifest is None else manifest.writer_epoch,
-            "manifest_version": None if manifest is None else manifest.version,
-            "current_generation": None if manifest is None else manifest.current_generation,
-            "replay_after_wal_id": None if manifest is None else manifest.replay_after_wal_id,
-            "wal_id_last_seen": None if manifest is None else manifest.wal_id_last_seen,
-            "unflushed_wal_entries": self.unflushed_wal_entries,
-            "merged_generation": None if self.backlog is None or self.is_left_over else self.backlog.merged,
-            "generation_counts": {state: self.counts.get(state, 0) for state in STATES},
-            "generations": [generation.to_json() for generation in self.generations],
-            "truncated": self.truncated,
-            "foreign_root": self.foreign_root,
-            "error": None if self.fault is None else self.fault.to_json(),
-        }
+        names = ("writer_epoch", "current_generation", "replay_after_wal_id", "wal_id_last_seen")
+        return document(
+            self,
+            *("backlog", "counts", "fault"),
+            spec_id=None if manifest is None else manifest.region_spec_id,
+            status="unreadable" if manifest is None else manifest.status.name.lower(),
+            manifest_version=None if manifest is None else manifest.version,
+            **{name: None if manifest is None else getattr(manifest, name) for name in names},
+            merged_generation=None if self.backlog is None or self.is_left_over else self.backlog.merged,
+            generation_counts={state: self.counts.get(state, 0) for state in STATES},
+            truncated=self.truncated,
+            error=self.fault,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +312,8 @@ class TableInspection:
         if unflushed := sum(region.unflushed_wal_entries or 0 for region in self.regions):
             most = max(region.unflushed_wal_entries or 0 for region in self.regions)
             read = f" Of a region, the first {MOST_READ} were looked at." if most > MOST_READ else ""
-            lines.append(
-                f"  {counted(unflushed, 'log entry', 'log entries')} not flushed yet: only writers flush them.{read}"
-            )
+            entries = counted(unflushed, "log entry", "log entries")
+            lines.append(f"  {entries} not flushed yet: only writers flush them.{read}")
         if self.regions:
             lines += ["", _regions(self)]
         if self.indexes:

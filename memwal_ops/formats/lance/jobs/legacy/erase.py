@@ -26,9 +26,7 @@ from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options,
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes
 from memwal_ops.formats.lance.indexes.index_arguments import arguments_like
 from memwal_ops.formats.lance.jobs.answers_guard import SAMPLE, compare_answers, refuse_worse
-from memwal_ops.formats.lance.jobs.erase.job import TableErasure, job_of
-from memwal_ops.formats.lance.jobs.erase.log import CLEAN, LogSurvey
-from memwal_ops.formats.lance.jobs.erase.survey import Surveyor
+from memwal_ops.formats.lance.jobs.erase import job, log, survey
 from memwal_ops.formats.lance.jobs.legacy import gc, merge
 from memwal_ops.formats.lance.legacy.index import Draft, check_mergeable, draft_of, mem_wals_of, merge_draft, publish
 from memwal_ops.formats.lance.legacy.replay import entry_of, entry_rows
@@ -58,7 +56,7 @@ _IN_MEMORY = "memory:"
 _UNMERGED = "lists it as unmerged"
 
 
-class LegacySurveyor(Surveyor):
+class LegacySurveyor(survey.Surveyor):
     """Surveys a table with the legacy MemWAL index."""
 
     def _log(self, table: Table) -> LegacyLogs:
@@ -66,11 +64,10 @@ class LegacySurveyor(Surveyor):
 
 
 @dataclass
-class LegacyLogs(LogSurvey):
+class LegacyLogs(log.LogSurvey):
     """What of the logs and MemTables holds such rows. Those outside of the table are not read.
 
-    Attributes:
-        dirty: objects that may, by path, with the reason.
+    ``dirty``: objects that may, by path, with the reason.
     """
 
     dirty: dict[str, str] = field(default_factory=dict)
@@ -104,12 +101,12 @@ class LegacyLogs(LogSurvey):
         files = list(self.table.store.list(place))
         if not is_log and files:
             why = self.target.once((place, len(files)), partial(self._why_mem_table, place, files))
-            self.objects += [(meta, CLEAN if why is None else None) for meta in files]
+            self.objects += [(meta, log.CLEAN if why is None else None) for meta in files]
             self.dirty |= {} if why is None else {f"{place}/": why}
             return
         for meta in files:
             why = self._why_file(meta, partial(self._why_entry, meta))
-            self.objects.append((meta, CLEAN if why is None else None))
+            self.objects.append((meta, log.CLEAN if why is None else None))
             self.dirty |= {} if why is None else {meta.path: why}
 
     def _why_mem_table(self, place: str, files: list[ObjectMeta]) -> str | None:
@@ -172,13 +169,13 @@ __all__ = ["apply", "plan"]
 
 
 @dataclass
-class LegacyErasure(TableErasure):
+class LegacyErasure(job.TableErasure):
     """The erasure of rows of a table with the legacy MemWAL index."""
 
     has_log: ClassVar[bool] = True
-    surveyor_of: ClassVar[type[Surveyor]] = LegacySurveyor
+    surveyor_of: ClassVar[type[survey.Surveyor]] = LegacySurveyor
     not_seen: ClassVar[tuple[str, ...]] = (
-        *TableErasure.not_seen,
+        *job.TableErasure.not_seen,
         "logs and MemTables outside of the table, once the index does not list them any more",
     )
 
@@ -263,7 +260,7 @@ class LegacyErasure(TableErasure):
         self.count("mem_wals_trimmed", report.drained)
 
 
-plan, apply = job_of(LegacyErasure)
+plan, apply = job.job_of(LegacyErasure)
 
 
 def _rewritten(table: Table, number: int) -> Rewrite:

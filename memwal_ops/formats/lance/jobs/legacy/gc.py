@@ -1,8 +1,8 @@
 """The gc job of tables with the legacy MemWAL index: trim what is merged, then collect its logs.
 
 A trim removes from the index those MERGED MemWALs that every user index has caught up with, by Lance's own rule. They
-are recorded beside the table before the commit, since the index does not have the paths of their logs afterwards.
-A log is deleted when no version that may be opened lists its MemWAL as unmerged: a reader of such a version replays it.
+are recorded beside the table before the commit, since the index does not have the paths of their logs afterwards. A log
+is deleted when no version that may be opened lists its MemWAL as unmerged: a reader of such a version replays it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.files.versions import decode_manifests, list_manifests, list_manifests_of_others
 from memwal_ops.formats.lance.jobs.gc.evidence import LanceCandidate
 from memwal_ops.formats.lance.jobs.gc.job import GcReport
-from memwal_ops.formats.lance.legacy.adoption import LEGACY_FOLDER
+from memwal_ops.formats.lance.legacy import adoption, mem_tables, states
 from memwal_ops.formats.lance.legacy.index import find_emptied, mem_wals_of, publish
-from memwal_ops.formats.lance.legacy.mem_tables import MemTables
-from memwal_ops.formats.lance.legacy.states import Change, covered_version, is_trimmable, trim
 from memwal_ops.formats.lance.options import LegacyOptions
 from memwal_ops.formats.lance.retention.damage import names_damage, require_complete
 from memwal_ops.formats.lance.retention.identity import table_anchor
@@ -49,7 +47,7 @@ __all__ = ["apply", "backlog", "candidates", "plan"]
 _LOG = "wal_root"
 _RECORD = "trim_record"
 _ELSEWHERE = ", where gc deletes nothing: remove it yourself"
-_TRIMMED = f"{LEGACY_FOLDER}/trimmed"
+_TRIMMED = f"{adoption.LEGACY_FOLDER}/trimmed"
 # Folders of Lance and of memwal-ops: a log is never in one of them, even if an index has such a path.
 _NOT_LOGS = frozenset(
     {"_versions", "data", "_indices", "_deletions", "_transactions", "_refs", "tree", "_mem_wal", "_mem_wal_ops"}
@@ -87,7 +85,7 @@ class _View:
         if self.table.log.exists or self.emptied:
             return ()
         mem_wals = mem_wals_of(self.table)
-        removed = trim(mem_wals, covered_version(self.table.manifest.indexes)).removed
+        removed = states.trim(mem_wals, states.covered_version(self.table.manifest.indexes)).removed
         return removed if len(removed) < len(mem_wals) else tuple(sorted(removed, key=lambda mem_wal: mem_wal.id)[:-1])
 
 
@@ -133,7 +131,7 @@ def trimmed(table: Table) -> Iterable[MemWal]:
 
 def exists_outside(table: Table, place: str) -> bool:
     """Whether something is at a location outside of the table. Raises ``MemwalOpsError`` if that is not known."""
-    store = open_store(MemTables(table, LegacyOptions()).located(place))
+    store = open_store(mem_tables.MemTables(table, LegacyOptions()).located(place))
     return next(iter(store.list()), None) is not None
 
 
@@ -181,7 +179,7 @@ class _Logs(Collector[LanceCandidate]):
             }
             self.store.put_if_absent(f"{_TRIMMED}/{name}.json", encode_record(document))
         try:
-            publish(table, Change(removed=chosen), self._note)
+            publish(table, states.Change(removed=chosen), self._note)
         except CommitLostError:
             return 0
         self._renew()
@@ -230,11 +228,9 @@ class _Logs(Collector[LanceCandidate]):
             planned = self._note is None and one in self.view.trimmable()
             gates.append(Gate(met=planned or self._is_last(one), text=self._why_listed(one)))
         user = self.view.unmerged_in.get(place)
-        gates.append(
-            Gate(met=True, text="no version that may be opened lists it as unmerged")
-            if user is None
-            else Gate(met=False, text=f"{user} lists it as unmerged, and its readers replay it")
-        )
+        unread = "no version that may be opened lists it as unmerged"
+        read = f"{user} lists it as unmerged, and its readers replay it"
+        gates.append(Gate(met=user is None, text=unread if user is None else read))
         others = [where for each in self._listed() if each.id != one.id for where in self._places(each)]
         near = [other for other in others if f"{other}/".startswith(f"{place}/") or f"{place}/".startswith(f"{other}/")]
         if near:
@@ -248,19 +244,17 @@ class _Logs(Collector[LanceCandidate]):
 
     def _is_last(self, one: MemWal) -> bool:
         """Whether only its place in the index stays: nothing reads its log any more."""
-        trimmable = is_trimmable(one, covered_version(self.view.table.manifest.indexes))
+        trimmable = states.is_trimmable(one, states.covered_version(self.view.table.manifest.indexes))
         return trimmable and not self.view.emptied and one not in self.view.trimmable()
 
     def _why_listed(self, one: MemWal) -> str:
-        covered = covered_version(self.view.table.manifest.indexes)
+        covered = states.covered_version(self.view.table.manifest.indexes)
         if one in self.view.trimmable():
             return "the index lists it, and --apply trims it first"
-        if is_trimmable(one, covered):
+        if states.is_trimmable(one, covered):
             return "the index lists it as its last MemWAL, which marks it as a legacy one; nothing reads its log"
-        merged = one.last_updated_dataset_version
-        return (
-            f"the index lists it: an index of the table has seen version {covered} only, and it was merged in {merged}"
-        )
+        seen = f"an index of the table has seen version {covered} only"
+        return f"the index lists it: {seen}, and it was merged in {one.last_updated_dataset_version}"
 
     def _finished(self) -> Iterator[LanceCandidate]:
         listed = {mem_wal.id for mem_wal in self._listed()}
@@ -271,14 +265,12 @@ class _Logs(Collector[LanceCandidate]):
                 if self._note is not None and not left and mem_wal.id not in listed:
                     self.view.table.discard([path])  # this run's own
                 continue
+            gone = mem_wal.id not in listed
             gates = (
-                Gate(
-                    met=mem_wal.id not in listed, text="trimmed" if mem_wal.id not in listed else "the index lists it"
-                ),
+                Gate(met=gone, text="trimmed" if gone else "the index lists it"),
                 Gate(met=not left, text=f"files of it are at {where}" if left else "its log is gone"),
             )
-            meta = self.store.head(path)
-            if meta is not None:
+            if (meta := self.store.head(path)) is not None:
                 yield LanceCandidate(_RECORD, path, meta.size, 1, gates, generation=mem_wal.id.generation)
 
 
@@ -308,8 +300,7 @@ def apply(table: Table, options: GcOptions, context: RunContext | None = None) -
     report = LegacyGcReport(applied=True, warnings=options.dangers())
     table = table.newest()
     anchor = table_anchor(table)
-    view = _View.read(table, options, store_time(table.store))
-    logs = _Logs(view, (anchor,), CommitNote.new("gc"))
+    logs = _Logs(_View.read(table, options, store_time(table.store)), (anchor,), CommitNote.new("gc"))
     report.versions = table.version
     return collector.collect([logs], report, options, context or RunContext())
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops.core.documents import document
 from memwal_ops.formats.lance.jobs.inspect.job import index_states
 from memwal_ops.formats.lance.jobs.legacy.merge import backlog_json
 from memwal_ops.formats.lance.legacy.index import (
@@ -42,25 +43,19 @@ class MemWalState:
 
     def to_json(self) -> dict[str, Any]:
         """The ``mem_wals`` entry."""
-        mem_wal, entries = self.mem_wal, self.mem_wal.wal_entries
-        return {
-            "region": mem_wal.id.region,
-            "generation": mem_wal.id.generation,
-            "state": mem_wal.state.name,
-            "owner_id": mem_wal.owner_id,
-            "mem_table_location": mem_wal.mem_table_location,
-            "wal_location": mem_wal.wal_location,
-            "wal_entries": {
-                "encoding": entries.encoding,
-                "count": entries.count,
-                "first": entries.spans[0][0] if entries.spans else None,
-                "last": entries.highest,
-                "holes": [list(hole) for hole in entries.holes],
-            },
-            "last_updated_dataset_version": mem_wal.last_updated_dataset_version,
-            "flushed_means": None if self.flushed is None else self.flushed.meaning or "unknown",
-            "writer_release": None if self.flushed is None else self.flushed.release,
-        }
+        mem_wal, entries, flushed = self.mem_wal, self.mem_wal.wal_entries, self.flushed
+        first = entries.spans[0][0] if entries.spans else None
+        log = {"encoding": entries.encoding, "count": entries.count, "first": first, "last": entries.highest}
+        return document(
+            mem_wal,
+            *("id", "source"),
+            region=mem_wal.id.region,
+            generation=mem_wal.id.generation,
+            state=mem_wal.state.name,
+            wal_entries={**log, "holes": entries.holes},
+            flushed_means=None if flushed is None else flushed.meaning or "unknown",
+            writer_release=None if flushed is None else flushed.release,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +85,7 @@ class LegacyInspection:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``inspect --json``."""
+        emptied = self.emptied
         return {
             "uri": self.table.location.uri,
             "layout": self.table.layout.name,
@@ -101,9 +97,7 @@ class LegacyInspection:
             "mem_wals": [state.to_json() for state in self.mem_wals[: self.limit]],
             "indexes": [index.to_json() for index in self.indexes],
             "backlog": backlog_json(self.work),
-            "emptied": None
-            if self.emptied is None
-            else {"version": self.emptied.version, "restore": self.emptied.source, "rows": self.emptied.rows},
+            "emptied": None if emptied is None else document(emptied, "source", restore=emptied.source),
             "versions": self.versions.to_json(),
             "truncated": len(self.mem_wals) > self.limit,
         }
@@ -125,9 +119,8 @@ class LegacyInspection:
         table = self.table
         key = ", ".join(table.primary_key) or "none is marked"
         fragments = counted(len(table.manifest.manifest.fragments), "fragment")
-        about = (
-            f"legacy layout, version {table.version}, {counted(self.rows, 'row')} in {fragments}, primary key: {key}"
-        )
+        rows = f"{counted(self.rows, 'row')} in {fragments}"
+        about = f"legacy layout, version {table.version}, {rows}, primary key: {key}"
         lines = [table.location.uri, paragraph(about, indent="  "), paragraph(self._behind(), indent="  ")]
         if self.emptied is not None:
             error = self.emptied.error("merge")
@@ -137,8 +130,8 @@ class LegacyInspection:
             lines += self._notes()
         for work in self.work.values():
             if work.blocked is not None:
-                error_of = work.blocked.error
-                what = f"PROBLEM in region {work.region!r} ({error_of.reason}): {error_of} {error_of.remedy}"
+                fault = work.blocked.error
+                what = f"PROBLEM in region {work.region!r} ({fault.reason}): {fault} {fault.remedy}"
                 lines += ["", paragraph(what)]
             elif (problem := disorder(work.mem_wals, work.region)) is not None:
                 lines += ["", paragraph(f"PROBLEM in region {work.region!r}: {problem}")]
@@ -150,9 +143,8 @@ class LegacyInspection:
         more = f" {counted(waiting, 'MemWAL')} not flushed yet." if waiting else ""
         if not pending:
             return f"No flushed MemWAL is unmerged.{more} Current pylance cannot write to this table: migrate it."
-        return (
-            f"{counted(pending, 'flushed MemWAL')} to be merged.{more} Current pylance cannot write: merge and migrate."
-        )
+        waits = f"{counted(pending, 'flushed MemWAL')} to be merged"
+        return f"{waits}.{more} Current pylance cannot write: merge and migrate."
 
     def _grid(self) -> str:
         rows = [
@@ -197,15 +189,9 @@ def plan(table: Table, options: InspectOptions | None = None, context: RunContex
         MemWalState(mem_wal, meanings.of(mem_wal) if mem_wal.state is State.FLUSHED else None)
         for mem_wal in sorted(mem_wals, key=lambda mem_wal: mem_wal.id)
     )
-    return LegacyInspection(
-        table,
-        states,
-        read_work(mem_wals, meanings),
-        find_emptied(table),
-        index_states(table, {}),
-        check_versions(table),
-        (options or InspectOptions()).limit,
-    )
+    work, limit = read_work(mem_wals, meanings), (options or InspectOptions()).limit
+    emptied, indexes, versions = find_emptied(table), index_states(table, {}), check_versions(table)
+    return LegacyInspection(table, states, work, emptied, indexes, versions, limit)
 
 
 apply = plan

@@ -2,8 +2,7 @@
 
 A pass is one version: new fragments, deletion vectors and the state MERGED together. If states changed in a second
 commit after the upsert, a run killed between the two would repeat the upsert over updates that users made meanwhile.
-
-The report of a merge of a legacy table; its keys are those of every other merge, with region names as ids.
+The report has the keys of every other merge, with region names as ids.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from memwal_ops.formats.lance.engines.merge.locate import locate, repeated_keys
 from memwal_ops.formats.lance.engines.merge.passes import refuse_shared_keys
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
 from memwal_ops.formats.lance.files.versions import list_versions, read_version_manifest
+from memwal_ops.formats.lance.jobs.merge import decide, headline
 from memwal_ops.formats.lance.legacy.index import (
     BlockedMemWal,
     Meanings,
@@ -81,10 +81,8 @@ class LegacyPass:
     def regions(self) -> Mapping[str, list[int]]:
         """Per region its first and last generation."""
         spans: dict[str, list[int]] = {}
-        for mem_wal_id in self.ids:
-            spans.setdefault(mem_wal_id.region, [mem_wal_id.generation, mem_wal_id.generation])[1] = (
-                mem_wal_id.generation
-            )
+        for one in self.ids:
+            spans.setdefault(one.region, [one.generation, one.generation])[1] = one.generation
         return spans
 
     def to_json(self) -> dict[str, Any]:
@@ -112,68 +110,47 @@ class LegacyMergeReport(MergeOutcome):
     work: Mapping[str, RegionWork]
     restored: int | None
     version: int
-    commit_conflicts: int
     seconds: float
+    commit_conflicts: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``merge --json``; the index records no sizes, so the backlog has null for them."""
         marked = [{"region_id": mem_wal_id.region, "generation": mem_wal_id.generation} for mem_wal_id in self.marked]
-        return document(
-            self,
-            "marked",
-            "work",
-            "restored",
-            marked_merged=marked,
-            restored_version=self.restored,
-            backlog_after=backlog_json(self.work),
-            engine="local",
-            engine_reason="the legacy layout",
-        )
+        engine = {"engine": "local", "engine_reason": "the legacy layout", "restored_version": self.restored}
+        left = backlog_json(self.work)
+        return document(self, "marked", "work", "restored", marked_merged=marked, backlog_after=left, **engine)
 
     def describe(self) -> str:
         """The report as text for people."""
         parts = [self._headline()]
         if self.restored is not None:
-            parts.append(
-                paragraph(
-                    f"The newest version had no rows: those of version {self.restored} "
-                    f"{'would be' if self.decision is MergeDecision.DRY_RUN else 'were'} restored first."
-                )
-            )
+            were = "would be" if self.decision is MergeDecision.DRY_RUN else "were"
+            text = f"The newest version had no rows: those of version {self.restored} {were} restored first."
+            parts.append(paragraph(text))
         if self.marked:
-            listed = ", ".join(map(str, self.marked))
-            parts.append(
-                paragraph(f"FLUSHED by a release for which that means merged; only the state was set: {listed}.")
-            )
+            text = "FLUSHED by a release for which that means merged; only the state was set"
+            parts.append(paragraph(f"{text}: {', '.join(map(str, self.marked))}."))
         if any(entry.version is not None for entry in self.passes):
             parts.append(_passes(self.passes))
         parts += [blocked_text(fault) for fault in self.blocked]
         waiting = sum(len(region.pending) for region in self.work.values())
         unflushed = sum(len(region.waiting) for region in self.work.values())
         if unflushed:
-            parts.append(
-                paragraph(f"{counted(unflushed, 'MemWAL')} not flushed yet: a writer does that, or migrate replays it.")
-            )
+            text = f"{counted(unflushed, 'MemWAL')} not flushed yet: a writer does that, or migrate replays it."
+            parts.append(paragraph(text))
         if self.decision is not MergeDecision.DRY_RUN:
             parts.append(f"Waiting: {counted(waiting, 'generation')}.")
         return "\n\n".join(parts)
 
     def _headline(self) -> str:
         generations = sum(len(entry.ids) for entry in self.passes)
-        done = f"{counted(generations, 'generation')} in {counted(len(self.passes), 'pass', 'passes')}"
         match self.decision:
-            case "merged":
-                return f"merged: {done}, {self.seconds:.2f} s."
             case "nothing_to_merge":
                 return "nothing_to_merge: every FLUSHED MemWAL is in the base table already."
-            case "superseded":
-                return "superseded: another merger merged all generations that waited when this one began."
             case "dry_run":
                 return f"dry_run: would merge {counted(generations, 'generation')}; nothing was changed."
-            case _ if not generations:
-                return "blocked: nothing was merged, see below."
             case _:
-                return f"blocked: {done} merged, but see below."
+                return headline(self.decision, generations, len(self.passes), self.seconds)
 
 
 def backlog_json(work: Mapping[str, RegionWork]) -> dict[str, int | None]:
@@ -196,7 +173,10 @@ def _passes(passes: tuple[LegacyPass, ...]) -> str:
     rows = [
         (
             str(number),
-            ", ".join(f"{region} {first}" + (f"-{last}" if last > first else "") for region, (first, last) in spans),
+            ", ".join(
+                f"{region} {first}" + (f"-{last}" if last > first else "")
+                for region, (first, last) in entry.regions.items()
+            ),
             f"{entry.rows_read:,}",
             size_text(entry.bytes_read),
             f"{entry.rows_upserted:,}",
@@ -204,7 +184,6 @@ def _passes(passes: tuple[LegacyPass, ...]) -> str:
             str(entry.version),
         )
         for number, entry in enumerate(passes, 1)
-        if (spans := [(region, span) for region, span in entry.regions.items()]) is not None
     ]
     columns = ("pass", "generations", "rows read", "size", "rows written", "seconds", "version")
     return grid(columns, rows, words=("generations",))
@@ -267,7 +246,6 @@ def plan(table: Table, options: MergeOptions, context: RunContext | None = None)
         work=work,
         restored=None if emptied is None else emptied.source,
         version=table.version,
-        commit_conflicts=0,
         seconds=time.monotonic() - started,
     )
 
@@ -313,7 +291,11 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
     run.context.figures["conflicts"] += retry.conflicts
     run.context.figures["regions_blocked"] = len(run.blocked)
     return LegacyMergeReport(
-        decision=_decide(run, had_work=bool(limit)),
+        decision=decide(
+            merged=bool(run.passes or run.marked) or run.restored is not None,
+            blocked=bool(run.blocked),
+            had_work=bool(limit),
+        ),
         run_id=run.note.run_id,
         passes=tuple(run.passes),
         marked=tuple(run.marked),
@@ -329,8 +311,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
 def _step(table: Table, run: _Run) -> bool:
     """Publish the next version, if there is anything to do: restored rows, states alone, or a pass.
 
-    Returns:
-        Whether it did; False: nothing is left.
+    Returns whether it did; False: nothing is left.
     """
     if (emptied := find_emptied(table)) is not None:
         if not run.options.restore:
@@ -409,9 +390,9 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
             _refuse_shared(table, waiting, budget, run.options)
             run.compared = True
         change = _merged(table, chosen)
+        ids = tuple(mem_wal.id for mem_wal in chosen)
         if not generations:
-            version = publish(table, change, run.note)
-            run.passes.append(LegacyPass(tuple(mem_wal.id for mem_wal in chosen), version=version))
+            run.passes.append(LegacyPass(ids, version=publish(table, change, run.note)))
             return
         winners = collapse(generations, table.primary_key)
         superseded = locate(table, winners, max_bytes=budget)
@@ -426,7 +407,7 @@ def _merge_pass(table: Table, waiting: list[MemWal], run: _Run) -> None:
             version = publish(table, change, run.note, merge_draft(table, written))
         run.passes.append(
             LegacyPass(
-                tuple(mem_wal.id for mem_wal in chosen),
+                ids,
                 version=version,
                 rows_read=winners.rows_read,
                 rows_upserted=winners.num_upserts,
@@ -446,8 +427,7 @@ def _next(
 ) -> tuple[list[MemWal], list[Generation]]:
     """The next MemWALs in order, up to the budget and always at least one, and those that have rows, opened.
 
-    Raises:
-        BlockedRegionsError: the first of a region that cannot be opened; others are not opened.
+    Raises ``BlockedRegionsError``: the first of a region that cannot be opened; others are not opened.
     """
     chosen: list[MemWal] = []
     generations: list[Generation] = []
@@ -486,11 +466,3 @@ def _repeated(table: Table, example: Mapping[str, Any]) -> DuplicateKeysError:
         f"{table.location.uri} has several rows with the key {dict(example)}: all of them would be replaced by one.",
         remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
     )
-
-
-def _decide(run: _Run, *, had_work: bool) -> MergeDecision:
-    if run.blocked:
-        return MergeDecision.BLOCKED
-    if run.passes or run.marked or run.restored is not None:
-        return MergeDecision.MERGED
-    return MergeDecision.SUPERSEDED if had_work else MergeDecision.NOTHING_TO_MERGE

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwal_ops.core import holds, verification
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.holds import check_own_files
-from memwal_ops.core.verification import (
-    AnswersOptions,
-    Inconsistencies,
-    Inconsistency,
-    RowsRead,
-    Severity,
-    finding_of,
-    missing_object,
-)
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
@@ -38,21 +29,20 @@ _STOPS = "Merges of the region stop there."
 def verified(table: Table, options: VerificationOptions, context: RunContext | None = None) -> VerifyReport:
     """Check the newest version: files, versions, states, and, if ``options.deep``, the rows that are not merged.
 
-    Raises:
-        StorageError: the store failed.
+    Raises ``StorageError``: the store failed.
     """
-    findings = Inconsistencies(options.max_findings)
+    findings = verification.Inconsistencies(options.max_findings)
     checked: dict[str, int] = {}
-    if not isinstance(options, AnswersOptions) or options.checks_all:
+    if not isinstance(options, verification.AnswersOptions) or options.checks_all:
         checked = _check(table, options, findings)
     else:
-        findings.extend(missing_object(table))
-    rows_read = RowsRead.KEYS if options.deep else RowsRead.NONE
+        findings.extend(verification.missing_object(table))
+    rows_read = verification.RowsRead.KEYS if options.deep else verification.RowsRead.NONE
     answers: list[IndexAnswers] = []
     seed = None
     context = context or RunContext()
     with reader_of(table, options, context) as (reader, engine):
-        if isinstance(options, AnswersOptions) and options.asks and not findings.counts["missing_object"]:
+        if isinstance(options, verification.AnswersOptions) and options.asks and not findings.counts["missing_object"]:
             seed = options.seed_at(table.version)
             answers, wrong = check_answers(table, options, context, seed, reader)
             findings.extend(wrong)
@@ -62,20 +52,20 @@ def verified(table: Table, options: VerificationOptions, context: RunContext | N
 plan = apply = or_plan(verified)
 
 
-def _check(table: Table, options: VerificationOptions, findings: Inconsistencies) -> dict[str, int]:
+def _check(table: Table, options: VerificationOptions, findings: verification.Inconsistencies) -> dict[str, int]:
     """Check all but the answers of indexes; return what was read."""
     checked = {"fragments": len(table.manifest.manifest.fragments), "MemWALs": 0}
     findings.extend(check_files(table))
     findings.extend(check_version_manifests(table, deep=options.deep))
     findings.extend(check_references(table))
-    findings.extend(check_own_files(table))
+    findings.extend(holds.check_own_files(table))
     if (emptied := find_emptied(table)) is not None:
         error = emptied.error("merge")
-        findings.add(finding_of(error, "emptied", f"version {table.version}", "Readers find no rows."))
+        findings.add(verification.finding_of(error, "emptied", f"version {table.version}", "Readers find no rows."))
     try:
         mem_wals = mem_wals_of(table)
     except MemwalOpsError as error:
-        findings.add(finding_of(error, "legacy_index", "the MemWAL index", "No job can continue."))
+        findings.add(verification.finding_of(error, "legacy_index", "the MemWAL index", "No job can continue."))
     else:
         checked["MemWALs"] = len(mem_wals)
         findings.extend(check_states(table, mem_wals))
@@ -84,7 +74,7 @@ def _check(table: Table, options: VerificationOptions, findings: Inconsistencies
     return checked
 
 
-def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsistency]:
+def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[verification.Inconsistency]:
     """States, owners and versions of MemWALs, by the index and the manifests alone."""
     meanings = Meanings(table)
     for region in sorted({mem_wal.id.region for mem_wal in mem_wals}):
@@ -92,37 +82,39 @@ def check_states(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsist
         place = f"region {region!r}"
         if pending.fault is not None:
             where = f"{place}, generation {pending.fault.generation}"
-            yield finding_of(pending.fault.error, pending.fault.error.reason, where, _STOPS)
+            yield verification.finding_of(pending.fault.error, pending.fault.error.reason, where, _STOPS)
         elif (problem := disorder(mem_wals, region)) is not None:
-            yield Inconsistency(
-                Severity.WARNING, "mem_wal_states", place, problem, "A merge waits for the lower generation.",
+            yield verification.Inconsistency(
+                verification.Severity.WARNING, "mem_wal_states", place, problem,
+                "A merge waits for the lower generation.",
                 "Let the region's writer seal and flush it; or migrate, which replays its log.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip
     places: dict[str, MemWal] = {}
     for mem_wal in mem_wals:
         if mem_wal.last_updated_dataset_version > table.version:
-            yield Inconsistency(
-                Severity.WARNING, "mem_wal_version", str(mem_wal.id),
+            yield verification.Inconsistency(
+                verification.Severity.WARNING, "mem_wal_version", str(mem_wal.id),
                 f"Version {mem_wal.last_updated_dataset_version} changed it last, and the newest is {table.version}.",
                 "It is not known what FLUSHED means.", "Give --flushed-means to merge and migrate.",
                 "runbooks/errors/36-flushed_meaning_unknown.md",
             )  # fmt: skip
         if not mem_wal.owner_id and mem_wal.state is not State.MERGED:
-            yield Inconsistency(
-                Severity.WARNING, "mem_wal_owner", str(mem_wal.id), "It has no owner.",
+            yield verification.Inconsistency(
+                verification.Severity.WARNING, "mem_wal_owner", str(mem_wal.id), "It has no owner.",
                 "Two writers may write to it at once.", "Stop its writers, and migrate.", "docs/legacy-memwal.md",
             )  # fmt: skip
         other = places.setdefault(mem_wal.wal_location, mem_wal)
         if other is not mem_wal:
-            yield Inconsistency(
-                Severity.ERROR, "wal_shared", str(mem_wal.id), f"It has the log of {other.id}: {mem_wal.wal_location}.",
+            yield verification.Inconsistency(
+                verification.Severity.ERROR, "wal_shared", str(mem_wal.id),
+                f"It has the log of {other.id}: {mem_wal.wal_location}.",
                 "A replay gives the rows of both; gc keeps the log.", "Find out which of the two wrote the entries.",
                 "docs/legacy-memwal.md",
             )  # fmt: skip
 
 
-def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsistency]:
+def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[verification.Inconsistency]:
     """Whether the rows of each MemWAL that is not merged can be read, and fit the table."""
     options = MergeOptions(primary_key=() if table.primary_key else tuple(table.schema.names[:1]))
     meanings = Meanings(table)
@@ -133,4 +125,4 @@ def check_rows(table: Table, mem_wals: Sequence[MemWal]) -> Iterator[Inconsisten
                 try:
                     read(mem_wal)
                 except MemwalOpsError as error:
-                    yield finding_of(error, error.reason, str(mem_wal.id), _STOPS)
+                    yield verification.finding_of(error, error.reason, str(mem_wal.id), _STOPS)

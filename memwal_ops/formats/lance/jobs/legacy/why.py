@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 @names_damage
 def plan(table: Table, options: WhyOptions, context: RunContext | None = None) -> Explanation:
-    """Why a file, or the files of a folder, are kept.
-
-    Raises:
-        ObjectNotFoundError: the target does not exist.
-    """
+    """Why a file, or the files of a folder, are kept. Raises ``ObjectNotFoundError``: the target does not exist."""
     del context
     target = options.target.removeprefix(table.location.uri).strip("/")
     reasons = [

@@ -194,10 +194,7 @@ def _are_ours(table: Table) -> bool:
 
 
 def _refuse_no_key(table: Table) -> None:
-    """Refuse columns that are to be marked as the key, but have NULL or duplicate values.
-
-    Memory: the columns.
-    """
+    """Refuse columns that are to be marked as the key, but have NULL or duplicate values. Memory: the columns."""
     columns = [*table.primary_key]
     with lance_errors("read the keys of", table.location.uri):
         keys = pa.Table.from_batches(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -48,10 +47,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from memwal_ops.core.context import RunContext
-    from memwal_ops.formats.lance.generations.backlog import RegionBacklog
     from memwal_ops.formats.lance.layouts import Layout
     from memwal_ops.formats.lance.options import MigrateOptions
     from memwal_ops.formats.lance.table import Table
+    from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
 
 # Each round merges and seals; a second one merges what sealing flushed. More only if writers create new regions.
 _MAX_ROUNDS = 20
@@ -66,8 +65,7 @@ _SHARD_KEYS = (
 def target_of(table: Table, options: MigrateOptions) -> Layout | None:
     """The layout to which a table of a current layout is to be migrated; None: no such migration was requested.
 
-    Raises:
-        OptionError: options for legacy tables were given.
+    Raises ``OptionError``: options for legacy tables were given.
     """
     if not table.log.exists:
         return None
@@ -87,21 +85,19 @@ def plan(table: Table, target: Layout, options: MigrateOptions) -> LayoutReport:
     """What :func:`apply` would do; reads only."""
     run = _Run(target, options, table.layout.name)
     _check(table, target)
-    found = _read(table, target)
-    if found.blocked:
-        return run.report(MigrateDecision.BLOCKED, table, found.open, found.blocked)
-    nothing = table.layout is target and not found.open
-    return run.report(MigrateDecision.NOTHING_TO_MIGRATE if nothing else MigrateDecision.PLANNED, table, found.open)
+    opened, blocked = _read(table, target)
+    if blocked:
+        return run.report(MigrateDecision.BLOCKED, table, opened, blocked)
+    nothing = table.layout is target and not opened
+    return run.report(MigrateDecision.NOTHING_TO_MIGRATE if nothing else MigrateDecision.PLANNED, table, opened)
 
 
 def apply(table: Table, target: Layout, options: MigrateOptions, context: RunContext) -> LayoutReport:
     """Migrate. Safe to kill and to repeat; of two at once one publishes, and the other finds it done.
 
-    Raises:
-        UnsupportedFeatureError: the table cannot be committed to, or has region specs that the layout cannot route by;
-            nothing was changed.
-        CommitConflictError: writers keep claiming or creating regions; or too many commit conflicts.
-        MemwalOpsError: as a merge.
+    Raises ``UnsupportedFeatureError``: the table cannot be committed to, or has region specs that the layout cannot
+    route by; nothing was changed; ``CommitConflictError``: writers keep claiming or creating regions; or too many
+    commit conflicts; ``MemwalOpsError``: as a merge.
     """
     run = _Run(target, options, table.layout.name)
     _check(table, target)
@@ -111,23 +107,23 @@ def apply(table: Table, target: Layout, options: MigrateOptions, context: RunCon
     changed, rounds = False, 0
     while True:
         context.checkpoint()
-        found = _read(table, target)
-        blocked = found.blocked
-        handled = {one.region_id: one for one in found.open} | handled
-        if found.open and not blocked:
+        opened, blocked = _read(table, target)
+        handled = {one.region_id: one for one in opened} | handled
+        if opened and not blocked:
             changed, rounds = True, rounds + 1
             if rounds > _MAX_ROUNDS:
                 raise CommitConflictError(
                     f"Writers keep creating regions of the {table.layout.name} layout in {table.location.uri}.",
                     remedy="Stop them, and run it again.",
                 )
-            blocked = _merge(table, found.open, context)
+            waiting = tuple(one.region_id for one in opened if one.unmerged)
+            blocked = merge.apply(table, MergeOptions(regions=waiting), context).blocked if waiting else ()
             table = table.newest()
             if not blocked:
-                _seal(table, found.open, context)
+                _seal(table, opened, context)
         if blocked:
             return run.report(MigrateDecision.BLOCKED, table, tuple(handled.values()), blocked)
-        if found.open:
+        if opened:
             continue
         if table.layout is target:
             done = MigrateDecision.ROLLED_BACK if options.rollback else MigrateDecision.MIGRATED
@@ -164,14 +160,6 @@ class _Run:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The regions that are not migrated yet. ``blocked``: those that cannot be."""
-
-    open: tuple[LayoutRegion, ...]
-    blocked: tuple[BlockedRegion, ...]
-
-
 def _check(table: Table, target: Layout) -> None:
     """Refuse, before any work, a table that could not be merged, published, or written to afterwards."""
     check_committable(table)
@@ -202,8 +190,8 @@ def _check(table: Table, target: Layout) -> None:
                 )
 
 
-def _read(table: Table, target: Layout) -> _Found:
-    """Read the regions of the other layout; their manifests after the version was."""
+def _read(table: Table, target: Layout) -> tuple[tuple[LayoutRegion, ...], tuple[BlockedRegion, ...]]:
+    """The regions of the other layout, and those that cannot be migrated; the manifests are read after the version."""
     every = table.regions.region_ids
     others = [one for one in every if (layout_of_region(table.store, one) or table.layout) is not target]
     backlog = read_backlog(table, others)
@@ -216,40 +204,26 @@ def _read(table: Table, target: Layout) -> _Found:
             unflushed = unflushed_entries(table, region.manifest)
             if region.manifest.sealed and unflushed:
                 if unflushed_rows(table, region.manifest):
-                    raise _unreachable_rows(region)
+                    raise _unreachable_rows(region.manifest)
                 unflushed = 0
         except MemwalOpsError as error:
             blocked.append(BlockedRegion(region_id, None, error))
             continue
-        if region.pending or not region.manifest.sealed:
-            opened.append(_region(region, unflushed))
-    return _Found(tuple(opened), tuple(blocked))
+        manifest = region.manifest
+        if region.pending or not manifest.sealed:
+            waiting = tuple(one.generation for one in region.pending)
+            current, rows = manifest.current_generation, known_sum(one.rows for one in region.pending)
+            opened.append(LayoutRegion(region_id, region.merged, current, waiting, rows, unflushed, manifest.sealed))
+    return tuple(opened), tuple(blocked)
 
 
-def _region(region: RegionBacklog, unflushed: int) -> LayoutRegion:
-    manifest = region.manifest
-    return LayoutRegion(
-        manifest.region_id, region.merged, manifest.current_generation, tuple(one.generation for one in region.pending),
-        known_sum(one.rows for one in region.pending), unflushed, manifest.sealed,
-    )  # fmt: skip
-
-
-def _unreachable_rows(region: RegionBacklog) -> InvalidUsageError:
-    manifest = region.manifest
+def _unreachable_rows(manifest: RegionManifest) -> InvalidUsageError:
     return InvalidUsageError(
         f"Region {manifest.region_id} is sealed, and its log has rows behind entry {manifest.replay_after_wal_id or 0} "
         "that no generation has: a writer that ignores fencing put them after the region was sealed.",
         remedy="Copy the region's wal folder to a safe place, and put the rows that are still needed again, with a new "
         "writer. Then move these entries to a place outside the table, and run it again.",
     )
-
-
-def _merge(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> tuple[BlockedRegion, ...]:
-    """Merge the generations that these regions list; return the regions that are blocked."""
-    waiting = tuple(one.region_id for one in regions if one.unmerged)
-    if not waiting:
-        return ()
-    return merge.apply(table, MergeOptions(regions=waiting), context).blocked
 
 
 def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) -> None:

@@ -41,11 +41,8 @@ class MigrateDecision(enum.StrEnum):
 class Adopted:
     """A MemWAL that becomes a generation.
 
-    Attributes:
-        mem_wal: FLUSHED, or not: then its log is replayed.
-        number: of the generation.
-        rows: as they are found, superseded ones included.
-        path: its directory; None in a plan.
+    ``mem_wal``: FLUSHED, or not: then its log is replayed. ``number``: of the generation. ``rows``: as they are found,
+    superseded ones included. ``path``: its directory; None in a plan.
     """
 
     mem_wal: MemWal
@@ -95,25 +92,17 @@ class RegionMigration:
 
     def to_json(self) -> dict[str, Any]:
         """The ``regions`` entry of a report."""
-        return {
-            "region": self.region,
-            "region_id": None if self.region_id is None else str(self.region_id),
-            "merged_generation": self.merged,
-            "current_generation": self.current,
-            "adopted": [adopted.to_json() for adopted in self.adopted],
-        }
+        numbers = {"merged_generation": self.merged, "current_generation": self.current}
+        return document(self, "merged", "current", "blocked", **numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateReport:
     """Report of a migration or of a rollback.
 
-    Attributes:
-        to: the layout.
-        rollback: whether the legacy index was to be restored.
-        restored: the version whose rows were, or would be, restored first.
-        kept: the path of the old details.
-        v1_names: whether manifests have V1 names.
+    ``to``: the layout. ``rollback``: whether the legacy index was to be restored. ``restored``: the version whose rows
+    were, or would be, restored first. ``kept``: the path of the old details. ``v1_names``: whether manifests have V1
+    names.
     """
 
     decision: MigrateDecision
@@ -171,27 +160,21 @@ class MigrateReport:
         shown = [region for region in self.regions if region.blocked is None]
         if shown:
             parts.append(_grid(shown))
-        unflushed = [
-            mem_wal
-            for region in shown
-            for mem_wal in region.adopted
-            if mem_wal.path is None and mem_wal.mem_wal.state < 2  # noqa: PLR2004 - FLUSHED
-        ]
+        adopted = [one.mem_wal for region in shown for one in region.adopted if one.path is None]
+        unflushed = [mem_wal for mem_wal in adopted if mem_wal.state < 2]  # noqa: PLR2004 - FLUSHED
         if unflushed and self.decision is MigrateDecision.PLANNED:
-            owners = ", ".join(sorted({repr(mem_wal.mem_wal.owner_id) for mem_wal in unflushed}))
-            what = (
-                f"{counted(len(unflushed), 'MemWAL is', 'MemWALs are')} not flushed: --apply takes them from {owners}"
-            )
-            parts.append(paragraph(f"{what} and replays their logs. Stop their writers before."))
+            owners = ", ".join(sorted({repr(mem_wal.owner_id) for mem_wal in unflushed}))
+            what = f"{counted(len(unflushed), 'MemWAL is', 'MemWALs are')} not flushed"
+            text = f"{what}: --apply takes them from {owners} and replays their logs. Stop their writers before."
+            parts.append(paragraph(text))
         parts += [blocked_text(fault) for fault in self.blocked]
         if self.v1_names and not self.rollback and self.decision in {MigrateDecision.PLANNED, MigrateDecision.MIGRATED}:
-            parts.append(
-                paragraph(
-                    "The table names its manifests by the V1 scheme, with which no job merges generations of the "
-                    "current layouts: run memwal-ops merge before the migration; or, with no writer and no job "
-                    "running, lance.dataset(uri).migrate_manifest_paths_v2() after it."
-                )
+            text = (
+                "The table names its manifests by the V1 scheme, with which no job merges generations of the current "
+                "layouts: run memwal-ops merge before the migration; or, with no writer and no job running, "
+                "lance.dataset(uri).migrate_manifest_paths_v2() after it."
             )
+            parts.append(paragraph(text))
         if self.decision is MigrateDecision.PLANNED:
             parts.append("Nothing was changed; add --apply to do it.")
         return "\n\n".join(parts)
@@ -251,17 +234,10 @@ class LayoutRegion:
 
     def to_json(self) -> dict[str, Any]:
         """The ``regions`` entry of a report."""
-        return {
-            "region": str(self.region_id),
-            "region_id": str(self.region_id),
-            "merged_generation": self.merged,
-            "current_generation": self.current,
-            "adopted": [],
-            "unmerged_generations": [*self.unmerged],
-            "rows": self.rows,
-            "unflushed_wal_entries": self.unflushed,
-            "sealed": self.sealed,
-        }
+        numbers = {"merged_generation": self.merged, "current_generation": self.current}
+        waiting = {"unmerged_generations": self.unmerged, "unflushed_wal_entries": self.unflushed}
+        hidden = ("merged", "current", "unmerged", "unflushed")
+        return document(self, *hidden, region=self.region_id, adopted=[], **numbers, **waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,15 +281,17 @@ class LayoutReport:
         if self.regions:
             parts.append(_layout_grid(self.regions))
         if planned and any(not region.sealed for region in self.regions):
-            parts.append(
-                paragraph(
-                    "Stop the writers of these regions before: --apply fences them, flushes their logs, merges their "
-                    "generations and seals them. Rows that a writer acknowledged as durable are kept; rows that it has "
-                    "only in memory are lost. A sealed region accepts no more writes: start writers again when the "
-                    "table is migrated, in regions with new ids."
-                )
+            text = (
+                "Stop the writers of these regions before: --apply fences them, flushes their logs, merges their "
+                "generations and seals them. Rows that a writer acknowledged as durable are kept; rows that it has "
+                "only in memory are lost. A sealed region accepts no more writes: start writers again when the "
+                "table is migrated, in regions with new ids."
             )
-        parts += [paragraph(_blocked_text(fault)) for fault in self.blocked]
+            parts.append(paragraph(text))
+        for fault in self.blocked:
+            where = "" if fault.generation is None else f", generation {fault.generation}"
+            why = f"{fault.error.reason}. {fault.error} {fault.error.remedy}"
+            parts.append(paragraph(f"blocked: region {fault.region_id}{where}: {why}"))
         if planned:
             parts.append("Nothing was changed; add --apply to do it.")
         return "\n\n".join(parts)
@@ -328,11 +306,6 @@ class LayoutReport:
             "blocked": "the layout was not changed, see below",
         }
         return f"{self.decision}: {texts[self.decision]}."
-
-
-def _blocked_text(fault: BlockedRegion) -> str:
-    where = "" if fault.generation is None else f", generation {fault.generation}"
-    return f"blocked: region {fault.region_id}{where}: {fault.error.reason}. {fault.error} {fault.error.remedy}"
 
 
 def _layout_grid(regions: tuple[LayoutRegion, ...]) -> str:

@@ -37,11 +37,8 @@ _ATTEMPTS = 100
 class StoreReport:
     """Report of a migration off DynamoDB.
 
-    Attributes:
-        before: the scheme of the table's URI.
-        moved_to: the URI of the table in plain S3.
-        branches: the number of branches that are migrated with it.
-        finished: commits that a killed writer had left unfinished.
+    ``before``: the scheme of the table's URI. ``moved_to``: the URI of the table in plain S3. ``branches``: the number
+    of branches that are migrated with it. ``finished``: commits that a killed writer had left unfinished.
     """
 
     decision: MigrateDecision
@@ -58,16 +55,9 @@ class StoreReport:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``migrate --json``."""
-        none = {
-            "rollback": False,
-            "primary_key": [],
-            "regions": [],
-            "blocked": [],
-            "restored_version": None,
-            "kept": None,
-        }
-        layouts = {"from": self.before, "to": S3}
-        return document(self, "uri", "before", "finished", finished_commits=self.finished, **layouts, **none)
+        none = dict.fromkeys(("primary_key", "regions", "blocked"), ()) | dict.fromkeys(("restored_version", "kept"))
+        shown = {"from": self.before, "to": S3, "rollback": False, "finished_commits": self.finished}
+        return document(self, "uri", "before", "finished", **shown, **none)
 
     def describe(self) -> str:
         """The report as text for people."""
@@ -80,21 +70,18 @@ class StoreReport:
         if self.branches:
             parts.append(f"{counted(self.branches, 'branch', 'branches')} with it.")
         if self.decision is MigrateDecision.PLANNED:
-            parts.append(
-                paragraph(
-                    "Stop the writers before: from --apply on, each commit and each opening by s3+ddb:// fails, and "
-                    f"what a writer had not committed is for it to write again, by {self.moved_to}."
-                )
+            text = (
+                "Stop the writers before: from --apply on, each commit and each opening by s3+ddb:// fails, and what a "
+                f"writer had not committed is for it to write again, by {self.moved_to}."
             )
-            parts.append("Nothing was changed; add --apply to do it.")
+            parts += [paragraph(text), "Nothing was changed; add --apply to do it."]
         if self.decision is MigrateDecision.MIGRATED:
-            parts.append(
-                paragraph(
-                    f"Let all readers and writers open {self.moved_to}. A process that opened the table before fails "
-                    f"to commit for {FENCED_VERSIONS:,} versions: end it until then. When all tables of the DynamoDB "
-                    "table are migrated, delete that."
-                )
+            text = (
+                f"Let all readers and writers open {self.moved_to}. A process that opened the table before fails to "
+                f"commit for {FENCED_VERSIONS:,} versions: end it until then. When all tables of the DynamoDB table "
+                "are migrated, delete that."
             )
+            parts.append(paragraph(text))
         return "\n\n".join(parts)
 
 
@@ -118,10 +105,8 @@ def apply(table: Table, options: MigrateOptions, context: RunContext | None = No
 
     Branches that were created meanwhile follow: of a table that is fenced, no process that opens it can create one.
 
-    Raises:
-        ConditionalWriteUnsupportedError: the bucket does not enforce conditional writes, which plain S3 needs.
-        CommitConflictError: writers keep committing.
-        MemwalOpsError: as :func:`plan`; DynamoDB refused or failed.
+    Raises ``ConditionalWriteUnsupportedError``: the bucket does not enforce conditional writes, which plain S3 needs;
+    ``CommitConflictError``: writers keep committing; ``MemwalOpsError``: as :func:`plan`; DynamoDB refused or failed.
     """
     started, context = time.monotonic(), context or RunContext()
     store = _checked(table, options)

@@ -1,6 +1,4 @@
-"""The choices that an operator has for findings of a Lance table without a safe fix, each with its consequence.
-
-Read, replace and restore the parts of a Lance table that ``repair`` fixes.
+"""The choices for findings without a safe fix, with their consequences; and the parts of a table that repair replaces.
 
 Versions and region manifests are never rewritten: a part of one is replaced by publishing the next version or manifest
 with the new content. So the contents that are compared here do not include the number.
@@ -13,6 +11,7 @@ import json
 import re
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -20,10 +19,15 @@ from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.quarantine import ObjectPlace, Place
 from memwal_ops.core.repair import Choice
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError, VersionGoneError
-from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, IndexChange, commit_built
+from memwal_ops.formats.lance.commit.commit import (
+    CommitLostError,
+    CommitNote,
+    IndexChange,
+    commit_built,
+    publish_change,
+)
 from memwal_ops.formats.lance.files.versions import read_version_manifest
 from memwal_ops.formats.lance.indexes.snapshots import snapshot_path
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.wire._pb import memwal_pb2, table_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_snapshot
 
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 
-_WAIT = Choice("Leave it as it is.", "Merges of the region stop there; its log and its generations grow.")
+_leave = partial(Choice, "Leave it as it is.")
+_WAIT = _leave("Merges of the region stop there; its log and its generations grow.")
 _REGION_BACKUP = Choice(
     "Stop the region's writer, and restore the region's folder as a whole from one backup.",
     "Rows that were acknowledged after the backup was taken are lost, unless their log entries are kept and replayed.",
@@ -50,9 +55,8 @@ _GENERATION = (
         "versions; then merge.",
         "None: a generation is never rewritten, so every copy is correct.",
     ),
-    Choice(
-        "Leave it as it is.",
-        "Its position blocks the region's merges, so that no row is skipped; readers of the region fail or miss it.",
+    _leave(
+        "Its position blocks the region's merges, so that no row is skipped; readers of the region fail or miss it."
     ),
 )
 _BASE = (
@@ -66,7 +70,7 @@ _BASE = (
         "What was committed since version N is lost to readers; merge progress is reverted with it, and generations "
         "that gc has collected since cannot be merged again. Hold version N first; run no gc and no expire.",
     ),
-    Choice("Leave it as it is.", "Scans that reach the file fail. Run no gc and no expire meanwhile."),
+    _leave("Scans that reach the file fail. Run no gc and no expire meanwhile."),
 )
 _ROLLED_BACK = (
     Choice(
@@ -87,7 +91,7 @@ _KEYS = (
         "Find out which row is correct, and delete the others by row id.",
         "Readers of older versions still get all of them.",
     ),
-    Choice("Leave it as it is.", "Readers get the key more than once, until a merge replaces all of its rows by one."),
+    _leave("Readers get the key more than once, until a merge replaces all of its rows by one."),
 )
 _REPLACED = (
     Choice("memwal-ops adopt URI --as merged", "If it is another region after all, its generations are never merged."),
@@ -101,7 +105,7 @@ _LOG = (
     Choice(
         "Restore the entry from a backup or the bucket's versions.", "None: an entry of the log is never rewritten."
     ),
-    Choice("Leave it as it is.", "A replay stops at the entry: rows that were acknowledged above it are lost to it."),
+    _leave("A replay stops at the entry: rows that were acknowledged above it are lost to it."),
 )
 _PROGRESS = (
     Choice(
@@ -123,7 +127,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "version_manifest": (
         Choice("Restore the manifest from a backup or the bucket's versions.", "None: it is never rewritten."),
-        Choice("Leave it as it is.", "Readers of that version fail; gc and expire delete nothing."),
+        _leave("Readers of that version fail; gc and expire delete nothing."),
     ),
     "version_unreadable": (
         Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
@@ -154,7 +158,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
             "memwal-ops catchup URI, and expire the versions that need it; then repair removes it from the list.",
             "The older versions are deleted.",
         ),
-        Choice("Leave it as it is.", "Readers of those versions, or by an index that lacks its rows, fail."),
+        _leave("Readers of those versions, or by an index that lacks its rows, fail."),
     ),
     "schema_projection": _SCHEMA,
     "region_manifest_corrupt": (
@@ -190,7 +194,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
     ),
     "null_keys": (
         Choice("Give the rows keys, or delete them.", "They count as other rows, or are deleted."),
-        Choice("Leave it as it is.", "No merge can update or delete them; a generation with such rows is not merged."),
+        _leave("No merge can update or delete them; a generation with such rows is not merged."),
     ),
     "duplicate_keys": _KEYS,
     "shared_keys": (
@@ -198,7 +202,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
             "Route each key to one region, and delete its rows in the other one through that region's writer.",
             "The row is deleted; memwal-ops cannot determine which of the two is newer.",
         ),
-        Choice("Leave it as it is.", "Merges of both regions stop."),
+        _leave("Merges of both regions stop."),
     ),
 }
 
@@ -215,11 +219,7 @@ _MAX_SEARCHED_VERSIONS = 100
 
 
 def place_of(table: Table, name: str) -> Place:
-    """The place of that name.
-
-    Raises:
-        InvalidFormatError: no repair replaces such a place.
-    """
+    """The place of that name. Raises ``InvalidFormatError``: no repair replaces such a place."""
     if (match := _OBJECTS.fullmatch(name)) is not None:
         return ObjectPlace(table.store, match[1])
     if (match := _REGION.fullmatch(name)) is not None:
@@ -330,9 +330,8 @@ class SnapshotPlace:
         if data is None:
             return False
         document = json.loads(data)
-        inline, rows = (
-            None if document[key] is None else base64.b64decode(document[key]) for key in ("inline", "file")
-        )
+        stored = (document["inline"], document["file"])
+        inline, rows = (None if data is None else base64.b64decode(data) for data in stored)
         file_id = None if document["uuid"] is None else UUID(document["uuid"])
         done = False
 
@@ -343,13 +342,8 @@ class SnapshotPlace:
                 return None
             if rows is not None and file_id is not None:
                 self.table.store.put_if_absent(snapshot_path(file_id), rows)
-            details = with_snapshot(
-                table.index.details,
-                timestamp_millis=document["timestamp_millis"],
-                num_regions=document["num_regions"],
-                inline=inline,
-            )
-            return IndexChange(details, uuid=file_id)
+            known = {key: document[key] for key in ("timestamp_millis", "num_regions")}
+            return IndexChange(with_snapshot(table.index.details, **known, inline=inline), uuid=file_id)
 
         publish_change(self.table.newest(), change, CommitNote.new("repair"), CommitRetry())
         return done
@@ -382,8 +376,7 @@ class RowsPlace:
     def swap(self, seen: bytes | None, data: bytes | None) -> bool:
         """Publish the next version with these fragments, if the newest one still has ``seen``.
 
-        Raises:
-            VersionGoneError: no version with these fragments is left: their files may be gone.
+        Raises ``VersionGoneError``: no version with these fragments is left: their files may be gone.
         """
         newest = self.table.newest()
         if data is None or fragments_of(newest.manifest.manifest) != seen:

@@ -16,17 +16,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from memwal_ops.core.commit_retry import CommitRetry
+from memwal_ops.core import commit_retry, quarantine, verification
 from memwal_ops.core.context import RunContext
-from memwal_ops.core.quarantine import ObjectPlace
 from memwal_ops.core.repair import Fix, FixAttempt, RepairJob, UnsafeError
-from memwal_ops.core.verification import Severity
 from memwal_ops.errors import InvalidFormatError, ObjectNotFoundError
-from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange
+from memwal_ops.formats.lance.commit.commit import CommitNote, IndexChange, publish_change
 from memwal_ops.formats.lance.files.versions import TRANSACTIONS_FOLDER, read_version_manifest
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path, stale_entries
 from memwal_ops.formats.lance.jobs import snapshot, verify
-from memwal_ops.formats.lance.jobs.catchup.publishing import publish_change
 from memwal_ops.formats.lance.jobs.gc.evidence import read_evidence
 from memwal_ops.formats.lance.jobs.gc.region import read_region_view
 from memwal_ops.formats.lance.jobs.repair.choices import (
@@ -44,12 +41,8 @@ from memwal_ops.formats.lance.legacy.index import transaction_of
 from memwal_ops.formats.lance.options import GcOptions, SnapshotOptions
 from memwal_ops.formats.lance.regions.manifests import HINT
 from memwal_ops.formats.lance.retention.damage import missing_of_manifest
+from memwal_ops.formats.lance.wire import region_manifest
 from memwal_ops.formats.lance.wire.memwal_index import decode_memwal_index, find_memwal_entry, with_catchup
-from memwal_ops.formats.lance.wire.region_manifest import (
-    decode_version_hint,
-    encode_version_hint,
-    listed_as_stored,
-)
 from memwal_ops.formats.lance.wire.version_manifest import is_transaction
 from memwal_ops.storage.clock import store_time
 
@@ -66,8 +59,7 @@ if TYPE_CHECKING:
 def fix_of(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     """The fix of a finding; None: there is none for such findings. Reads only.
 
-    Raises:
-        UnsafeError: it is not safe here.
+    Raises ``UnsafeError``: it is not safe here.
     """
     make = _FIXES.get(finding.check)
     return None if make is None else make(table, finding)
@@ -82,13 +74,13 @@ def _hint(table: Table, finding: Inconsistency) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         region = table.region(region_id)
-        place = ObjectPlace(table.store, f"{region.folder}/{HINT}")
+        place = quarantine.ObjectPlace(table.store, f"{region.folder}/{HINT}")
         seen = place.read()
         # A gap, or a hint above the newest version, is refused: versions may be lost, and a hint would hide that.
         version = region.latest(checked=True).version
-        if seen is not None and decode_version_hint(seen) == version:
+        if seen is not None and region_manifest.decode_version_hint(seen) == version:
             return FixAttempt.GONE
-        data = encode_version_hint(version)
+        data = region_manifest.encode_version_hint(version)
         keep(place.name, seen, data)
         # Writers publish meanwhile, and a store without compare-and-swap keeps the older hint: write the newer one.
         return FixAttempt.DONE if place.swap(seen, data) and region.latest().version == version else FixAttempt.CONFLICT
@@ -119,8 +111,7 @@ class _NotMissingError(UnsafeError):
 def _drainable(table: Table, region_id: UUID, wanted: int, now: datetime) -> tuple[RegionManifest, tuple[int, ...]]:
     """The newest manifest, and the generations without files that it need not list, by gc's conditions.
 
-    Raises:
-        UnsafeError: ``wanted`` is not among them.
+    Raises ``UnsafeError``: ``wanted`` is not among them.
     """
     evidence = read_evidence(table, GcOptions(), now)
     view = read_region_view(evidence, region_id)
@@ -148,7 +139,7 @@ def _order(table: Table, finding: Inconsistency) -> Fix[Table]:
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         manifest = table.region(region_id).latest(checked=True)
-        numbers = listed_as_stored(manifest.source)
+        numbers = region_manifest.listed_as_stored(manifest.source)
         if numbers == sorted(set(numbers)):
             return FixAttempt.GONE
         return swap_region(table, manifest, manifest, keep)
@@ -173,7 +164,7 @@ def _catchup(table: Table, finding: Inconsistency) -> Fix[Table]:
             keep(CatchupPlace(newest, name).name, before, after)
             return IndexChange(details)
 
-        newest = publish_change(table, change, CommitNote.new("repair"), CommitRetry())
+        newest = publish_change(table, change, CommitNote.new("repair"), commit_retry.CommitRetry())
         return FixAttempt.GONE if newest is table else FixAttempt.DONE
 
     return Fix(f"catchup:{name}", f"set the catch-up entry of index {name} to what its fragments cover", make)
@@ -186,7 +177,7 @@ def _base_file(table: Table, finding: Inconsistency) -> Fix[Table] | None:
 
 
 def _snapshot(table: Table, finding: Inconsistency) -> Fix[Table]:
-    if finding.severity is Severity.ERROR:
+    if finding.severity is verification.Severity.ERROR:
         raise UnsafeError(
             "The snapshot was made from a later manifest than the newest: manifests were lost or restored. It may be "
             "the only object that names generations that were flushed, so it is not replaced."
@@ -234,15 +225,14 @@ def _refuse_unreadable_regions(report: snapshot.SnapshotReport) -> None:
 def transaction_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Write the transaction file of the newest version again.
 
-    Raises:
-        UnsafeError: the version's manifest does not have the transaction.
+    Raises ``UnsafeError``: the version's manifest does not have the transaction.
     """
     del finding
     path, _ = _inline_transaction(table)
 
     def make(table: Table, keep: Keep) -> FixAttempt:
         path, data = _inline_transaction(table)
-        place = ObjectPlace(table.store, path)
+        place = quarantine.ObjectPlace(table.store, path)
         present = place.read()
         if present is not None and is_transaction(present):  # also where another commit just made the newest version
             return FixAttempt.GONE
@@ -299,19 +289,12 @@ _FIXES: dict[str, Callable[[Table, Inconsistency], Fix[Table] | None]] = {
     "version_hint": _hint,
     "merged_generation_missing": _drain,
     "generation_order": _order,
-    "index_catchup": _catchup,
-    "index_behind": _catchup,
     "snapshot": _snapshot,
     "transaction_file": transaction_fix,
     "version_emptied": _emptied,
-    "wal_entry": entry_fix,
-    "wal_gap": entry_fix,
-    "wal_epoch": manifest_fix,
-    "region_manifest_corrupt": manifest_fix,
-    "region_manifest_gap": manifest_fix,
-    "generation": generation_fix,
-    "generation_corrupt": generation_fix,
-    "generation_missing": generation_fix,
-    "generation_rows": generation_fix,
+    **dict.fromkeys(("index_catchup", "index_behind"), _catchup),
+    **dict.fromkeys(("wal_entry", "wal_gap"), entry_fix),
+    **dict.fromkeys(("wal_epoch", "region_manifest_corrupt", "region_manifest_gap"), manifest_fix),
+    **dict.fromkeys(("generation", "generation_corrupt", "generation_missing", "generation_rows"), generation_fix),
 }
 JOB = RepairJob(verify.verified, fix_of, place_of, CHOICES)

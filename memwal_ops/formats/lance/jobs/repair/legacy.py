@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 def fix_of_legacy(table: Table, finding: Inconsistency) -> Fix[Table] | None:
     """The fix of a finding; None: there is none for such findings. Reads only.
 
-    Raises:
-        UnsafeError: it is not safe here.
+    Raises ``UnsafeError``: it is not safe here.
     """
     if finding.check == "transaction_file":
         return transaction_fix(table, finding)
@@ -53,8 +52,7 @@ def fix_of_legacy(table: Table, finding: Inconsistency) -> Fix[Table] | None:
 def _emptied(table: Table) -> Emptied:
     """The version that a state commit emptied, and a readable version that has the rows.
 
-    Raises:
-        UnsafeError: there is no such commit, or no such version.
+    Raises ``UnsafeError``: there is no such commit, or no such version.
     """
     emptied = find_emptied(table)
     if emptied is None or emptied.source is None:

@@ -106,9 +106,8 @@ def entry_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
         keep(place.name, seen, data)
         return FixAttempt.DONE if place.swap(seen, data) else FixAttempt.CONFLICT
 
-    text = f"put an entry without rows in the place of entry {entry_id} of the log of region {region_id}"
-    loss = Loss(f"entry {entry_id} of the log of region {region_id}")
-    return Fix(f"entry:{finding.about}", text, make, loss)
+    entry = f"entry {entry_id} of the log of region {region_id}"
+    return Fix(f"entry:{finding.about}", f"put an entry without rows in the place of {entry}", make, Loss(entry))
 
 
 def _end_of_log(table: Table, region_id: UUID) -> Fix[Table]:
@@ -137,10 +136,8 @@ def _epoch_before(table: Table, manifest: RegionManifest, entry_id: int) -> int:
 
     A lower one than the true one is no risk: entries of earlier epochs are valid, and it has no rows.
     """
-    layout = table.layout_of(manifest.region_id)
-    ids = read_region_contents(table.store, manifest.region_id, layout).wal.ids
-    earlier = [known for known in ids if known < entry_id]
-    return next(reversed(_epochs(table, manifest.region_id, earlier)), 1)
+    ids = read_region_contents(table.store, manifest.region_id, table.layout_of(manifest.region_id)).wal.ids
+    return next(reversed(_epochs(table, manifest.region_id, [known for known in ids if known < entry_id])), 1)
 
 
 def _read(table: Table, region_id: UUID, entry_id: int) -> WalEntry | None:
@@ -159,8 +156,7 @@ def _read(table: Table, region_id: UUID, entry_id: int) -> WalEntry | None:
 def generation_fix(table: Table, finding: Inconsistency) -> Fix[Table]:
     """Write a generation that is lost or damaged again, from the log.
 
-    Raises:
-        UnsafeError: its files are what they were, and something else keeps it from being merged.
+    Raises ``UnsafeError``: its files are what they were, and something else keeps it from being merged.
     """
     region, _, number = finding.about.partition("/")
     region_id, generation = UUID(region), int(number)
@@ -201,12 +197,8 @@ class _Remains:
         put_generation(table.store, table.location, region_id, path, self.entries, self.columns, copied=copied)
         if self.entries:
             build_indexes(table, f"{region_folder(region_id)}/{path}", generation_indexes(table, strict=False))
-        again = FlushedGeneration(
-            self.generation,
-            path,
-            in_memory_bytes=sum(entry.rows.nbytes for entry in self.entries),
-            physical_rows=sum(entry.rows.num_rows for entry in self.entries),
-        )
+        size, rows = (sum(getattr(entry.rows, name) for entry in self.entries) for name in ("nbytes", "num_rows"))
+        again = FlushedGeneration(self.generation, path, in_memory_bytes=size, physical_rows=rows)
         others = (flushed for flushed in self.manifest.flushed_generations if flushed.generation != self.generation)
         listed = sorted((*others, again), key=lambda flushed: flushed.generation)
         return replace(self.manifest, flushed_generations=tuple(listed))
@@ -429,8 +421,7 @@ class _Restored:
     def of(cls, table: Table, region_id: UUID) -> _Restored | None:
         """What is left; None: the newest version can be read, and no entry of the log is of a later writer.
 
-        Raises:
-            UnsafeError: the region has no version, and nothing else shows which rows are routed to it.
+        Raises ``UnsafeError``: the region has no version, and nothing else shows which rows are routed to it.
         """
         store = table.region(region_id)
         versions, hint = store.versions(), store.hint() or 0
@@ -497,8 +488,7 @@ def _newest_readable(store: RegionManifestStore, versions: Sequence[int]) -> tup
 
 def _epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> list[int]:
     """The writer epochs of those entries that can be read."""
-    epochs = read_epochs(table, region_id, entries)
-    return [epoch for _, epoch in epochs if isinstance(epoch, int)]
+    return [epoch for _, epoch in read_epochs(table, region_id, entries) if isinstance(epoch, int)]
 
 
 def _unlisted(directories: Iterable[str], first: int) -> Iterator[tuple[int, str]]:
@@ -517,35 +507,21 @@ def _unlisted(directories: Iterable[str], first: int) -> Iterator[tuple[int, str
 def _first(table: Table, region_id: UUID) -> RegionManifest:
     """The state of a region without a manifest: by the region snapshot; else without generations, for its first rows.
 
-    Raises:
-        UnsafeError: the table has region specs, and nothing shows the values by which rows are routed to it.
+    Raises ``UnsafeError``: the table has region specs, and nothing shows the values by which rows are routed to it.
     """
     snapshot = read_snapshot(table)
     row = next((region for region in (snapshot.regions if snapshot else ()) if region.region_id == region_id), None)
     state = None if row is None else row.state
     values = _values(table, region_id, row)
-    manifest = RegionManifest(
-        region_id,
-        0,
-        MANUAL if values is None or values.spec.spec_id is None else values.spec.spec_id,
-        0,
-        None,
-        None,
-        1,
-        (),
-        RegionStatus.ACTIVE,
-        () if values is None else values.encoded(),
-    )
+    spec_id = MANUAL if values is None or values.spec.spec_id is None else values.spec.spec_id
+    encoded = () if values is None else values.encoded()
+    manifest = RegionManifest(region_id, 0, spec_id, 0, None, None, 1, (), RegionStatus.ACTIVE, encoded)
     if state is None:
         return manifest
-    return replace(
-        manifest,
-        writer_epoch=state.writer_epoch,
-        replay_after_wal_id=state.replay_after_wal_id,
-        wal_id_last_seen=state.wal_id_last_seen,
-        current_generation=state.current_generation,
-        flushed_generations=state.flushed_generations,
-    )
+    names = (
+        "writer_epoch", "replay_after_wal_id", "wal_id_last_seen", "current_generation", "flushed_generations",
+    )  # fmt: skip
+    return replace(manifest, **{name: getattr(state, name) for name in names})
 
 
 def _values(table: Table, region_id: UUID, row: RegionRow | None) -> RegionValues | None:

@@ -15,7 +15,6 @@ from lance.optimize import Compaction
 
 from memwal_ops import open_table
 from memwal_ops.errors import CommitConflictError, InvariantViolatedError, StorageError
-from memwal_ops.formats.lance.engines.merge.rewrite import LocalExecutor
 from memwal_ops.formats.lance.indexes.snapshots import is_external, read_snapshot, snapshot_path
 from memwal_ops.formats.lance.jobs import snapshot
 from memwal_ops.formats.lance.jobs.catchup import job as catchup
@@ -203,7 +202,7 @@ def test_one_commit_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Large tables are committed in parts; the result is the same, and each part is right by itself."""
     made = make(tmp_path, RegionLayout)
     snapshot.apply(open_table(made.uri), snapshot.SnapshotOptions(0))
-    monkeypatch.setattr(LocalExecutor, "rows_per_commit", 1)
+    monkeypatch.setattr(job.LocalExecutor, "rows_per_commit", 1)
     before = open_table(made.uri)
     (wanted,) = {job.plan(before, CompactOptions(20)).fragments_removed}
     seen: list[int] = []
