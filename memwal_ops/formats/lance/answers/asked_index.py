@@ -1,7 +1,4 @@
-"""Describe the indexes of a dataset as far as that matters for asking them.
-
-Read the rows with which a verification compares: group by group, here or on other machines.
-"""
+"""Describe the indexes of a dataset for asking them; read the rows to compare with, here or on other machines."""
 
 from __future__ import annotations
 
@@ -119,18 +116,13 @@ class Pinned:
             if description.name.startswith(SYSTEM_INDEX):
                 continue
             column = description.field_names[0] if description.field_names else ""
-            segments = sorted(
-                (
-                    Segment(
-                        str(part.uuid),
-                        frozenset(part.fragment_ids),
-                        part.size_bytes or 0,
-                        part.dataset_version_at_last_update,
-                    )
-                    for part in description.segments
-                ),
-                key=lambda part: part.version,
-            )
+            parts = sorted(description.segments, key=lambda part: part.dataset_version_at_last_update)
+            segments = [
+                Segment(
+                    str(one.uuid), frozenset(one.fragment_ids), one.size_bytes or 0, one.dataset_version_at_last_update
+                )
+                for one in parts
+            ]
             fields = _fields(schema, column)
             asked[description.name] = AskedIndex(
                 description.name, description.index_type, column, description.details or {}, tuple(segments), fields
@@ -204,10 +196,8 @@ _R = TypeVar("_R")
 class Repeated:
     """Values of a column that should be there once.
 
-    Attributes:
-        values: how many are in several rows.
-        rows: rows that have these.
-        marked: values that are wrong by themselves.
+    ``values``: how many are in several rows. ``rows``: rows that have these. ``marked``: values that are wrong by
+    themselves.
     """
 
     values: int
@@ -218,9 +208,7 @@ class Repeated:
 class RowReader:
     """Reads rows in this process.
 
-    Attributes:
-        checkpoint: called between reads; it may raise.
-        stages: figures of what other machines did, by name.
+    ``checkpoint``: called between reads; it may raise. ``stages``: figures of what other machines did, by name.
     """
 
     def __init__(self, checkpoint: Callable[[], object] = lambda: None) -> None:
@@ -236,10 +224,8 @@ class RowReader:
     ) -> Iterator[_R]:
         """What ``work`` returns for each group of fragments, in their order.
 
-        Args:
-            fragments: to be divided into groups.
-            work: may be sent to another process, with its result.
-            max_rows: in a group of several fragments.
+        ``fragments``: to be divided into groups. ``work``: may be sent to another process, with its result.
+        ``max_rows``: in a group of several fragments.
         """
         for group in pinned.chunks([*fragments], max_rows):
             self.checkpoint()

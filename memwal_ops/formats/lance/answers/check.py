@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,13 +90,9 @@ def coverage_of(
 ) -> CoverageGaps:
     """Compare one index.
 
-    Args:
-        base: the same in the manifest.
-        usable: for values whether an index of this type has to hold them.
-        max_bytes: about how much may be read.
-
-    Raises:
-        StorageError: a file of the index cannot be read.
+    ``base``: the same in the manifest. ``usable``: for values whether an index of this type has to hold them.
+    ``max_bytes``: about how much may be read.
+    Raises ``StorageError``: a file of the index cannot be read.
     """
     claimed = sorted(fragment for fragment in index.covered if pinned.live.get(fragment))
     rows = sum(pinned.live[fragment] for fragment in claimed)
@@ -105,16 +102,8 @@ def coverage_of(
     cost = 8 * sum(pinned.physical(fragment) for fragment in claimed)
     if index.type in FRAGMENTS_IN or (index.type in MAPPED and not stable and index.size <= max_bytes):
         read = fragments_in if index.type in FRAGMENTS_IN else fragments_held
-        return CoverageGaps(
-            tuple(
-                sorted(
-                    fragment
-                    for entry in base.segments
-                    for fragment in _not_held(pinned, entry, read(table, base, entry))
-                )
-            ),
-            bytes_at_most=index.size,
-        )
+        lacking_of = [_not_held(pinned, entry, read(table, base, entry)) for entry in base.segments]
+        return CoverageGaps(tuple(sorted(chain.from_iterable(lacking_of))), bytes_at_most=index.size)
     if index.type not in LISTED and not index.is_vector:
         return CoverageGaps(unread=f"files of {index.type} have no list of rows")
     if rows > _MAX_ROWS or cost > max_bytes:
@@ -122,12 +111,9 @@ def coverage_of(
     version = max((int(entry.index_version) for entry in base.segments), default=0)
     by_address = not stable or (index.type == "BTree" and version > 0)
     with lance_errors("read row ids of", pinned.uri):
+        fragments = [pinned.fragments[fragment] for fragment in claimed]
         live = pinned.dataset.scanner(
-            columns=[],
-            fragments=[pinned.fragments[fragment] for fragment in claimed],
-            with_row_address=True,
-            with_row_id=True,
-            use_scalar_index=False,
+            columns=[], fragments=fragments, with_row_address=True, with_row_id=True, use_scalar_index=False
         ).to_table()
     addresses = live[ROW_ADDRESS].to_numpy()
     ids = addresses if by_address else live[ROW_ID].to_numpy()
@@ -348,20 +334,11 @@ def ask_for_rows(
             lost = np.setdiff1d(np.intersect1d(truth[number], inside), answer_of(pinned, index, query, [fragment]))
             wrong += bool(lost.size)
             missing.update(lost.tolist())
-    return (
-        replace(
-            answers,
-            queries=answers.queries + asked,
-            wrong=answers.wrong + wrong,
-            missing=answers.missing + len(missing),
-            examples_missing=examples(sorted({*answers.examples_missing, *missing})),
-        ),
-        replace(
-            held,
-            rows=tuple(sorted(missing)),
-            fragments=tuple(fragment for fragment in held.fragments if any(row >> 32 == fragment for row in missing)),
-        ),
-    )
+    fragments = tuple(fragment for fragment in held.fragments if any(row >> 32 == fragment for row in missing))
+    held = replace(held, rows=tuple(sorted(missing)), fragments=fragments)
+    shown = examples(sorted({*answers.examples_missing, *missing}))
+    answers = replace(answers, queries=answers.queries + asked, wrong=answers.wrong + wrong, examples_missing=shown)
+    return replace(answers, missing=answers.missing + len(missing)), held
 
 
 ANSWERS = frozenset({"index_misses_rows", "index_returns_dead_rows", "index_recall_low", "index_coverage_wrong"})
@@ -385,13 +362,9 @@ def check_answers(
 ) -> tuple[list[IndexAnswers], list[verification.Inconsistency]]:
     """Ask each index, or those that are named, on the pinned version. The budget is shared by them.
 
-    Args:
-        seed: draws the same queries again.
-        reader: reads the rows that answers are compared with.
-
-    Raises:
-        InvalidUsageError: there is no index of a name that was given.
-        StorageError: the table cannot be read without its indexes.
+    ``seed``: draws the same queries again. ``reader``: reads the rows that answers are compared with.
+    Raises ``InvalidUsageError``: there is no index of a name that was given; ``StorageError``: the table cannot be read
+    without its indexes.
     """
     pinned = Pinned(table.dataset, table.location.uri)
     names = chosen_indexes(table, options)

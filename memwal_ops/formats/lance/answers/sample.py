@@ -1,6 +1,6 @@
 """Draw queries for an index: from rows of every fragment, and for all rows of those that the budget lets be read.
 
-Write conditions on geometries: strips that together cover the plane, and places of drawn geometries.
+Conditions on geometries are strips that together cover the plane, and places of drawn geometries.
 """
 
 from __future__ import annotations
@@ -149,10 +149,8 @@ def sample_queries(
     the oldest, the newest, those with deletions, and random ones). Ranges between drawn values cover all values, so
     that every row of ``fragments`` is in some answer.
 
-    Args:
-        samples: how many rows are drawn at least, if there are so many, and about how many queries there are.
-        seed: draws the same again.
-        max_bytes: about how much asking them may read.
+    ``samples``: how many rows are drawn at least, if there are so many, and about how many queries there are. ``seed``:
+    draws the same again. ``max_bytes``: about how much asking them may read.
     """
     if any("`" in field.name for field in index.fields) or not index.fields:
         return Queries(skipped="its column has a name that no condition can have, or is within lists")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries
 
+    _Addresses = list[NDArray[np.uint64]]
 
 K = 10
 NPROBES = 20
@@ -111,7 +112,11 @@ def measure(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader
         here, there = asked[inside[usable]], own[inside[usable]]
         truth, rows = _exact(pinned, index, asked, drawn.fragments, metric, reader)
         answers = search(pinned, index, asked, drawn.fragments)
-        again = [] if metric == "dot" or not len(here) else search(pinned, index, here, drawn.fragments, REFINE)
+        again = (
+            []
+            if metric == "dot" or not len(here)
+            else search(pinned, index, here, drawn.fragments, refine_factor=REFINE)
+        )
     except SearchError as error:
         return IndexAnswers(**base, queries=1, wrong=1, error=str(error))
     measured = _measured(index, asked, truth, answers, metric, drawn.seed)
@@ -266,19 +271,10 @@ def batches(
 
 
 def search(
-    pinned: Pinned,
-    index: AskedIndex,
-    asked: NDArray[Any],
-    fragments: Sequence[int],
-    refine: int | None = None,
-    *,
-    k: int = K,
-    nprobes: int = NPROBES,
+    pinned: Pinned, index: AskedIndex, asked: NDArray[Any], fragments: Sequence[int], **parameters: int
 ) -> list[SearchResult]:
-    """For each query the addresses and vectors that the index finds in these fragments."""
-    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": k, "nprobes": nprobes}
-    if refine is not None:
-        nearest["refine_factor"] = refine
+    """For each query the addresses and vectors that the index finds in these fragments; ``parameters`` as of Lance."""
+    nearest: dict[str, Any] = {"column": index.column, "q": asked, "k": K, "nprobes": NPROBES} | parameters
     with searching(pinned, index):
         hits = pinned.dataset.scanner(
             columns=[index.column],
@@ -368,12 +364,7 @@ def _measured(
 
 
 def _share(
-    real: list[NDArray[np.uint64]],
-    near: list[NDArray[np.uint64]],
-    ages: NDArray[np.int64] | None,
-    seed: int,
-    *,
-    inverted: bool = False,
+    real: _Addresses, near: _Addresses, ages: NDArray[np.int64] | None, seed: int, *, inverted: bool = False
 ) -> Interval | None:
     """The share of the nearest rows that were found: of those in fragments ``ages``, or not in them."""
 
@@ -394,23 +385,16 @@ def _older_parts(index: AskedIndex) -> list[frozenset[int]]:
     return [frozenset(ordered[:end]) for end in sorted(ends)]
 
 
-def _excess(
-    real: list[NDArray[np.uint64]], found: list[NDArray[np.uint64]], older: frozenset[int], seed: int
-) -> Interval | None:
+def _excess(real: _Addresses, found: _Addresses, older: frozenset[int], seed: int) -> Interval | None:
     """By how much the share of newer rows is larger in what was found than in the nearest rows; -1 to 1.
 
     Codes that are merely coarse give wrong rows of every age alike, and new rows that are like each other are near each
     other in both. Only distances of one age that cannot be compared with those of another one change the share.
     """
     ages = np.array(sorted(older), dtype=np.int64)
-    differences = np.array(
-        [
-            float((~np.isin(fragments_of(got), ages)).mean() - (~np.isin(fragments_of(of), ages)).mean())
-            for of, got in zip(real, found, strict=True)
-            if of.size and got.size
-        ]
-    )
-    return mean_by_query(differences, seed)
+    pairs = [(of, got) for of, got in zip(real, found, strict=True) if of.size and got.size]
+    newer = [[float((~np.isin(fragments_of(rows), ages)).mean()) for rows in pair] for pair in pairs]
+    return mean_by_query(np.array([got - of for of, got in newer]), seed)
 
 
 def _found_itself(
@@ -464,11 +448,8 @@ _ASKED = 2 * K
 class Pooled:
     """What two states find, as shares of the nearest rows of the pool.
 
-    Attributes:
-        queries: how many were asked.
-        before: the mean share of the earlier state.
-        after: that of the later one.
-        change: the mean of ``after - before``, query by query, with its interval; None: too few queries.
+    ``queries``: how many were asked. ``before``: the mean share of the earlier state. ``after``: that of the later one.
+    ``change``: the mean of ``after - before``, query by query, with its interval; None: too few queries.
     """
 
     queries: int
@@ -486,15 +467,10 @@ def compare_searches(before: Pinned, after: Pinned, index: AskedIndex, rows: pa.
     more rows is not worse for that: rows that are nearer are in the pool, too, and those that coarse codes make look
     nearer may take half of the places. If they take all of them, they hide the others.
 
-    Args:
-        after: the same rows with another state of the index.
-        index: the index, as ``after`` has it.
-        rows: its column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test.
-        seed: of the confidence interval.
-
-    Raises:
-        SearchError: a state does not answer.
-        StorageError: the table cannot be read.
+    ``after``: the same rows with another state of the index. ``index``: the index, as ``after`` has it. ``rows``: its
+    column and the addresses of rows that were drawn; rows that the earlier state covers, for a fair test. ``seed``: of
+    the confidence interval.
+    Raises ``SearchError``: a state does not answer; ``StorageError``: the table cannot be read.
     """
     searches = [_found(state, index, rows) for state in (before, after)]
     shares = np.array([_shares(*pair) for pair in zip(*searches, strict=True)], np.float64).reshape(-1, 2)

@@ -1,15 +1,11 @@
 """Read the base table's indexes, and the fragments that their segments cover.
 
-The coverage of an index is read only from its bitmaps: ``index_catchup`` is not reliable, as
-the two specifications disagree about an index that is absent from it, and pylance does not update it
-when an update moves rows out of an index.
+The coverage of an index is read only from its bitmaps: ``index_catchup`` is not reliable, as the two specifications
+disagree about an index that is absent from it, and pylance does not update it when an update moves rows out of an
+index.
 
-Find the files of an index segment, and open one of them.
-
-Read from the files of an index which rows they hold.
-
-The manifest has the fragments that a segment covers; only its files show which rows are in it. Read are only the
-row ids or row addresses, 8 bytes each, of a bitmap index its maps.
+The manifest has the fragments that a segment covers; only its files show which rows are in it. Read are only the row
+ids or row addresses, 8 bytes each, of a bitmap index its maps.
 """
 
 from __future__ import annotations
@@ -51,11 +47,8 @@ _COMPRESSIONS = {4: "PQ", 5: "SQ", 6: "RQ", 8: "FLAT"}
 class BaseIndex:
     """One index of a table version; names and types as pylance shows them.
 
-    Attributes:
-        name: its name.
-        type: for example ``BTree``, ``Inverted``, ``IVF_PQ``.
-        segments: its entries, the oldest first.
-        covered: ids of all fragments that its segments cover, including those that no longer exist.
+    ``name``: its name. ``type``: for example ``BTree``, ``Inverted``, ``IVF_PQ``. ``segments``: its entries, the oldest
+    first. ``covered``: ids of all fragments that its segments cover, including those that no longer exist.
     """
 
     name: str
@@ -176,13 +169,9 @@ def index_folder(table: Table, entry: table_pb2.IndexMetadata) -> str:
 def open_index_file(location: Location, path: str, columns: list[str] | None = None) -> LanceFileReader:
     """Open a file of an index of the table at a location.
 
-    Args:
-        path: its URI.
-        columns: those that are read; None: all.
-
-    Raises:
-        UnsupportedFeatureError: it is of Lance's first format, which pylance reads in queries alone.
-        StorageError: it cannot be read.
+    ``path``: its URI. ``columns``: those that are read; None: all.
+    Raises ``UnsupportedFeatureError``: it is of Lance's first format, which pylance reads in queries alone;
+    ``StorageError``: it cannot be read.
     """
     try:
         with lance_errors("read index", path):
@@ -230,10 +219,8 @@ def row_ids_in(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -
 def fragments_held(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> frozenset[int]:
     """The fragments of which the files of a segment have rows, whatever it claims; of an index of row addresses.
 
-    Raises:
-        TableCorruptError: a map cannot be decoded.
-        UnsupportedFeatureError: the files are of an older layout.
-        StorageError: a file cannot be read.
+    Raises ``TableCorruptError``: a map cannot be decoded; ``UnsupportedFeatureError``: the files are of an older
+    layout; ``StorageError``: a file cannot be read.
     """
     if index.type in MAPPED:
         return _fragments_of_maps(table, index, entry)

@@ -1,8 +1,8 @@
 """Read the codebook of a vector index (IVF centroids and quantizer) from its files.
 
-All layers of the LSM tree must share it, or distances from one layer cannot be compared with those
-from another (S0-110, S0-112). ``optimize_indices`` with its defaults does change it: where segments
-are merged it splits large partitions and joins small ones.
+All layers of the LSM tree must share it, or distances from one layer cannot be compared with those from another
+(S0-110, S0-112). ``optimize_indices`` with its defaults does change it: where segments are merged it splits large
+partitions and joins small ones.
 """
 
 from __future__ import annotations
@@ -58,12 +58,9 @@ class CodebookParameters:
 
     Two are equal if vectors get the same partitions and codes from both; sizes are not compared.
 
-    Attributes:
-        kind: index type and distance, from the file.
-        partitions: number of IVF partitions.
-        centroids: digest of the centroids.
-        quantizer: the quantizer's parameters and the digests of its tables.
-        sizes: rows per partition in this segment.
+    ``kind``: index type and distance, from the file. ``partitions``: number of IVF partitions. ``centroids``: digest of
+    the centroids. ``quantizer``: the quantizer's parameters and the digests of its tables. ``sizes``: rows per
+    partition in this segment.
     """
 
     kind: str
@@ -102,13 +99,9 @@ def codebook_at(location: Location, folder: str, name: str) -> CodebookParameter
         for position in _POSITIONS:
             if parameters.get(position) is not None:
                 quantizer[position] = _digest(bytes(storage.read_global_buffer(parameters[position])))
-    return CodebookParameters(
-        json.dumps(described, sort_keys=True),
-        len(sizes),
-        _digest(centroids + bytes(str(list(model.centroids)), "ascii")),
-        json.dumps(quantizer, sort_keys=True),
-        sizes,
-    )
+    trained = _digest(centroids + bytes(str(list(model.centroids)), "ascii"))
+    documents = [json.dumps(document, sort_keys=True) for document in (described, quantizer)]
+    return CodebookParameters(documents[0], len(sizes), trained, documents[1], sizes)
 
 
 @dataclass(frozen=True, slots=True)

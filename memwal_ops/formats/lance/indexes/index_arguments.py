@@ -18,9 +18,7 @@ from lance.indices import IndexConfig
 from lance.query import DocumentGranularity
 
 from memwal_ops.errors import ObjectNotFoundError, StorageError, UnsupportedFeatureError
-from memwal_ops.formats.lance.files.datasets import lance_errors, lance_options
-from memwal_ops.formats.lance.files.named_files import FileRoot
-from memwal_ops.formats.lance.files.versions import index_key
+from memwal_ops.formats.lance.files import datasets, named_files, versions
 from memwal_ops.formats.lance.indexes import codebook
 from memwal_ops.formats.lance.indexes.base_indexes import index_folder, open_index_file
 from memwal_ops.log import get_logger
@@ -51,10 +49,8 @@ class _File:
 
 
 _FILES = {
+    **dict.fromkeys(("BITMAP", "LABEL_LIST", "NGRAM"), _File("")),
     "BTREE": _File("page_lookup.lance", {"batch_size": ("zone_size", int)}),
-    "BITMAP": _File(""),
-    "LABEL_LIST": _File(""),
-    "NGRAM": _File(""),
     "ZONEMAP": _File("zonemap.lance", {"rows_per_zone": ("rows_per_zone", int)}),
     "BLOOMFILTER": _File(
         "bloomfilter.lance",
@@ -77,12 +73,9 @@ _PATH, _TARGET = 1, 2
 class IndexArguments:
     """How to create an index like another one.
 
-    Attributes:
-        column: its path, as pylance takes it.
-        kind: the type, in pylance's spelling.
-        options: the parameters, by the names that pylance's call gives them.
-        vector: whether it is a vector index.
-        described: what pylance describes of the other index; without hints.
+    ``column``: its path, as pylance takes it. ``kind``: the type, in pylance's spelling. ``options``: the parameters,
+    by the names that pylance's call gives them. ``vector``: whether it is a vector index. ``described``: what pylance
+    describes of the other index; without hints.
     """
 
     column: str
@@ -106,9 +99,7 @@ class IndexArguments:
     ) -> Index:
         """Let pylance write a segment of some fragments for an index of that name, without publishing it.
 
-        Args:
-            dataset: a version that has these fragments.
-            fragments: their ids.
+        ``dataset``: a version that has these fragments. ``fragments``: their ids.
         """
         chosen: dict[str, Any] = {"replace": True, "fragment_ids": [*fragments], "storage_options": storage}
         if self.vector or self.kind == _TEXT:
@@ -146,7 +137,7 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
     Raises:
         UnsupportedFeatureError: its parameters cannot be read, or pylance takes no trained ones of its type.
     """
-    with lance_errors("read the indexes of", table.location.uri):
+    with datasets.lance_errors("read the indexes of", table.location.uri):
         described = next(other for other in table.handle.get().describe_indices() if other.name == index.name)
     details = without_hints(described.details)
     columns = list(described.field_names)
@@ -154,10 +145,11 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
         raise UnsupportedFeatureError(f"Index {index.name} has {len(columns)} columns: pylance builds it on one.")
     kind = _kind_of(index)
     arguments = IndexArguments(_quoted(table, index, columns[0]), kind, {}, index.is_vector, details)
+    # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
+    options = parameters_kept(table, index)
+    if options is None:
+        options = _of_details(table, index, details)
     if index.is_vector:
-        options = parameters_kept(table, index)
-        if options is None:
-            options = _of_details(table, index, details)
         if trained:
             whole = whole_segments(table, index)
             if not whole:
@@ -166,13 +158,8 @@ def arguments_like(table: Table, index: BaseIndex, *, trained: bool = False) -> 
             options["ivf_centroids"] = model.centroids
             if model.codebook is not None:
                 options["pq_codebook"] = model.codebook
-        options |= {"storage_options": stored} if (stored := lance_options(table.location)) else {}
-        return replace(arguments, options=options)
-    # Answers do not depend on the sizes of pages and zones; of a full-text index all is described.
-    options = parameters_kept(table, index)
-    if options is None:
-        options = _of_details(table, index, details)
-    if kind == _TEXT:
+        options |= {"storage_options": stored} if (stored := datasets.lance_options(table.location)) else {}
+    elif kind == _TEXT:
         options.pop("lance_tokenizer", None)  # follows from the column's type, and is not accepted
         if granularity := details.get("document_granularity"):
             options["document_granularity"] = DocumentGranularity(granularity)
@@ -201,7 +188,7 @@ def parameters_kept(table: Table, index: BaseIndex) -> dict[str, Any] | None:
 
 
 def _is_damaged(table: Table, index: BaseIndex, entry: table_pb2.IndexMetadata) -> bool:
-    folder, place = index_key(entry), FileRoot(table.store, "")
+    folder, place = versions.index_key(entry), named_files.FileRoot(table.store, "")
     stored = {meta.path: meta.size for meta in table.store.list(folder)}
     named = {f"{folder}/{file.path}": int(file.size_bytes) for file in entry.files}
     # Releases that list no files of an index: that with the parameters must be there.
@@ -238,9 +225,8 @@ def _of_details(table: Table, index: BaseIndex, details: Mapping[str, Any]) -> d
             options |= {name: code[name] for name in _OF_CODES.get(str(code.get("type")), ())}
             graph = details.get("hnsw", {})
             options |= {name: graph[key] for key, name in _OF_GRAPH.items() if graph.get(key)}
-            partitions = codebook.partitions_of(
-                table.location, [index_folder(table, entry) for entry in index.segments]
-            )
+            folders = [index_folder(table, entry) for entry in index.segments]
+            partitions = codebook.partitions_of(table.location, folders)
             return options | ({} if partitions is None else {"num_partitions": partitions})
         if kind == _TEXT:
             if not details:
@@ -334,7 +320,7 @@ def _quoted(table: Table, index: BaseIndex, described: str) -> str:
 
 def _metadata(table: Table, folder: str, file: str) -> Mapping[str, str]:
     path = f"{folder}/{file}"
-    with lance_errors("read index", path):
+    with datasets.lance_errors("read index", path):
         reader = open_index_file(table.location, path)
         return {key.decode(): value.decode() for key, value in (reader.metadata().schema.metadata or {}).items()}
 

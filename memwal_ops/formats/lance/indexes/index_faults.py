@@ -33,13 +33,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     open_index_file,
 )
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
-from memwal_ops.formats.lance.wire.version_manifest import (
-    FEATURES,
-    SHOWN_FEATURES,
-    STABLE_ROW_IDS,
-    had_moves,
-    moved_later,
-)
+from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.storage.api import concurrently
 from memwal_ops.text import counted
 
@@ -157,7 +151,9 @@ def last_writer(table: Table) -> str | None:
     if client is None:
         return None
     flags = table.manifest.manifest.reader_feature_flags
-    features = [feature.name for feature in FEATURES if feature.flag & flags & SHOWN_FEATURES]
+    features = [
+        feature.name for feature in version_manifest.FEATURES if feature.flag & flags & version_manifest.SHOWN_FEATURES
+    ]
     return ", ".join([client.release, *features])
 
 
@@ -190,14 +186,6 @@ class IndexFault:
     proven: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OlderWriter:
-    """A version, and the release that wrote it."""
-
-    version: int
-    release: str
-
-
 def known_faults(table: Table) -> Mapping[str, IndexFault]:
     """By name the indexes that may lack rows, as manifests and small files of indexes show it.
 
@@ -210,7 +198,7 @@ def known_faults(table: Table) -> Mapping[str, IndexFault]:
 def _known_faults(table: Table) -> Mapping[str, IndexFault]:
     faults = {
         entry.name: IndexFault("is older than a compaction with defer_index_remap: pylance may lose rows of it", False)  # noqa: FBT003
-        for entry in moved_later(table.manifest)
+        for entry in version_manifest.moved_later(table.manifest)
     }
     for index in base_indexes(table).values():
         fault = _stale(table, index) if index.type in FRAGMENTS_IN else _not_maintained(table, index)
@@ -230,7 +218,7 @@ def fault_of(table: Table, index: BaseIndex) -> IndexFault | None:
     After a compaction with ``defer_index_remap``, an update may have made it younger than that, with its rows lost.
     """
     known = known_faults(table).get(index.name)
-    if index.type == _TREE and (version_of(index) or known or had_moves(table.manifest)):
+    if index.type == _TREE and (version_of(index) or known or version_manifest.had_moves(table.manifest)):
         return _sampled(table, index) or known
     return known
 
@@ -245,26 +233,25 @@ def version_of(index: BaseIndex) -> int:
     return max((int(entry.index_version) for entry in index.segments), default=0)
 
 
-def refused_by(table: Table, index: BaseIndex) -> OlderWriter | None:
+def refused_by(table: Table, index: BaseIndex) -> VersionWriter | None:
     """The last version of a release that would not maintain the index once the pinned pylance has updated it.
 
     pylance makes a B-tree of row ids one of row addresses.
     """
-    stable = bool(table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS)
+    stable = bool(table.manifest.manifest.reader_feature_flags & version_manifest.STABLE_ROW_IDS)
     return _older_writer(table) if stable and index.type == _TREE and not version_of(index) else None
 
 
-def _older_writer(table: Table, index: BaseIndex | None = None) -> OlderWriter | None:
+def _older_writer(table: Table, index: BaseIndex | None = None) -> VersionWriter | None:
     """The last of the newest 32 versions that exist which such a release wrote; those of ours are left out.
 
-    Args:
-        index: only versions since it has the version that it has now.
+    ``index``: only versions since it has the version that it has now.
     """
     for client in last_written(table):
         if index is not None and (index.name, version_of(index)) not in client.indexes:
             return None
         if not client.ours and (client.major is None or client.major < _MAINTAINS_ADDRESSES):
-            return OlderWriter(client.version, client.release)
+            return client
     return None
 
 
@@ -284,10 +271,8 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     """The fault of a zone map or bloom filter that has no zone of a fragment which it claims to cover."""
     live = {fragment.id for fragment in table.manifest.manifest.fragments if _live_rows(fragment)}
     claimed = index.covered & live
-    if not claimed:
+    if not claimed or exported_store(table) is not None:  # without the index's files
         return None
-    if exported_store(table) is not None:
-        return None  # without the index's files
     try:
         named = frozenset[int]().union(*(fragments_in(table, index, entry) for entry in index.segments))
     except MemwalOpsError as error:
@@ -297,11 +282,9 @@ def _stale(table: Table, index: BaseIndex) -> IndexFault | None:
     if claimed <= named:
         return None
     gone = sorted(named - {fragment.id for fragment in table.manifest.manifest.fragments})
-    return IndexFault(
-        f"claims {_listed(sorted(claimed - named))}, of which its files have nothing"
-        + (f": they name {_listed(gone)}, which the table no longer has" if gone else ""),
-        proven=True,
-    )
+    instead = f": they name {_listed(gone)}, which the table no longer has" if gone else ""
+    why = f"claims {_listed(sorted(claimed - named))}, of which its files have nothing{instead}"
+    return IndexFault(why, proven=True)
 
 
 def outdated_zones(table: Table, index: BaseIndex) -> str | None:
@@ -336,8 +319,8 @@ def _sampled(table: Table, index: BaseIndex) -> IndexFault | None:
     field = next((field for field in table.manifest.manifest.fields if field.id == column), None)
     if more or field is None or field.parent_id >= 0 or not can_find_addresses(table, field.name):
         return None
-    if exported_store(table) is not None:
-        return None  # without rows
+    if exported_store(table) is not None:  # without rows
+        return None
     return sampled_fault(table, field.name, index.segments)
 
 
@@ -373,11 +356,8 @@ def _sampled_fault(table: Table, column: str, segments: Sequence[table_pb2.Index
     missing = addresses[~np.isin(addresses, hits[ROW_ADDRESS].to_numpy())]
     if missing.size:
         fragments = np.unique(missing >> np.uint64(32)).tolist()
-        return IndexFault(
-            f"does not find {missing.size:,} of {rows.num_rows:,} rows that were looked up as a sample, all in "
-            f"{_listed(fragments)}",
-            proven=True,
-        )
+        looked_up = f"{rows.num_rows:,} rows that were looked up as a sample"
+        return IndexFault(f"does not find {missing.size:,} of {looked_up}, all in {_listed(fragments)}", proven=True)
     return _too_few_entries(table, segments)
 
 

@@ -1,13 +1,13 @@
 """Read and encode region snapshots, which a table stores inside the MemWAL index or in a file of the index.
 
-A snapshot speeds up reads and may be stale; each region's manifest is authoritative (S0-017).
-With it, a reader finds the regions by opening the table, without a listing.
+A snapshot speeds up reads and may be stale; each region's manifest is authoritative (S0-017). With it, a reader finds
+the regions by opening the table, without a listing.
 
 Verify the catch-up entries (``index_catchup``) of an index against the fragments that it covers.
 
 An entry must never exceed the coverage. Not all writers maintain the list: pylance derives it at some commits, clears
-it at others, and leaves it unchanged when an update moves rows out of an index; older releases and the region layout
-do not derive it at all. Therefore the fragments are authoritative here.
+it at others, and leaves it unchanged when an update moves rows out of an index; older releases and the region layout do
+not derive it at all. Therefore the fragments are authoritative here.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ _WHAT = "the region snapshot"
 class Snapshot:
     """The region snapshot of one version.
 
-    Attributes:
-        timestamp_millis: when it was taken, Unix milliseconds.
-        stored: ``inline`` or ``external``.
-        rows: as stored, one per region.
+    ``timestamp_millis``: when it was taken, Unix milliseconds. ``stored``: ``inline`` or ``external``. ``rows``: as
+    stored, one per region.
     """
 
     timestamp_millis: int
@@ -139,10 +137,8 @@ def decode_file(data: bytes) -> pa.Table:
 def catchup_entry(table: Table, covered: frozenset[int], *, progress_when_built: Mapping[UUID, int]) -> dict[UUID, int]:
     """The correct catch-up entry of an index that covers ``covered`` in ``table``'s version.
 
-    Args:
-        table: the version for which the entry is.
-        covered: fragment ids.
-        progress_when_built: merge progress of a version of which it covers all fragments that still exist.
+    ``table``: the version for which the entry is. ``covered``: fragment ids. ``progress_when_built``: merge progress of
+    a version of which it covers all fragments that still exist.
     """
     merged = table.index.merged_generations
     if coverage(covered, table.manifest).complete:

@@ -79,10 +79,8 @@ _READ_BYTES = 256 << 20
 class RegionPlan:
     """The planned region for a legacy region's name.
 
-    Attributes:
-        merged: its progress: legacy generation g counts as g + 1.
-        current: the generation that its next writer fills.
-        flushed: the generations that it lists.
+    ``merged``: its progress: legacy generation g counts as g + 1. ``current``: the generation that its next writer
+    fills. ``flushed``: the generations that it lists.
     """
 
     region_id: UUID
@@ -225,15 +223,12 @@ def publish_region(
 
     Raises ``CommitConflictError``: another migration published one first.
     """
+    version, spec_id = (1, MANUAL) if before is None else (before.version + 1, before.region_spec_id)
+    ends = (last_entry, last_entry)
+    if last_entry is None and before is not None:
+        ends = (before.replay_after_wal_id, before.wal_id_last_seen)
     manifest = region_manifest.RegionManifest(
-        plan.region_id,
-        1 if before is None else before.version + 1,
-        MANUAL if before is None else before.region_spec_id,
-        next_epoch(before),
-        last_entry if last_entry is not None or before is None else before.replay_after_wal_id,
-        last_entry if last_entry is not None or before is None else before.wal_id_last_seen,
-        plan.current,
-        plan.flushed,
+        *(plan.region_id, version, spec_id, next_epoch(before), *ends, plan.current, plan.flushed),
         region_manifest.RegionStatus.ACTIVE,
         source=b"" if before is None else before.source,
     )
@@ -307,10 +302,8 @@ def keep(table: Table, plans: Mapping[str, RegionPlan], manifests: Mapping[str, 
 def read_kept(table: Table) -> Kept:
     """The data that the table's migration kept.
 
-    Raises:
-        InvalidUsageError: the table was not migrated.
-        InvalidFormatError: it cannot be read.
-        UnsupportedFeatureError: a later release wrote it.
+    Raises ``InvalidUsageError``: the table was not migrated; ``InvalidFormatError``: it cannot be read;
+    ``UnsupportedFeatureError``: a later release wrote it.
     """
     path = table.manifest.manifest.config.get(CONFIG_KEY, "")
     if not path:
@@ -407,11 +400,11 @@ def mark_key(fields: Sequence[table_pb2.Field], key: Sequence[str]) -> None:
 
 def _records(plans: Mapping[str, RegionPlan], version: int) -> dict[UUID, region_manifest.RegionRecord]:
     """Records that progress belongs to these regions, and rows to the current columns: no operator has to decide."""
-    return {
-        plan.region_id: region_manifest.RegionRecord(
-            plan.merged, region_manifest.mark_of(f"{plan.region_id}:{plan.merged}"), version
-        )
-        if plan.merged
-        else region_manifest.RegionRecord(version, region_manifest.UNMERGED, version)
-        for plan in plans.values()
-    }
+
+    def record(plan: RegionPlan) -> region_manifest.RegionRecord:
+        if not plan.merged:
+            return region_manifest.RegionRecord(version, region_manifest.UNMERGED, version)
+        mark = region_manifest.mark_of(f"{plan.region_id}:{plan.merged}")
+        return region_manifest.RegionRecord(plan.merged, mark, version)
+
+    return {plan.region_id: record(plan) for plan in plans.values()}

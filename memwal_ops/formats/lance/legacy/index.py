@@ -146,9 +146,7 @@ def read_work(mem_wals: Sequence[MemWal], meanings: Meanings) -> Mapping[str, Re
 
 
 def _work(region: str, mem_wals: Sequence[MemWal], meanings: Meanings) -> RegionWork:
-    ascending = tuple(
-        sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
-    )
+    ascending = sorted((mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id)
     pending: list[MemWal] = []
     already: list[MemWal] = []
     fault: BlockedMemWal | None = None
@@ -169,17 +167,15 @@ def _work(region: str, mem_wals: Sequence[MemWal], meanings: Meanings) -> Region
     if late is not None:
         fault = BlockedMemWal(region, late.id.generation, _late(late, done))
         pending = [mem_wal for mem_wal in pending if mem_wal.id < late.id]
-    return RegionWork(region, ascending, tuple(pending), tuple(already), fault)
+    return RegionWork(region, tuple(ascending), tuple(pending), tuple(already), fault)
 
 
 @dataclass(frozen=True, slots=True)
 class UnmergedMemWals:
     """The unmerged MemWALs of a region, flushed or not.
 
-    Attributes:
-        mem_wals: ascending; empty where there is a fault.
-        done: the highest generation whose rows are in the base table; -1: none.
-        fault: why it is not known which rows are newer.
+    ``mem_wals``: ascending; empty where there is a fault. ``done``: the highest generation whose rows are in the base
+    table; -1: none. ``fault``: why it is not known which rows are newer.
     """
 
     mem_wals: tuple[MemWal, ...]
@@ -207,9 +203,8 @@ def unmerged(mem_wals: Sequence[MemWal], region: str, meanings: Meanings) -> Unm
     unsealed = [mem_wal for mem_wal in waiting if mem_wal.state is State.OPEN]
     if len(unsealed) > 1:
         numbers = ", ".join(str(mem_wal.id.generation) for mem_wal in unsealed)
-        return blocked(
-            unsealed[1], errors.MemWalOrderError(f"Region {region!r} has several OPEN generations: {numbers}.")
-        )
+        error = errors.MemWalOrderError(f"Region {region!r} has several OPEN generations: {numbers}.")
+        return blocked(unsealed[1], error)
     if waiting and waiting[0].id.generation < done:
         return blocked(waiting[0], _late(waiting[0], done))
     return UnmergedMemWals(tuple(waiting), done)
@@ -394,7 +389,9 @@ def merge_draft(table: Table, change: Rewrite) -> Draft:
             continue
         copied = deepcopy(fragment)
         if fragment.id in deletions:
-            _set_deletion(copied.deletion_file, deletions[fragment.id])
+            known = {name: value for name, value in deletions[fragment.id].items() if value is not None}
+            known["file_type"] = _DELETION_TYPES[known["file_type"]]
+            copied.deletion_file.CopyFrom(table_pb2.DeletionFile(**known))
         kept.append(copied)
     highest = max([-1 if before.max_fragment_id is None else before.max_fragment_id, *(mem_wal.id for mem_wal in kept)])
     for number, fragment_made in enumerate(change.new_fragments, highest + 1):
@@ -432,15 +429,6 @@ def publish(table: Table, change: Change, note: CommitNote, draft: Draft | None 
     transaction = note.transaction(table.version)
     transaction.update_mem_wal_state.CopyFrom(change.message(version))
     return commit_built(table, replace(table.manifest, manifest=manifest, indexes=section), transaction)
-
-
-def _set_deletion(target: table_pb2.DeletionFile, made: dict[str, object]) -> None:
-    target.Clear()
-    for name, value in made.items():
-        if name == "file_type":
-            target.file_type = _DELETION_TYPES[str(value)]
-        elif value is not None:
-            setattr(target, name, value)
 
 
 def live_rows(fragments: Iterable[table_pb2.DataFragment]) -> int:

@@ -46,9 +46,7 @@ _IN_MEMORY = "memory:"
 class MemTableRef(GenerationRef):
     """A flushed MemTable, for the engines. Its region gets an id.
 
-    Attributes:
-        region: its name.
-        uri: where its rows were found.
+    ``region``: its name. ``uri``: where its rows were found.
     """
 
     region: str = ""
@@ -92,10 +90,8 @@ class MemTables:
     def generation(self, mem_wal: MemWal) -> Generation | None:
         """A flushed MemTable, matched to the table's columns by name; None: it has no rows, and no dataset.
 
-        Raises:
-            GenerationMissingError: its rows were not found.
-            GenerationCorruptError: they cannot be read, or have NULL in the key.
-            SchemaProjectionError: they have other columns than the table.
+        Raises ``GenerationMissingError``: its rows were not found; ``GenerationCorruptError``: they cannot be read, or
+        have NULL in the key; ``SchemaProjectionError``: they have other columns than the table.
         """
         opened = self.dataset(mem_wal)
         return None if opened is None else self._generation(mem_wal, *opened)
@@ -132,16 +128,12 @@ class MemTables:
         ref = mem_table_ref(mem_wal, uri)
         with _readable(mem_wal, uri):
             files = [file for fragment in dataset.get_fragments() for file in fragment.metadata.files]
+            own, base = _with_base_ids(mem_wal, dataset, self._table), nodes(self._table.handle.get())
+            schema, key = written_schema(self._table.schema), self._table.primary_key
             generation = Generation(
                 ref,
                 dataset,
-                plan_projection(
-                    _with_base_ids(mem_wal, dataset, self._table),
-                    nodes(self._table.handle.get()),
-                    written_schema(self._table.schema),
-                    self._table.primary_key,
-                    lambda *_: True,
-                ),
+                plan_projection(own, base, schema, key, lambda *_: True),
                 data_bytes=sum(file.file_size_bytes or 0 for file in files),
                 physical_rows=sum(fragment.physical_rows for fragment in dataset.get_fragments()),
                 newest_row_first=False,

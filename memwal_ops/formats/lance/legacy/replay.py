@@ -1,7 +1,7 @@
 """Read the log of a legacy MemWAL: the hook, and its implementation for logs of Lance and Arrow files.
 
-The specification leaves the storage of entries to the implementer (S1-014). A hook is a function
-``read(store, entries)``:
+The specification leaves the storage of entries to the implementer (S1-014). A hook is a function ``read(store,
+entries)``:
 
 * ``store`` is the log's root as an object store (:class:`memwal_ops.storage.api.Store`);
 * ``entries`` are the ids that belong to the log (:class:`~memwal_ops.formats.lance.wire.legacy_index.U64Segment`).

@@ -87,10 +87,8 @@ def advance(
     of the one before. ``owner_id`` is that of the new generation, ``expected_owner_id`` of the newest; None: the region
     has none.
 
-    Raises:
-        InvalidUsageError: ``expected_owner_id`` is given and the region has no generation, or is not given and it has
-            one; or a location is used again.
-        WriterFencedError: the newest generation has another owner (S1-022).
+    Raises ``InvalidUsageError``: ``expected_owner_id`` is given and the region has no generation, or is not given and
+    it has one; or a location is used again; ``WriterFencedError``: the newest generation has another owner (S1-022).
     """
     newest = max(
         (mem_wal for mem_wal in mem_wals if mem_wal.id.region == region), key=lambda mem_wal: mem_wal.id, default=None

@@ -1,8 +1,8 @@
 """``LegacyRegionWriter``: the writer of a legacy region, by the state machine (S1-003 to S1-005, S1-015, S1-022 to 27).
 
 Each transition is one version of the table, published as exactly V + 1, with the base table's fragments. After a commit
-conflict, a change is planned again on the newest version, where its owner and preconditions are checked again; it
-fails if a committed change conflicts with it (:func:`memwal_ops.formats.lance.legacy.states.conflicts`).
+conflict, a change is planned again on the newest version, where its owner and preconditions are checked again; it fails
+if a committed change conflicts with it (:func:`memwal_ops.formats.lance.legacy.states.conflicts`).
 """
 
 from __future__ import annotations
@@ -134,10 +134,8 @@ class LegacyRegionWriter:
     def flush(self) -> tuple[int, ...]:
         """Write each SEALED generation of the region as a dataset at its ``mem_table_location``, and mark it FLUSHED.
 
-        Raises:
-            WriterFencedError: another writer claimed one.
-            InvalidUsageError: the table's newest version was written before Lance 0.36, by whose meaning FLUSHED states
-                that the rows are in the base table.
+        Raises ``WriterFencedError``: another writer claimed one; ``InvalidUsageError``: the table's newest version was
+        written before Lance 0.36, by whose meaning FLUSHED states that the rows are in the base table.
         """
         flushed = []
         for mem_wal in self._mine(State.SEALED):

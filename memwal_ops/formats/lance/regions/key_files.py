@@ -127,33 +127,18 @@ class GenerationKeys:
             return {}
         values, order = self._sorted
         addresses = pa.array(self._addresses()[order])
-        pages = pa.table(
-            [values, addresses],
-            schema=pa.schema([pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)]),
-        )
-        starts = np.arange(0, len(values), _PAGE)
+        fields = [pa.field("values", values.type), pa.field("ids", pa.uint64(), nullable=False)]
+        pages = pa.table([values, addresses], schema=pa.schema(fields))
+        starts = np.arange(0, len(values), _PAGE, dtype=np.int64)
         ends = np.minimum(starts + _PAGE, len(values)) - 1
-        lookup = pa.table(
-            [
-                pages.column("values").take(pa.array(starts)),
-                pages.column("values").take(pa.array(ends)),
-                pa.array(np.zeros(len(starts), np.uint32)),
-                pa.array(np.arange(len(starts), dtype=np.uint32)),
-            ],
-            schema=pa.schema(
-                [
-                    pa.field("min", values.type),
-                    pa.field("max", values.type),
-                    pa.field("null_count", pa.uint32(), nullable=False),
-                    pa.field("page_idx", pa.uint32(), nullable=False),
-                ],
-                metadata={"batch_size": str(_PAGE), "range_partitioned": "false"},
-            ),
-        )
-        return {
-            KEY_INDEX_PAGES: lance_bytes(pages, file_version, "the key index of a generation"),
-            f"{KEY_INDEX}/page_lookup.lance": lance_bytes(lookup, file_version, "the key index of a generation"),
-        }
+        bounds = [pages.column("values").take(pa.array(places)) for places in (starts, ends)]
+        numbers = [np.zeros(len(starts), np.uint32), np.arange(len(starts), dtype=np.uint32)]
+        fields = [pa.field(name, values.type) for name in ("min", "max")]
+        fields += [pa.field(name, pa.uint32(), nullable=False) for name in ("null_count", "page_idx")]
+        metadata = {"batch_size": str(_PAGE), "range_partitioned": "false"}
+        lookup = pa.table([*bounds, *map(pa.array, numbers)], schema=pa.schema(fields, metadata=metadata))
+        files = {KEY_INDEX_PAGES: pages, f"{KEY_INDEX}/page_lookup.lance": lookup}
+        return {path: lance_bytes(rows, file_version, "the key index of a generation") for path, rows in files.items()}
 
     def _addresses(self) -> NDArray[np.uint64]:
         parts = [np.arange(size, dtype=np.uint64) + np.uint64(at << 32) for at, size in enumerate(self.sizes)]

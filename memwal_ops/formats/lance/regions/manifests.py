@@ -142,15 +142,11 @@ def list_regions(store: Store) -> RegionListing:
 def list_region_strays(store: Store, region_id: UUID) -> tuple[str, ...]:
     """The strays directly in a region's folder; one request."""
     level = store.list_level(region_folder(region_id))
-    return tuple(
-        [meta.path for meta in level.objects]
-        + [*level.links]
-        + [
-            folder
-            for folder in level.directories
-            if (name := folder.rsplit("/", 1)[-1]) not in {"manifest", "wal"} and parse_generation_dir(name) is None
-        ]
-    )
+    names = {folder: folder.rsplit("/", 1)[-1] for folder in level.directories}
+    others = [
+        folder for folder, name in names.items() if name not in {"manifest", "wal"} and not parse_generation_dir(name)
+    ]
+    return (*(meta.path for meta in level.objects), *level.links, *others)
 
 
 @dataclass(frozen=True, slots=True)

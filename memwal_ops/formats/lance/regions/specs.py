@@ -319,17 +319,12 @@ def encode_specs(
 ) -> list[memwal_pb2.RegionSpec]:
     """Check new specs and encode them as the MemWAL index stores them (S0-074).
 
-    Args:
-        specs: the new specs; one without an id gets the lowest id above all used ones.
-        ids: field ids of the table's columns by name.
-        key: names of the key columns.
-        earlier: specs of the index; a field of one name must have the same type in all specs.
-        used: ids that must not be reused (S0-082).
-
-    Raises:
-        InvalidUsageError: an id is duplicate, used or out of range, two fields have one name, a source is not a key
-            column, or a transform or an expression is invalid.
-        UnsupportedFeatureError: a spec has an expression, and DataFusion is not installed.
+    ``specs``: the new specs; one without an id gets the lowest id above all used ones. ``ids``: field ids of the
+    table's columns by name. ``key``: names of the key columns. ``earlier``: specs of the index; a field of one name
+    must have the same type in all specs. ``used``: ids that must not be reused (S0-082).
+    Raises ``InvalidUsageError``: an id is duplicate, used or out of range, two fields have one name, a source is not a
+    key column, or a transform or an expression is invalid; ``UnsupportedFeatureError``: a spec has an expression, and
+    DataFusion is not installed.
     """
     given = [spec.spec_id for spec in specs if spec.spec_id is not None]
     for number in given:
@@ -390,16 +385,8 @@ def decode_spec(stored: memwal_pb2.RegionSpec, names: Mapping[int, str]) -> Regi
                 f"A field of the region spec {stored.spec_id} has no name, or not one of transform and expression."
             )
         sources = tuple(names.get(number) for number in stored_field.source_ids)
-        fields.append(
-            RegionField(
-                stored_field.field_id,
-                sources,
-                transform,
-                expression,
-                stored_field.result_type,
-                dict(stored_field.parameters),
-            )
-        )
+        kind, parameters = stored_field.result_type, dict(stored_field.parameters)
+        fields.append(RegionField(stored_field.field_id, sources, transform, expression, kind, parameters))
     return RegionSpec(tuple(fields), stored.spec_id)
 
 

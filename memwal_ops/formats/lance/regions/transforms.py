@@ -101,28 +101,14 @@ def _finish(state: NDArray[np.uint32], size: NDArray[np.uint32]) -> NDArray[np.u
 
 
 def _is_word(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_date(kind)
-        or types.is_timestamp(kind)
-        or types.is_null(kind)
-    )
+    of_numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    return any(belongs(kind) for belongs in (*of_numbers, pa.types.is_date, pa.types.is_timestamp, pa.types.is_null))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    of_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(belongs(kind) for belongs in (*texts, *of_bytes))
 
 
 def _values(column: pa.Array) -> list[bytes | None]:

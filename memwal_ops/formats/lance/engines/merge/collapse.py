@@ -4,9 +4,9 @@ Newest is the highest (generation, row address) (S0-192). Reading keys first cos
 payload of every row that a later generation supersedes; it also means that the base is joined once, however many
 generations wrote a key. Memory: the key columns of the pass and 16 bytes a row.
 
-It is the first step of every engine, so that the interface (:class:`MergeEngine`) is here, too: an engine carries
-out one pass as one base version, or raises. The job (``jobs.merge``) decides which generations make a pass, in which
-order, and how errors are handled. Engines differ in where the work runs.
+It is the first step of every engine, so that the interface (:class:`MergeEngine`) is here, too: an engine carries out
+one pass as one base version, or raises. The job (``jobs.merge``) decides which generations make a pass, in which order,
+and how errors are handled. Engines differ in where the work runs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 class MergePass:
     """A pass that is to be carried out.
 
-    Attributes:
-        generations: ascending within each region (S0-039).
-        max_bytes: its memory budget.
+    ``generations``: ascending within each region (S0-039). ``max_bytes``: its memory budget.
     """
 
     generations: tuple[GenerationRef, ...]
@@ -130,25 +128,19 @@ class MergeEngine(Protocol):
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Publish one pass as exactly ``table.version + 1``.
 
-        Args:
-            table: the pinned version that the pass was planned on.
-            on_rows: called with the number of generation rows that were processed since the last call.
-
-        Raises:
-            BlockedRegionsError: generations that are missing, damaged or cannot be projected.
-            CommitLostError: another writer published that version first; plan again on the newest one.
-            MemwalOpsError: any other refusal; nothing was published.
+        ``table``: the pinned version that the pass was planned on. ``on_rows``: called with the number of generation
+        rows that were processed since the last call.
+        Raises ``BlockedRegionsError``: generations that are missing, damaged or cannot be projected;
+        ``CommitLostError``: another writer published that version first; plan again on the newest one;
+        ``MemwalOpsError``: any other refusal; nothing was published.
         """
 
     def refuse_shared_keys(self, table: Table, whole: MergePass) -> None:
         """Compare the keys of all regions of a run before its first pass; a pass compares only its own keys.
 
-        Args:
-            table: the pinned version that the run begins on.
-            whole: every generation that the run will merge, and its memory budget.
-
-        Raises:
-            BlockedRegionsError: regions that share a key, and generations that cannot be read.
+        ``table``: the pinned version that the run begins on. ``whole``: every generation that the run will merge, and
+        its memory budget.
+        Raises ``BlockedRegionsError``: regions that share a key, and generations that cannot be read.
         """
 
 
@@ -162,10 +154,8 @@ SHOWN_KEYS = 3
 class KeysOf:
     """The keys of one source. It is a generation, or rows in memory that will be one.
 
-    Attributes:
-        region_id: of its region.
-        keys: key columns under the base's names, ``_tombstone`` (bool) and ``_rowaddr`` (uint64), in row order.
-        newest_row_first: whether the first row of a key is its newest write, not the last.
+    ``region_id``: of its region. ``keys``: key columns under the base's names, ``_tombstone`` (bool) and ``_rowaddr``
+    (uint64), in row order. ``newest_row_first``: whether the first row of a key is its newest write, not the last.
     """
 
     region_id: UUID
@@ -200,13 +190,10 @@ class Winners:
 def collapse(generations: Sequence[Generation], primary_key: Sequence[str]) -> Winners:
     """Read the keys of all generations and find each key's newest row.
 
-    Args:
-        generations: grouped by region, ascending within each region.
-        primary_key: the base's names of the key columns.
-
-    Raises:
-        BlockedRegionsError: a generation's keys cannot be read, or a key is in two regions
-            (S0-009), so that the order of its writes is not known.
+    ``generations``: grouped by region, ascending within each region. ``primary_key``: the base's names of the key
+    columns.
+    Raises ``BlockedRegionsError``: a generation's keys cannot be read, or a key is in two regions (S0-009), so that the
+    order of its writes is not known.
     """
     return newest_of(keys_of_all(generations, primary_key), primary_key)
 
@@ -332,10 +319,8 @@ def regions_by_key(
 ) -> dict[UUID, tuple[int, list[dict[str, Any]]]]:
     """Per region that shares keys with others: how many, and at most :data:`SHOWN_KEYS` of them.
 
-    Args:
-        keys: of all rows.
-        region_of_row: the number of each row's region.
-        region_numbers: the number of each region.
+    ``keys``: of all rows. ``region_of_row``: the number of each row's region. ``region_numbers``: the number of each
+    region.
     """
     names = keys.column_names
     by_key = keys.append_column(_REGION, pa.array(region_of_row)).group_by(names, use_threads=False)

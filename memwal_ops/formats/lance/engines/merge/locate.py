@@ -1,16 +1,15 @@
 """Find the base rows that a pass supersedes: their row addresses, by key.
 
-There are two ways with the same result. The scan compares the key columns of the whole base, as a stream, with the
-keys of the winners (the newest rows of the pass); its memory is one chunk, whatever the size of the base. (A hash join
-over the base's keys, as ``merge_insert`` runs it, grows with the base.) The index looks up the key of each winner; it
-is faster if there are few winners compared with the base.
+There are two ways with the same result. The scan compares the key columns of the whole base, as a stream, with the keys
+of the winners (the newest rows of the pass); its memory is one chunk, whatever the size of the base. (A hash join over
+the base's keys, as ``merge_insert`` runs it, grows with the base.) The index looks up the key of each winner; it is
+faster if there are few winners compared with the base.
 
-Encode keys for Spark: one ``bigint`` or one ``binary`` column, equal exactly if the keys are equal.
+Keys are encoded for Spark as one ``bigint`` or one ``binary`` column, equal exactly if the keys are equal. Spark has no
+unsigned integers and no fixed-size binary, and represents decimals and time zones differently. None of that may affect
+whether two keys are equal, so a key is encoded as the bits that Lance stores.
 
-Spark has no unsigned integers and no fixed-size binary, and represents decimals and time zones differently. None of
-that may affect whether two keys are equal, so a key is encoded as the bits that Lance stores.
-
-Join rows with keys: by row numbers, as rows may have columns that pyarrow does not join (lists, structs).
+Rows are joined with keys by row numbers, as rows may have columns that pyarrow does not join (lists, structs).
 """
 
 from __future__ import annotations
@@ -269,12 +268,9 @@ _BATCHES_READ_AHEAD = 4
 class Superseded:
     """Base rows whose key has a winner.
 
-    Attributes:
-        addresses: uint64 row addresses, ascending.
-        deleted: how many of them belong to a tombstone.
-        row_ids: for a table with stable row ids, int64 per row of the pass: the id of the base row
-            that this winner replaces, or -1; None for other tables.
-        use_index: whether the key index found them.
+    ``addresses``: uint64 row addresses, ascending. ``deleted``: how many of them belong to a tombstone. ``row_ids``:
+    for a table with stable row ids, int64 per row of the pass: the id of the base row that this winner replaces, or -1;
+    None for other tables. ``use_index``: whether the key index found them.
     """
 
     addresses: npt.NDArray[np.uint64]

@@ -1,16 +1,13 @@
 """The first and the last step of every engine's pass: open all generations, commit the written files.
 
-Refuse keys that are in two regions, over all generations that a run of several passes will merge.
+Keys in two regions are refused over all generations that a run of several passes will merge. A pass sees only its own
+generations. Region A's row of key 5 is merged in pass 1; region B's row of key 5, which was written earlier, overwrites
+it in pass 2: an older write wins, silently (S0-009). So a run that needs several passes for several regions compares
+their keys before the first one. Rows that earlier runs merged have no region any more: a key in the base from one
+region, flushed later by another one, cannot be distinguished from an update.
 
-A pass sees only its own generations. Region A's row of key 5 is merged in pass 1; region B's row of key 5, which was
-written earlier, overwrites it in pass 2: an older write wins, silently (S0-009). So a run that needs several
-passes for several regions compares their keys before the first one. Rows that earlier runs merged have no region any
-more: a key in the base from one region, flushed later by another one, cannot be distinguished from an update.
-
-The local engine: one process, memory bounded by the pass's budget.
-
-Open, collapse, locate, rewrite, commit. The first four only add files that no reader sees; the
-last publishes data, deletions and progress of every region of the pass as one atomic version.
+The local engine, of one process: open, collapse, locate, rewrite, commit. The first four only add files that no reader
+sees; the last publishes data, deletions and progress of every region of the pass as one atomic version.
 """
 
 from __future__ import annotations
@@ -67,8 +64,7 @@ _CONCURRENT_OPENS = 8
 def open_generations(table: Table, merge_pass: MergePass, copies: GenerationCopies | None = None) -> list[Generation]:
     """Open every generation before any work; with ``copies``, small ones are copied there first.
 
-    Raises:
-        BlockedRegionsError: all that are missing, damaged or cannot be projected, together.
+    Raises ``BlockedRegionsError``: all that are missing, damaged or cannot be projected, together.
     """
     history = SchemaHistory(table)
     generations: list[Generation] = []
@@ -132,12 +128,9 @@ def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = N
     Reads the keys of all generations as many times as needed to hold those of one part of the hash values in a quarter
     of ``whole.max_bytes``.
 
-    Args:
-        whole: all generations of the run.
-        read: yields the key columns of each generation, with its region; by default those below ``_mem_wal/``.
-
-    Raises:
-        BlockedRegionsError: regions that share keys; or generations that cannot be read, and then only these.
+    ``whole``: all generations of the run. ``read``: yields the key columns of each generation, with its region; by
+    default those below ``_mem_wal/``.
+    Raises ``BlockedRegionsError``: regions that share keys; or generations that cannot be read, and then only these.
     """
     region_numbers = {region_id: number for number, region_id in enumerate(whole.regions)}
     counts = dict.fromkeys(region_numbers, 0)
@@ -221,9 +214,30 @@ class LocalMergeEngine:
 
     def run(self, table: Table, merge_pass: MergePass, note: CommitNote, on_rows: Callable[[int], None]) -> PassResult:
         """Publish one pass; see :meth:`memwal_ops.formats.lance.engines.merge.collapse.MergeEngine.run`."""
+        started, phases = time.monotonic(), dict[str, float]()
+        budget = merge_pass.max_bytes
         try:
-            with copies_of(table, merge_pass.max_bytes) as copies:
-                return _run(table, merge_pass, copies, note, on_rows)
+            with copies_of(table, budget) as copies:
+                with _timed(phases, "open"):
+                    generations = open_generations(table, merge_pass, copies)
+                with _timed(phases, "collapse"):
+                    winners = collapse(generations, table.primary_key)
+                with _timed(phases, "locate"):
+                    superseded = locate(table, winners, max_bytes=budget)
+                with _timed(phases, "rewrite"):
+                    change = rewrite(table, generations, winners, superseded, budget, on_rows)
+                with _timed(phases, "commit"):
+                    version = commit_pass(table, change, merge_pass, note)
+                return PassResult(
+                    version=version,
+                    rows_read=winners.rows_read,
+                    rows_upserted=winners.num_upserts,
+                    rows_deleted=superseded.deleted,
+                    bytes_read=sum(generation.data_bytes for generation in generations),
+                    use_index=superseded.use_index,
+                    seconds=time.monotonic() - started,
+                    phases=phases,
+                )
         finally:
             # Return the memory of the pass to the system, so that passes do not add up.
             pa.default_memory_pool().release_unused()
@@ -234,37 +248,6 @@ class LocalMergeEngine:
             refuse_shared_keys(table, whole)
         finally:
             pa.default_memory_pool().release_unused()
-
-
-def _run(
-    table: Table,
-    merge_pass: MergePass,
-    copies: GenerationCopies | None,
-    note: CommitNote,
-    on_rows: Callable[[int], None],
-) -> PassResult:
-    started = time.monotonic()
-    phases: dict[str, float] = {}
-    with _timed(phases, "open"):
-        generations = open_generations(table, merge_pass, copies)
-    with _timed(phases, "collapse"):
-        winners = collapse(generations, table.primary_key)
-    with _timed(phases, "locate"):
-        superseded = locate(table, winners, max_bytes=merge_pass.max_bytes)
-    with _timed(phases, "rewrite"):
-        change = rewrite(table, generations, winners, superseded, merge_pass.max_bytes, on_rows)
-    with _timed(phases, "commit"):
-        version = commit_pass(table, change, merge_pass, note)
-    return PassResult(
-        version=version,
-        rows_read=winners.rows_read,
-        rows_upserted=winners.num_upserts,
-        rows_deleted=superseded.deleted,
-        bytes_read=sum(generation.data_bytes for generation in generations),
-        use_index=superseded.use_index,
-        seconds=time.monotonic() - started,
-        phases=phases,
-    )
 
 
 @contextmanager

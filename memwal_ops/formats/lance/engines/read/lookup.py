@@ -48,12 +48,8 @@ def search(scan: Scan, found: Winning, column: str, text: str, k: int, condition
     Frequencies and lengths of documents are those of all live rows, whatever the filter: an index of them, with the
     tokenizer of the base's, is built for the search in a temporary folder. Costs a scan of the column and the keys.
 
-    Args:
-        scan: of the reader, without a filter.
-        found: the rows that it reads.
-        column: of text.
-        k: how many, at least 1.
-        condition: SQL; only rows that meet it are returned.
+    ``scan``: of the reader, without a filter. ``found``: the rows that it reads. ``column``: of text. ``k``: how many,
+    at least 1. ``condition``: SQL; only rows that meet it are returned.
     """
     table = found.unmerged.table
     check(table, column, k)
@@ -95,15 +91,13 @@ def search_plan(unmerged: Unmerged, column: str, text: str, k: int, condition: s
     check(unmerged.table, column, k)
     index = text_index(unmerged.table, column)
     pushed = "" if condition is None else f", filter=[{condition}]"
-    return "\n".join(
-        [
-            f"GlobalLimitExec: limit={k}",
-            "  SortExec: order_by=[_bm25 DESC]",
-            f"    GlobalBM25Exec: one index of all live rows, as {'by default' if index is None else index.name}",
-            f'      FTSExec: {column}, query="{text}"{pushed}',
-            *indented(deduplicated(unmerged, None), 8),
-        ]
-    )
+    lines = [
+        f"GlobalLimitExec: limit={k}",
+        "  SortExec: order_by=[_bm25 DESC]",
+        f"    GlobalBM25Exec: one index of all live rows, as {'by default' if index is None else index.name}",
+        f'      FTSExec: {column}, query="{text}"{pushed}',
+    ]
+    return "\n".join([*lines, *indented(deduplicated(unmerged, None), 8)])
 
 
 def check(table: Table, column: str, k: int) -> None:
@@ -148,11 +142,8 @@ class LookupResult:
 def keys_of(table: Table, given: pa.Table | Mapping[str, Any] | Sequence[Any]) -> pa.Table:
     """The keys of a lookup, each once, in the columns and types of the table's key.
 
-    Args:
-        given: a table or a mapping with the key's columns; or the values of a key of one column.
-
-    Raises:
-        InvalidUsageError: a column is missing, a value is NULL or of another type.
+    ``given``: a table or a mapping with the key's columns; or the values of a key of one column.
+    Raises ``InvalidUsageError``: a column is missing, a value is NULL or of another type.
     """
     names = [*table.primary_key]
     schema = pa.schema([table.schema.field(name) for name in names])
@@ -179,11 +170,8 @@ def look_up(unmerged: Unmerged, keys: pa.Table, wanted: WantedKeys, opened: Open
     A generation whose bloom filter has none of the keys is not opened (S0-218); one without a filter is. Once all keys
     of a region are found, its older generations are not searched (S0-216).
 
-    Args:
-        unmerged: the regions that may have the keys.
-        keys: of :func:`keys_of`.
-        wanted: the same.
-        opened: generations and filters that were read before.
+    ``unmerged``: the regions that may have the keys. ``keys``: of :func:`keys_of`. ``wanted``: the same. ``opened``:
+    generations and filters that were read before.
     """
     table = unmerged.table
     names, schema = [*table.primary_key], table.schema
@@ -302,8 +290,7 @@ def last_rows(generation: Generation, found: pa.Table) -> pa.Table:
 def condition_of(keys: pa.Table, columns: Sequence[str]) -> str | None:
     """A condition in SQL that all rows with these keys meet; None: no column's values have SQL literals.
 
-    Args:
-        columns: the names of the key's columns in the dataset on which the condition is used.
+    ``columns``: the names of the key's columns in the dataset on which the condition is used.
     """
     parts = [
         datasets.is_one_of(name, column.unique().to_pylist())

@@ -110,18 +110,14 @@ def nearest_plan(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> str:
         f"bf[{region.region_id}][gen={ref.generation}]" for region in unmerged.regions for ref in region.flushed[::-1]
     ]
     condition = "" if query.condition is None else f", filter=[{query.condition}]"
-    return "\n".join(
-        [
-            f"GlobalLimitExec: limit={query.k}",
-            f"  SortExec: order_by=[{DISTANCE} ASC]",
-            f"    FilterStaleExec: bloom_filters=[{', '.join(filters)}]",
-            f"      UnionExec{pruned(unmerged)}",
-            *(
-                f"        KNNExec: {source.name}, k={query.k}{condition}"
-                for source in _sources(unmerged, query, opened)
-            ),
-        ]
-    )
+    lines = [
+        f"GlobalLimitExec: limit={query.k}",
+        f"  SortExec: order_by=[{DISTANCE} ASC]",
+        f"    FilterStaleExec: bloom_filters=[{', '.join(filters)}]",
+        f"      UnionExec{pruned(unmerged)}",
+    ]
+    names = [source.name for source in _sources(unmerged, query, opened)]
+    return "\n".join([*lines, *(f"        KNNExec: {name}, k={query.k}{condition}" for name in names)])
 
 
 def _sources(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> list[_Source]:
@@ -397,14 +393,8 @@ def _index_of(table: Table, column: str) -> BaseIndex | None:
 def _index_in(dataset: lance.LanceDataset, column: str) -> str | None:
     """The name of a generation's vector index of a column."""
     with lance_errors("read the indexes of", dataset.uri):
-        return next(
-            (
-                index.name
-                for index in dataset.describe_indices()
-                if index.field_names == [column] and index.type_url.endswith("VectorIndexDetails")
-            ),
-            None,
-        )
+        own = [index for index in dataset.describe_indices() if index.field_names == [column]]
+        return next((index.name for index in own if index.type_url.endswith("VectorIndexDetails")), None)
 
 
 def _metric(table: Table, index: BaseIndex | None) -> str:

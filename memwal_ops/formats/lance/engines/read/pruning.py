@@ -2,9 +2,9 @@
 
 A region is pruned only if it is certain to have none. Its rows have the values of its spec's fields, which are computed
 from key columns. So if no key with these values can meet the filter, the region has no such row, and no newer version
-of a base row that meets it.
-Timeline with a field of another column: key 7 is in the base with a day of 2025, and in the region of 2026 with a day
-of 2026; a scan for 2025 that pruned that region would return the row of the base, which was replaced.
+of a base row that meets it. Timeline with a field of another column: key 7 is in the base with a day of 2025, and in
+the region of 2026 with a day of 2026; a scan for 2025 that pruned that region would return the row of the base, which
+was replaced.
 
 Of a filter in SQL, only expressions with a certain meaning are used: comparisons of a column with literals, ``IN`` and
 ``BETWEEN``, joined by ``AND`` and ``OR``. All others restrict nothing. Each of these conditions is false or NULL for a
@@ -241,12 +241,9 @@ def _ends(values: frozenset[Any]) -> tuple[Any, Any]:
 def domains(condition: str, schema: pa.Schema) -> Mapping[str, Domain]:
     """Per column the values that it may have in rows that meet the filter; a column that is absent may have any.
 
-    Args:
-        condition: SQL, as for Lance.
-        schema: of the table; only columns of integers, strings, dates and timestamps without a time zone are used.
-
-    Raises:
-        ExtraMissingError: the parser is not installed.
+    ``condition``: SQL, as for Lance. ``schema``: of the table; only columns of integers, strings, dates and timestamps
+    without a time zone are used.
+    Raises ``ExtraMissingError``: the parser is not installed.
     """
     sqlglot, dialect = _lance()
     if any(mark in condition for mark in _AMBIGUOUS):

@@ -38,10 +38,8 @@ class Reader:
 
     If generations that the version needs were merged and collected since, a call reads the newest version.
 
-    Attributes:
-        table: the version.
-        consistency: how recent the unmerged rows have to be.
-        writer: of this process, whose rows in memory are read as well (S0-199).
+    ``table``: the version. ``consistency``: how recent the unmerged rows have to be. ``writer``: of this process, whose
+    rows in memory are read as well (S0-199).
     """
 
     table: Table
@@ -57,12 +55,9 @@ class Reader:
     def get(self, keys: pa.Table | Mapping[str, Any] | Sequence[Any]) -> pa.Table:
         """The newest row of each key that has one, in no order; a key that was deleted has none.
 
-        Args:
-            keys: a table or a mapping with the key's columns; or the values of a key of one column.
-
-        Raises:
-            InvalidUsageError: these are no keys of the table.
-            MemwalOpsError: an object that may have a key is missing or damaged.
+        ``keys``: a table or a mapping with the key's columns; or the values of a key of one column.
+        Raises ``InvalidUsageError``: these are no keys of the table; ``MemwalOpsError``: an object that may have a key
+        is missing or damaged.
         """
         return self.find(keys).rows
 
@@ -89,16 +84,10 @@ class Reader:
     ) -> pa.Table:
         """The ``k`` rows that are nearest to a vector, with ``_distance``, the nearest first.
 
-        Args:
-            column: of vectors.
-            vector: of the column's length.
-            filter: SQL; only rows that meet it count.
-            nprobes, refine_factor: as in Lance, for each index.
-
-        Raises:
-            InvalidUsageError: no such column, ``k`` below 1.
-            UnsupportedFeatureError: a filter, and a generation that has other columns than the table.
-            StorageError: a vector of another length.
+        ``column``: of vectors. ``vector``: of the column's length. ``filter``: SQL; only rows that meet it count.
+        ``nprobes`` and ``refine_factor``: as in Lance, for each index.
+        Raises ``InvalidUsageError``: no such column, ``k`` below 1; ``UnsupportedFeatureError``: a filter, and a
+        generation that has other columns than the table; ``StorageError``: a vector of another length.
         """
         query = VectorQuery(column, vector, k, filter, nprobes, refine_factor)
         return at_newest(

@@ -1,8 +1,8 @@
 """Scan a table with its unmerged rows: base, flushed generations and the rows in memory (S0-191, S0-192).
 
-First the newest row of each unmerged key is found from keys and row addresses alone; memory holds these.
-Then rows stream, one source after the other: the winners of each generation, selected by address inside its scan, and
-the rows of the base whose key was not written since.
+First the newest row of each unmerged key is found from keys and row addresses alone; memory holds these. Then rows
+stream, one source after the other: the winners of each generation, selected by address inside its scan, and the rows of
+the base whose key was not written since.
 """
 
 from __future__ import annotations

@@ -44,11 +44,8 @@ _ATTEMPTS = 10
 # Errors that may mean that a generation was collected meanwhile, that the version was expired, or that a region was
 # adopted.
 _RETRIED_AT_NEWEST = (
-    errors.GenerationMissingError,
-    errors.GenerationCorruptError,
-    BlockedRegionsError,
-    errors.ObjectNotFoundError,
-    errors.RegionReplacedError,
+    *(errors.GenerationMissingError, errors.GenerationCorruptError, BlockedRegionsError),
+    *(errors.ObjectNotFoundError, errors.RegionReplacedError),
 )
 _TOMBSTONE_FIELD = pa.field(projection.TOMBSTONE, pa.bool_(), nullable=False)
 _Read = TypeVar("_Read")
@@ -154,20 +151,11 @@ def _may_have(values: region_identity.RegionValues | None, wanted: Wanted | None
 
 def _of_snapshot(table: Table, row: RegionRow, state: RegionState) -> RegionRead:
     merged = table.index.merged_generations.get(row.region_id, 0)
-    refs = sorted(
-        (generation.generation_ref(row.region_id, flushed) for flushed in state.flushed_generations),
-        key=lambda flushed: flushed.generation,
-    )
-    values = None
-    if row.region_spec_id != MANUAL:
-        values = _values(lambda: _values_of_row(table, row))
-    return RegionRead(
-        row.region_id,
-        values,
-        tuple(ref for ref in refs if ref.generation > merged),
-        tuple(ref for ref in refs if ref.generation <= merged),
-        state.current_generation,
-    )
+    listed = sorted(state.flushed_generations, key=lambda flushed: flushed.generation)
+    refs = [generation.generation_ref(row.region_id, flushed) for flushed in listed]
+    values = None if row.region_spec_id == MANUAL else _values(lambda: _values_of_row(table, row))
+    pending, done = (tuple(ref for ref in refs if (ref.generation > merged) is waits) for waits in (True, False))
+    return RegionRead(row.region_id, values, pending, done, state.current_generation)
 
 
 def _of_manifest(
@@ -215,15 +203,8 @@ def _of_manifest(
             memory = _held(table, history, region_id, held)
         elif log:
             memory = _log(table, history, manifest)
-    return RegionRead(
-        region_id,
-        values,
-        backlog.pending,
-        merged,
-        manifest.current_generation,
-        memory,
-        None if held is None else writer,
-    )
+    writer, current = None if held is None else writer, manifest.current_generation
+    return RegionRead(region_id, values, backlog.pending, merged, current, memory, writer)
 
 
 def _values(read: Callable[[], region_identity.RegionValues | None]) -> region_identity.RegionValues | None:
@@ -240,17 +221,9 @@ def _values_of_row(table: Table, row: RegionRow) -> region_identity.RegionValues
 
 
 def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory) -> pa.Table | None:
-    now = time.time_ns()
-    return _in_order(
-        table,
-        [
-            _Rows(rows, columns.ids, f"rows in memory of region {region_id}", partial(Flush, now, now, columns.opened))
-            for rows, columns in held.fragments
-        ],
-        history,
-        region_id,
-        "Flush the writer.",
-    )
+    now, name = time.time_ns(), f"rows in memory of region {region_id}"
+    put = [_Rows(rows, columns.ids, name, partial(Flush, now, now, columns.opened)) for rows, columns in held.fragments]
+    return _in_order(table, put, history, region_id, "Flush the writer.")
 
 
 def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.Table | None:
@@ -272,16 +245,11 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
         meta = table.store.head(wal_entry_path(region_id, entry.entry_id, layout))
         return Flush(None, 0 if meta is None else nanoseconds(meta.last_modified), entry.opened)
 
-    logged = [
-        _Rows(
-            entry.rows,
-            entry.field_ids,
-            f"WAL entry {entry.entry_id} of region {region_id}",
-            partial(put, entry),
-            (entry.opened, entry.writer_epoch),
-        )
-        for entry in entries
-    ]
+    def rows(entry: WalEntry) -> _Rows:
+        name, writer = f"WAL entry {entry.entry_id} of region {region_id}", (entry.opened, entry.writer_epoch)
+        return _Rows(entry.rows, entry.field_ids, name, partial(put, entry), writer)
+
+    logged = [*map(rows, entries)]
     return _in_order(table, logged, history, region_id, flush)
 
 
@@ -289,12 +257,8 @@ def _log(table: Table, history: SchemaHistory, manifest: RegionManifest) -> pa.T
 class _Rows:
     """Rows that one writer put.
 
-    Attributes:
-        rows: as they are stored.
-        ids: the field ids of their columns; None: not stored.
-        name: for errors.
-        flush: when they were put.
-        writer: equal for rows that were put by one writer.
+    ``rows``: as they are stored. ``ids``: the field ids of their columns; None: not stored. ``name``: for errors.
+    ``flush``: when they were put. ``writer``: equal for rows that were put by one writer.
     """
 
     rows: pa.Table
@@ -365,14 +329,8 @@ def _projection(
         raise errors.UnsupportedFeatureError(
             f"{logged.name} has columns that the table does not have, and no field ids to identify them."
         )
-    source = (
-        tuple(node for node in base if node.name in stored.names) if ids is None else projection.nodes_of(stored, ids)
-    )
-    flush = logged.flush()
-    return projection.plan_projection(
-        source,
-        [replace(node, nullable=node.name not in table.primary_key) for node in base],
-        wanted,
-        table.primary_key,
-        generation.same_fields(table, history, region_id, flush),
-    )
+    known = tuple(node for node in base if node.name in stored.names)
+    source = known if ids is None else projection.nodes_of(stored, ids)
+    nullable = [replace(node, nullable=node.name not in table.primary_key) for node in base]
+    same = generation.same_fields(table, history, region_id, logged.flush())
+    return projection.plan_projection(source, nullable, wanted, table.primary_key, same)

@@ -45,9 +45,7 @@ from memwal_ops.formats.lance.engines.merge.locate import (
 )
 from memwal_ops.formats.lance.engines.merge.passes import commit_pass, open_generations
 from memwal_ops.formats.lance.engines.merge.rewrite import Rewrite, all_field_ids, remove_files
-from memwal_ops.formats.lance.engines.spark import running, tasks
-from memwal_ops.formats.lance.engines.spark.shuffle import Shuffle
-from memwal_ops.formats.lance.engines.spark.tasks import MAX_GENERATIONS, TASK_BYTES, Pass, write_masked
+from memwal_ops.formats.lance.engines.spark import running, shuffle, tasks
 from memwal_ops.formats.lance.files.blobs import stream_bytes
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.log import get_logger
@@ -69,7 +67,7 @@ if TYPE_CHECKING:
     ItemTask = Callable[[Iterable[Any]], Iterator[dict[str, Any]]]
 
 
-_CHUNK_BYTES = TASK_BYTES // 16
+_CHUNK_BYTES = tasks.TASK_BYTES // 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def to_bytes(keys: pa.Table) -> bytes:
     return stream_bytes(keys.combine_chunks())
 
 
-def group_writer(work: Pass) -> ItemTask:
+def group_writer(work: tasks.Pass) -> ItemTask:
     """A task from a :class:`Group` to new fragments."""
 
     def write_groups(groups: Iterable[Group]) -> Iterator[dict[str, Any]]:
@@ -107,12 +105,12 @@ def group_writer(work: Pass) -> ItemTask:
                     for mask, count in zip(group.masks, rows, strict=True)
                 ]
                 row_ids = None if group.row_ids is None else np.concatenate(group.row_ids)
-                yield {"fragments": write_masked(work, group.ordinals, masks, row_ids)}
+                yield {"fragments": tasks.write_masked(work, group.ordinals, masks, row_ids)}
 
     return write_groups
 
 
-def address_deleter(work: Pass) -> ItemTask:
+def address_deleter(work: tasks.Pass) -> ItemTask:
     """A task from addresses of superseded base rows (ascending, uint64) to deletion vectors."""
 
     def write_deletion_vectors(parts: Iterable[npt.NDArray[np.uint64]]) -> Iterator[dict[str, Any]]:
@@ -123,7 +121,7 @@ def address_deleter(work: Pass) -> ItemTask:
     return write_deletion_vectors
 
 
-def key_scanner(work: Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArray[np.bool_]]]) -> ItemTask:
+def key_scanner(work: tasks.Pass, sought: SparkBroadcast[tuple[bytes, npt.NDArray[np.bool_]]]) -> ItemTask:
     """A task from ids of base fragments to deletion vectors that hide the rows that have one of the ``sought`` keys.
 
     These are the keys of winners, of :func:`to_bytes`, and which of them are tombstones.
@@ -309,11 +307,8 @@ class SparkMergeEngine:
         on_progress: Callable[[StageProgress], None] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
-        self._spark = spark
-        self._rows_per_task = rows_per_task
-        self._driver_key_bytes = driver_key_bytes
-        self._on_progress = on_progress
-        self._checkpoint = checkpoint
+        self._spark, self._rows_per_task, self._driver_key_bytes = spark, rows_per_task, driver_key_bytes
+        self._on_progress, self._checkpoint = on_progress, checkpoint
 
     def run(
         self, table: Table, merge_pass: collapse.MergePass, note: CommitNote, on_rows: Callable[[int], None]
@@ -350,7 +345,7 @@ class _Pass:
     def refuse_shared_keys(self) -> None:
         with self.stages.stage("open", "open generations"):
             work = self._work(open_generations(self.table, self.merge_pass))
-        Shuffle(self._run, work).refuse_shared_keys()
+        shuffle.Shuffle(self._run, work).refuse_shared_keys()
 
     def run(self, note: CommitNote, on_rows: Callable[[int], None]) -> collapse.PassResult:
         started = time.monotonic()
@@ -359,7 +354,7 @@ class _Pass:
             work = self._work(generations)
         winners = self._newest(work, generations)
         del generations  # executors open them for themselves
-        plan = Broadcast(self._run, work, winners) if winners is not None else Shuffle(self._run, work)
+        plan = Broadcast(self._run, work, winners) if winners is not None else shuffle.Shuffle(self._run, work)
         change, changed = self._change(plan)
         on_rows(sum(generation.live_rows for generation in work.generations))
         version = self._commit(change, note)
@@ -386,7 +381,7 @@ class _Pass:
         with self.stages.stage("keys", "read keys of generations, find the newest row of each key"):
             return find_newest(self.table, work, generations, self._driver_key_bytes)
 
-    def _change(self, plan: Broadcast | Shuffle) -> tuple[Rewrite, running.Changed]:
+    def _change(self, plan: Broadcast | shuffle.Shuffle) -> tuple[Rewrite, running.Changed]:
         try:
             changed = plan.change()
             deletions = changed.deletions
@@ -400,10 +395,10 @@ class _Pass:
             raise
 
     def _work(self, generations: Sequence[Generation]) -> tasks.Pass:
-        if len(generations) > MAX_GENERATIONS:
+        if len(generations) > tasks.MAX_GENERATIONS:
             raise UnsupportedFeatureError(
-                f"A pass of {len(generations)} generations exceeds the limit of {MAX_GENERATIONS}.",
-                remedy=f"Run it with --max-generations {MAX_GENERATIONS}.",
+                f"A pass of {len(generations)} generations exceeds the limit of {tasks.MAX_GENERATIONS}.",
+                remedy=f"Run it with --max-generations {tasks.MAX_GENERATIONS}.",
             )
         table = self.table
         return tasks.Pass(

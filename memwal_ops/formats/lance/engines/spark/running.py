@@ -133,14 +133,9 @@ class Running:
         on_progress: Callable[[StageProgress], None] | None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
-        self.spark = spark
-        self.table = table
-        self.merge_pass = merge_pass
-        self._rows_per_task = rows_per_task
+        self.spark, self.table, self.merge_pass, self._rows_per_task = spark, table, merge_pass, rows_per_task
         context = spark.sparkContext
-        self.counters = None
-        if on_progress is not None:
-            self.counters = Counters.of(context)
+        self.counters = None if on_progress is None else Counters.of(context)
         self.stages = Stages(context, table.location.uri, self.counters, on_progress, checkpoint)
         self.cores = max(1, int(context.defaultParallelism))
         self.files: list[str] = []

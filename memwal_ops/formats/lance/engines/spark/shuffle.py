@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memwal_ops.core.spark.stages import release
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, shared_keys_error
 from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
-from memwal_ops.formats.lance.engines.spark import tasks
-from memwal_ops.formats.lance.engines.spark.running import Changed, Deletions
-from memwal_ops.formats.lance.engines.spark.tasks import ORDINAL_SHIFT, positions
+from memwal_ops.formats.lance.engines.spark import running, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +63,7 @@ class Shuffle:
         finally:
             winners.unpersist()
 
-    def change(self) -> Changed:
+    def change(self) -> running.Changed:
         """Find the newest rows, write deletion vectors and new fragments.
 
         Raises:
@@ -88,7 +86,7 @@ class Shuffle:
         conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
         conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
 
-    def _change(self, winners: DataFrame) -> Changed:
+    def _change(self, winners: DataFrame) -> running.Changed:
         stages, work = self.run.stages, self.work
         with stages.stage("keys", "read keys of generations, find the newest row of each key"):
             won = self._count(winners)
@@ -106,7 +104,7 @@ class Shuffle:
         finally:
             if work.stable:
                 release(superseded)
-        return Changed(fragments, deletions, use_index)
+        return running.Changed(fragments, deletions, use_index)
 
     def _splits(self, count: int, rows: int) -> DataFrame:
         return self.session.range(0, count, 1, max(1, min(count, self.run.tasks(rows))))
@@ -133,7 +131,7 @@ class Shuffle:
         shared = self._is_shared() if "oldest" in winners.columns else f.lit(False)  # noqa: FBT003
         smallest = f.min("key") if self.work.code.spark_type == "bigint" else f.lit(None)
         counted = (
-            winners.groupBy(f.shiftright("locator", ORDINAL_SHIFT).alias("ordinal"))
+            winners.groupBy(f.shiftright("locator", tasks.ORDINAL_SHIFT).alias("ordinal"))
             .agg(
                 f.count("*").alias("winners"),
                 f.sum(f.col("locator").bitwiseAND(1)).alias("tombstones"),
@@ -160,7 +158,7 @@ class Shuffle:
 
         numbers = {region_id: number for number, region_id in enumerate(self.merge_pass.regions)}
         region_numbers = _lookup_array([numbers[generation.ref.region_id] for generation in self.work.generations])
-        return region_numbers[f.shiftright(locator, ORDINAL_SHIFT).cast("int")]
+        return region_numbers[f.shiftright(locator, tasks.ORDINAL_SHIFT).cast("int")]
 
     def _refuse_shared(self, winners: DataFrame) -> None:
         """Block every region that shares a key with another one, also regions between the oldest and the newest row."""
@@ -216,7 +214,7 @@ class Shuffle:
         # Never broadcast: that would send every key through the driver.
         return base.join(winners.select("key", "locator").hint("shuffle_hash"), "key").select(*columns)
 
-    def _delete(self, superseded: DataFrame, most: int) -> Deletions:
+    def _delete(self, superseded: DataFrame, most: int) -> running.Deletions:
         from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
 
         fragments = len(self.table.dataset.get_fragments())
@@ -236,7 +234,7 @@ class Shuffle:
         rows = winners.select("locator")
         if self.work.stable:
             rows = rows.withColumn("row_id", f.lit(None).cast("bigint")).union(superseded.select("locator", "row_id"))
-        target = _lookup_array(groups)[f.shiftright("locator", ORDINAL_SHIFT).cast("int")]
+        target = _lookup_array(groups)[f.shiftright("locator", tasks.ORDINAL_SHIFT).cast("int")]
         rows = rows.filter(f.col("locator").bitwiseAND(1) == 0).repartitionById(count, target)
         results = _results(rows.mapInArrow(tasks.writer(self.work), "result string"))
         return self.run.fragments(results, won.winners - won.tombstones)
@@ -252,8 +250,8 @@ def _lookup_array(values: Sequence[int]) -> Any:
 def _key_of(work: tasks.Pass, locator: int) -> dict[str, Any]:
     import numpy as np  # noqa: PLC0415
 
-    sealed = work.generations[locator >> ORDINAL_SHIFT]
-    position = positions(np.array([locator]), sealed.live_rows, newest_row_first=sealed.newest_row_first)
+    sealed = work.generations[locator >> tasks.ORDINAL_SHIFT]
+    position = tasks.positions(np.array([locator]), sealed.live_rows, newest_row_first=sealed.newest_row_first)
     generation = sealed.open(work.location)
     taken = generation.dataset.take(position.tolist(), columns=list(generation.projection.keys))
     row: dict[str, Any] = taken.rename_columns(list(work.primary_key)).to_pylist()[0]

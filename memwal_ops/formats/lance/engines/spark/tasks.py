@@ -155,12 +155,9 @@ _RESULT = pa.schema([("result", pa.string())])
 class Pass:
     """The input that all tasks of a pass share, at the base version that it was planned on.
 
-    Attributes:
-        location: the table's, with its current credentials, which its ``repr`` does not show.
-        code: how keys are encoded.
-        stable: whether rows have stable ids.
-        generations: in order; a position in it is an ordinal.
-        counters: where tasks count, if progress is reported.
+    ``location``: the table's, with its current credentials, which its ``repr`` does not show. ``code``: how keys are
+    encoded. ``stable``: whether rows have stable ids. ``generations``: in order; a position in it is an ordinal.
+    ``counters``: where tasks count, if progress is reported.
     """
 
     location: Location
