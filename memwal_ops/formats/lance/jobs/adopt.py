@@ -32,16 +32,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidUsageError,
-    RegionReplacedError,
-    RegionsBlockedError,
-    SchemaProjectionError,
-)
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -122,7 +115,7 @@ class AdoptReport:
     def exit_code(self) -> int:
         """That of blocked regions, if one stays blocked."""
         left = any(isinstance(region, DrainedRegion) and not region.adoptable for region in self.regions)
-        return RegionsBlockedError.exit_code if left else 0
+        return errors.RegionsBlockedError.exit_code if left else 0
 
     def to_json(self) -> dict[str, object]:
         """The document of ``adopt --json``."""
@@ -326,7 +319,7 @@ def undecided_regions(table: Table) -> tuple[UndecidedRegion, ...]:
             flushed = read_flush(table, ref)
             if flushed is not None:
                 undecided.setdefault(ref.region_id, []).append((ref.generation, error.columns, flushed))
-        except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError):
+        except (errors.GenerationMissingError, errors.GenerationCorruptError, errors.SchemaProjectionError):
             continue  # no decision helps; merge and inspect name it
     return tuple(
         UndecidedRegion(
@@ -405,7 +398,7 @@ def _answer(options: AdoptOptions) -> Answer:
     named = {Answer.SAME_COLUMNS: options.same_columns, Answer.MOVED: options.moved, Answer.DRAINED: options.drained}
     answer = next((answer for answer, is_given in named.items() if is_given), options.answer)
     if answer is None:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             "Neither --as merged nor --as unmerged was given, and memwal-ops cannot determine which is correct.",
             remedy="runbooks/merge-blocked.md has the steps to find out. For regions that are blocked by "
             "schema_projection: --same-columns; by drained_elsewhere: --drained. For a table that was copied or moved: "
@@ -418,7 +411,7 @@ def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
     backlog = read_backlog(table, _regions(table, options))
     if options.up_to is not None:
         return tuple(_as_merged_up_to(table, region.manifest, options.up_to) for region in backlog.regions.values())
-    replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, RegionReplacedError)]
+    replaced = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, errors.RegionReplacedError)]
     decide = _as_merged if _answer(options) is Answer.MERGED else _as_unmerged
     return tuple(decide(table, backlog.regions[region_id].manifest) for region_id in replaced)
 
@@ -426,14 +419,14 @@ def _adoptions(table: Table, options: AdoptOptions) -> tuple[Adoption, ...]:
 def _as_merged(table: Table, manifest: RegionManifest) -> Adoption:
     merged = table.index.merged_generations.get(manifest.region_id, 0)
     if not merged:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"The table has no progress for region {manifest.region_id}: none of it is merged.",
             remedy="If the table has the rows of its generations up to N all the same, as its MemWAL index was removed "
             "and made again: add --up-to N. If its rows do not belong to this table, move its folder to a place "
             "outside the table; runbooks/merge-blocked.md has the commands.",
         )
     if merged >= manifest.current_generation:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"Region {manifest.region_id} flushes generation {manifest.current_generation} next, and the table records "
             f"generations up to {merged} as merged: the next flush would count as merged, and its rows be lost.",
             remedy="Move its generations to a new region: --as unmerged.",
@@ -446,13 +439,13 @@ def _as_merged_up_to(table: Table, manifest: RegionManifest, up_to: int) -> Adop
     region_id = manifest.region_id
     merged = table.index.merged_generations.get(region_id, 0)
     if not merged < up_to < manifest.current_generation:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"Region {region_id} is merged up to generation {merged}, and generation {manifest.current_generation} is "
             f"the next that it flushes: --up-to must be in between, not {up_to}."
         )
     _, fault = subtract(manifest, up_to)
     if fault is not None:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"If region {region_id} were merged up to generation {up_to}, its next merge would stop: {fault.error}",
             remedy="Give the last generation before the first that is listed, if the table has all rows up to there.",
         )

@@ -18,15 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.documents import document
-from memwal_ops.errors import (
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    UnsupportedFeatureError,
-    WalCorruptError,
-)
 from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files import blobs, datasets, versions
@@ -209,7 +203,7 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
         try:
             with datasets.lance_errors("read", table.location.uri):
                 had = _rows_of(table, table.dataset.checkout_version(version), keys)
-        except MemwalOpsError:
+        except errors.MemwalOpsError:
             break  # it was expired meanwhile
         merged = {key for key in asked if wrong[key].row in had.get(key, _GONE)}
         unknown |= merged & doubted
@@ -285,7 +279,7 @@ def _logged(table: Table, manifest: RegionManifest, first: int, ends: Mapping[in
         try:
             in_log = layout.generations_in_log
             entry = read_entry(table.store, region_id, number) if in_log else read_shard_entry(table, region_id, number)
-        except WalCorruptError:
+        except errors.WalCorruptError:
             entry = None
         size, rows = size + (entry.size if entry else 0), rows + (entry.rows.num_rows if entry else 0)
         if entry is None or size > _MAX_BYTES or rows > _MAX_ROWS:
@@ -309,7 +303,7 @@ def _folder(table: Table, region_id: UUID, flushed: FlushedGeneration) -> _Part 
         keys = opened.read_keys()
         batches = opened.read_rows(max_bytes=_MAX_BYTES)
         rows = [part for batch in batches for part in opened.projected(batch, max_bytes=_MAX_BYTES)]
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         if isinstance(error, STORE_ERRORS):
             raise
         return None
@@ -426,7 +420,7 @@ def _added_by_others(table: Table) -> frozenset[int]:
         return frozenset()
     try:
         before = table.history.manifest(table.history.listed()[table.version - 1]).manifest
-    except (InvalidFormatError, ObjectNotFoundError):
+    except (errors.InvalidFormatError, errors.ObjectNotFoundError):
         return frozenset()
     now, known = table.manifest.manifest.fragments, {fragment.id for fragment in before.fragments}
     return frozenset(fragment.id for fragment in now if fragment.id not in known)
@@ -463,7 +457,9 @@ def list_again(table: Table, region: DrainedRegion) -> None:
         if not wanted:
             continue
         if part.entry is not None and not known.is_current(wal_entry_path(region_id, part.entry, layout)):
-            raise WalCorruptError(f"Columns of the table were changed since entry {part.entry} of the log was put.")
+            raise errors.WalCorruptError(
+                f"Columns of the table were changed since entry {part.entry} of the log was put."
+            )
         deletes = pa.array([part.deletes[number] for number in wanted])
         rows = part.rows.take(wanted).append_column(TOMBSTONE, deletes)
         entries.append(rows.select(columns.schema.names).cast(columns.schema))
@@ -517,7 +513,7 @@ def accept(
                 if region.adoptable and region.missing:
                     try:
                         list_again(table, region)
-                    except (UnsupportedFeatureError, WalCorruptError):  # they cannot be written again
+                    except (errors.UnsupportedFeatureError, errors.WalCorruptError):  # they cannot be written again
                         regions[at] = replace(region, missing=(), unknown=region.missing)
             if progress:
                 faults = {one.fault.region_id: one.fault for one in regions if one.fault.region_id in progress}

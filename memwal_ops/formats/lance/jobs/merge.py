@@ -15,20 +15,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import Progress, RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.report import MergeDecision, MergeOutcome, Need
 from memwal_ops.core.table_history import cached_for_poll
-from memwal_ops.errors import (
-    DrainedElsewhereError,
-    GenerationMissingError,
-    LeaseLostError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    RegionReplacedError,
-)
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -205,7 +198,7 @@ def restore_index(table: Table, backlog: Backlog) -> Table:
     """
     retry = CommitRetry()
     note = CommitNote.new("merge")
-    lost_by = (RegionReplacedError, GenerationMissingError)
+    lost_by = (errors.RegionReplacedError, errors.GenerationMissingError)
     blocked = [fault.region_id for fault in backlog.blocked if isinstance(fault.error, lost_by)]
     without_progress = [backlog.regions[region_id].manifest for region_id in blocked if region_id in backlog.regions]
     while lost := restored_index(table, [one.manifest for one in backlog.regions.values()], without_progress):
@@ -387,7 +380,7 @@ def _compared(table: Table, blocked: tuple[BlockedRegion, ...]) -> tuple[Blocked
     from memwal_ops.formats.lance.jobs.drained import compare  # noqa: PLC0415 - as above
 
     return tuple(
-        replace(fault, error=DrainedElsewhereError(f"{fault.error} {compare(table, fault).found()}"))
+        replace(fault, error=errors.DrainedElsewhereError(f"{fault.error} {compare(table, fault).found()}"))
         if fault.drops
         else fault
         for fault in blocked
@@ -434,7 +427,7 @@ def _merge_all(
         except BlockedRegionsError as error:
             table = table.newest()
             _block(limits, error, table.index.merged_generations)
-        except (CommitLostError, ObjectNotFoundError) as error:
+        except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
         else:
             done.append(MergePassReport(merge_pass, result))
@@ -498,9 +491,9 @@ def _record(
     try:
         probe_conditional_writes(table.store)
         commit_indexes(table, IndexChange(table.index.details, records=records, config=config or {}), note)
-    except LeaseLostError:
+    except errors.LeaseLostError:
         raise
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         _log.info("regions_not_recorded", table=table.location.uri, error=str(error))
     return table.newest()
 

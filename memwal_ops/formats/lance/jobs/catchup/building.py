@@ -17,14 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
+from memwal_ops import errors
 from memwal_ops.core.options import EngineChoice, choose_engine
-from memwal_ops.errors import (
-    CodebookChangedError,
-    IndexesBehindError,
-    InvariantViolatedError,
-    MemwalOpsError,
-    UnsupportedFeatureError,
-)
 from memwal_ops.formats.lance.commit.index_build import IndexBuild, create_index, discard, update_index
 from memwal_ops.formats.lance.engines.merge.rewrite import IndexParts
 from memwal_ops.formats.lance.indexes import index_arguments
@@ -166,7 +160,7 @@ def _with_codebook(table: Table, index: BaseIndex) -> index_arguments.IndexArgum
         return None if model is None else arguments.with_options(model)
     try:
         return index_arguments.arguments_like(table, index, trained=True)
-    except UnsupportedFeatureError:
+    except errors.UnsupportedFeatureError:
         return None
 
 
@@ -208,13 +202,13 @@ def _waits_for_moved_rows(table: Table, index: BaseIndex) -> bool:
     return index.name in waiting and not index.is_vector and not coverage(index.covered, table.manifest).complete
 
 
-def refused(table: Table, index: BaseIndex, options: CatchupOptions, method: str) -> MemwalOpsError | None:
+def refused(table: Table, index: BaseIndex, options: CatchupOptions, method: str) -> errors.MemwalOpsError | None:
     """The error with which a build by ``method`` would fail before it began; for a plan."""
     try:
         found = refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")
         if found is None and method == "rebuild":
             rebuild_arguments(table, index)
-    except UnsupportedFeatureError as error:
+    except errors.UnsupportedFeatureError as error:
         return error
     return found
 
@@ -256,7 +250,7 @@ def build_segments(
         _check(table, index, build, codebooks)
         if method == "rebuild":
             _check_parameters(table, index, build)
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         discard(table, build)
         raise
     return build
@@ -291,8 +285,8 @@ def rebuild_arguments(table: Table, index: BaseIndex) -> index_arguments.IndexAr
         return index_arguments.arguments_like(table, index)
     try:
         return index_arguments.arguments_like(table, index, trained=True)
-    except UnsupportedFeatureError as error:
-        raise UnsupportedFeatureError(
+    except errors.UnsupportedFeatureError as error:
+        raise errors.UnsupportedFeatureError(
             f"Index {index.name} cannot be built anew with its codebook, with which distances from the log compare: "
             f"{error}",
             remedy=_migrate(index),
@@ -307,7 +301,7 @@ def _accepts_codebook(table: Table, index: BaseIndex) -> bool:
     """Whether pylance builds an index of that kind with a codebook that it is given."""
     try:
         index_arguments.arguments_like(table, index, trained=True)
-    except UnsupportedFeatureError:
+    except errors.UnsupportedFeatureError:
         return False
     return True
 
@@ -316,7 +310,7 @@ def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
     """Raise if the index is behind although pylance built nothing: it silently skips an index with missing files."""
     covers = coverage(index.covered, table.manifest)
     if covers.uncovered_rows:
-        raise IndexesBehindError(
+        raise errors.IndexesBehindError(
             f"pylance built nothing for index {index.name} and raised no error, although the index does not cover "
             f"{covers.uncovered_rows:,} rows in fragments {sorted(covers.uncovered)}.",
             remedy=f"Its files may be missing or damaged. Build it anew: memwal-ops catchup URI --index {index.name} "
@@ -334,7 +328,7 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
     """Refuse a build that does not cover its version, or has another codebook (``before`` is None: that is allowed)."""
     uncovered = coverage(covered_after(index, build), table.manifest).uncovered
     if uncovered:
-        raise InvariantViolatedError(
+        raise errors.InvariantViolatedError(
             f"pylance updated index {index.name}, but it does not cover fragments {sorted(uncovered)}."
         )
     if before is None:
@@ -342,7 +336,7 @@ def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[
     after = frozenset(read_codebook(table, entry) for entry in build.added) if index.is_vector else frozenset()
     if after - before:
         old, new = (sorted(codebook.partitions for codebook in codebooks) for codebooks in (before, after))
-        raise CodebookChangedError(
+        raise errors.CodebookChangedError(
             f"pylance changed the codebook of index {index.name} (partitions before {old}, after {new}); "
             "that build was not published.",
             remedy=f"Build it anew: memwal-ops catchup URI --index {index.name} --rebuild"
@@ -359,7 +353,7 @@ def _check_parameters(table: Table, index: BaseIndex, build: IndexBuild) -> None
         # Files of older releases lack parameters, of which there was one value alone.
         changed = sorted(name for name, value in before.items() if after.get(name) != value)
         if changed:
-            raise UnsupportedFeatureError(
+            raise errors.UnsupportedFeatureError(
                 f"pylance built index {index.name} anew with other parameters ({', '.join(changed)}); that build was "
                 "not published.",
                 remedy="Create it again yourself, with the parameters that you want: dataset.drop_index(NAME), then "

@@ -6,16 +6,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.documents import document
 from memwal_ops.core.outlook import NextRun, describe_next_run
 from memwal_ops.core.report import Need
-from memwal_ops.errors import (
-    AnswersWorseError,
-    CodebookChangedError,
-    IndexesBehindError,
-    RegionsBlockedError,
-    TableCorruptError,
-)
 from memwal_ops.formats.lance.files.named_files import IndexCorruptError
 from memwal_ops.formats.lance.jobs.answers_guard import cost_of
 from memwal_ops.text import counted, grid, paragraph, size_text
@@ -140,14 +134,14 @@ class CatchupReport:
     def exit_code(self) -> int:
         """Exit code of the command."""
         if not self.failures:
-            return RegionsBlockedError.exit_code if self.blocked else 0
-        corrupt = [error for error in self.failures if isinstance(error, TableCorruptError)]
+            return errors.RegionsBlockedError.exit_code if self.blocked else 0
+        corrupt = [error for error in self.failures if isinstance(error, errors.TableCorruptError)]
         if any(not isinstance(error, IndexCorruptError) for error in corrupt):  # rows are missing
-            return TableCorruptError.exit_code
-        for reason in (CodebookChangedError, AnswersWorseError):
+            return errors.TableCorruptError.exit_code
+        for reason in (errors.CodebookChangedError, errors.AnswersWorseError):
             if all(isinstance(error, reason) for error in self.failures):
                 return reason.exit_code
-        return IndexesBehindError.exit_code
+        return errors.IndexesBehindError.exit_code
 
     def to_json(self) -> dict[str, object]:
         """The document of ``catchup --json``."""

@@ -19,16 +19,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
-from memwal_ops.errors import (
-    AnswersWorseError,
-    CommitStateUnknownError,
-    InvalidUsageError,
-    LeaseLostError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    RegionReplacedError,
-)
 from memwal_ops.formats.lance.commit.commit import (
     CommitLostError,
     CommitNote,
@@ -224,7 +216,7 @@ def _exceeds(options: CatchupOptions, written: int, more: int) -> bool:
 
 def _check_options(table: Table, options: CatchupOptions) -> None:
     if options.retrain == ALWAYS and table.log.keeps_codebooks:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} has a log: distances from unmerged generations, which have the old centroids, could "
             "not be compared with those from retrained indexes.",
             remedy="Use --migrate-codebook OLD NEW.",
@@ -238,7 +230,7 @@ def _replaced(table: Table) -> tuple[BlockedRegion, ...]:
     table = with_listed_log(table)
     regions = table.index.merged_generations.keys() & set(table.regions.region_ids)
     blocked = backlog_of(table, regions).blocked if regions else ()
-    return tuple(fault for fault in blocked if isinstance(fault.error, RegionReplacedError))
+    return tuple(fault for fault in blocked if isinstance(fault.error, errors.RegionReplacedError))
 
 
 def _decide(reports: Iterable[IndexReport]) -> CatchupDecision:
@@ -256,7 +248,7 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
     indexes = base_indexes(table)
     unknown = sorted(set(options.indexes) - set(indexes))
     if unknown:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} has no index {', '.join(unknown)}.",
             remedy=f"Its indexes: {', '.join(indexes) or 'none'}.",
         )
@@ -286,7 +278,7 @@ class _Outcome:
     name: str
     first: Table
     decision: str
-    error: MemwalOpsError | None
+    error: errors.MemwalOpsError | None
     seconds: float
     method: str | None = None
     answers: AnswerComparison | None = None
@@ -298,15 +290,15 @@ def _catch_up(run: _Run, name: str) -> _Outcome:
     """Catch up one index; an error of this index is part of its outcome."""
     started = time.monotonic()
     first = run.table
-    error: MemwalOpsError | None = None
+    error: errors.MemwalOpsError | None = None
     try:
         decision = _update(run, name)
-    except (CommitStateUnknownError, LeaseLostError):
+    except (errors.CommitStateUnknownError, errors.LeaseLostError):
         raise
-    except AnswersWorseError as worse:
+    except errors.AnswersWorseError as worse:
         get_logger(__name__).warning("answers_worse", table=first.location.uri, index=name, error=str(worse))
         decision, error = "answers_worse", worse
-    except MemwalOpsError as failed:
+    except errors.MemwalOpsError as failed:
         failure = name_damage(first, failed)
         get_logger(__name__).warning("index_failed", table=first.location.uri, index=name, error=str(failure))
         decision, error = "failed", failure
@@ -347,7 +339,7 @@ def _partitions(table: Table, index: BaseIndex, options: CatchupOptions) -> Part
         return None
     try:
         segments = [codebook.read_codebook(table, entry).sizes for entry in index.segments]
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         return None  # only for the report; where the codebook is needed, this is an error
     sizes = [sum(rows) for rows in zip_longest(*segments, fillvalue=0)]
     return Partitions(len(sizes), max(sizes), min(sizes), options.retrain_imbalance_threshold) if sizes else None
@@ -380,9 +372,9 @@ def _update(run: _Run, name: str) -> str:
             if table.log.strict_commits:
                 return "updated"
             published = True  # pylance may have rebased it over the removal of its column
-        except (CommitLostError, ObjectNotFoundError) as error:
+        except (CommitLostError, errors.ObjectNotFoundError) as error:
             newest = run.table.newest()
-            if isinstance(error, ObjectNotFoundError) and newest.manifest == table.manifest:
+            if isinstance(error, errors.ObjectNotFoundError) and newest.manifest == table.manifest:
                 raise  # not a file of a version that was cleaned up meanwhile, or of a table that was made again
             run.table = run.retry.conflict(newest, error)
 
@@ -442,7 +434,7 @@ def _build_and_compare(run: _Run, table: Table, index: BaseIndex, method: str) -
     run.written[index.name] += bytes_of(build.added)
     try:
         _compare_answers(run, table, index, build)
-    except AnswersWorseError as worse:
+    except errors.AnswersWorseError as worse:
         other = _other_method(table, index, method, run.options)
         if other is None:
             raise

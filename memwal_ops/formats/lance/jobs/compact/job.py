@@ -18,18 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from lance.optimize import Compaction
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext, record
 from memwal_ops.core.options import EngineChoice, choose_engine
 from memwal_ops.core.outlook import rates_of, seconds_at
-from memwal_ops.errors import (
-    AnswersWorseError,
-    IndexesBehindError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    StorageError,
-    TableNotFoundError,
-)
 from memwal_ops.formats.lance.commit.commit import CommitNote, check_rewritable, fixed_dictionaries
 from memwal_ops.formats.lance.commit.publication import CommitLostError, refuse_gaps, refuse_missing_files
 from memwal_ops.formats.lance.commit.rebased_commit import refuse_auto_cleanup
@@ -221,7 +214,7 @@ class _Attempt:
         for version in range(self.table.version + 1, newest.version):
             try:
                 manifest = read_version_manifest(newest.store, version, newest.naming)
-            except ObjectNotFoundError:
+            except errors.ObjectNotFoundError:
                 continue  # cleaned up meanwhile
             if _with_files(manifest, files):
                 return version
@@ -347,7 +340,7 @@ def _compact_all(
     planner = Planner(table, options)
     due = planner.debt()
     why = _unfinished(done, due.fragments, options, run.scope.busy) if done.removed else planner.why()
-    is_worse = isinstance(run.error, AnswersWorseError)
+    is_worse = isinstance(run.error, errors.AnswersWorseError)
     done_as = CompactDecision.COMPACTED if done.removed else CompactDecision.UNCHANGED
     return CompactReport(
         decision=CompactDecision.ANSWERS_WORSE if is_worse else done_as,
@@ -392,7 +385,7 @@ class _Run:
     note: CommitNote = field(default_factory=lambda: CommitNote.new("compact"))
     retry: CommitRetry = field(default_factory=CommitRetry)
     done: _Totals = field(default_factory=_Totals)
-    error: MemwalOpsError | None = None
+    error: errors.MemwalOpsError | None = None
     index_bytes: int = 0
     indexed_again: set[str] = field(default_factory=set)
     indexes_behind: list[str] = field(default_factory=list)
@@ -416,11 +409,11 @@ class _Run:
             attempt = _Attempt(table, scope.limit - scope.busy, self.options, self.guard, self.demanded)
             try:
                 version = attempt.run(self.executor, rows, left, self.context, first=not done.removed)
-            except AnswersWorseError as error:
+            except errors.AnswersWorseError as error:
                 get_logger(__name__).warning("answers_worse", table=table.location.uri, error=str(error))
                 self.error, table = error, table.newest()
                 break
-            except (CommitLostError, StorageError, TableNotFoundError) as error:
+            except (CommitLostError, errors.StorageError, errors.TableNotFoundError) as error:
                 newest = table.newest()
                 version = attempt.landed_as(newest)
                 if version is not None:
@@ -467,7 +460,7 @@ class _Run:
         self.indexed_again |= {index.name for index in report.indexes}
         for index in report.indexes:
             if index.error is not None and self.error is None:
-                self.error = IndexesBehindError(
+                self.error = errors.IndexesBehindError(
                     f"Index {index.name} does not cover what was rewritten: {index.error}", remedy=index.error.remedy
                 )
         return any(index.decision == "updated" for index in report.indexes)
@@ -528,8 +521,8 @@ def _refuse_broken_indexes(table: Table) -> None:
         try:
             with lance_errors("open an index of", table.location.uri):
                 table.dataset.stats.index_stats(name)
-        except StorageError as error:
-            raise IndexesBehindError(
+        except errors.StorageError as error:
+            raise errors.IndexesBehindError(
                 f"Index {name} cannot be opened, and a compaction would make pylance drop its coverage: {error}",
                 remedy="See runbooks/index-behind.md, then run it again.",
             ) from error
@@ -542,7 +535,7 @@ def _checked_settings(table: Table, options: CompactOptions) -> Table:
         refuse_auto_cleanup(table)
         try:
             refuse_settings(table, options)
-        except (ObjectNotFoundError, TableNotFoundError):
+        except (errors.ObjectNotFoundError, errors.TableNotFoundError):
             newest = table.newest()
             if newest.version <= table.version:
                 raise
@@ -551,10 +544,10 @@ def _checked_settings(table: Table, options: CompactOptions) -> Table:
             return table
 
 
-def _conflict(retry: CommitRetry, table: Table, newest: Table, error: MemwalOpsError) -> Table:
+def _conflict(retry: CommitRetry, table: Table, newest: Table, error: errors.MemwalOpsError) -> Table:
     """The version to plan on after a commit conflict; raises ``error`` if it is not a conflict."""
     # If there is a newer version, this one was cleaned up meanwhile; else the table is missing.
-    gone = isinstance(error, (ObjectNotFoundError, TableNotFoundError)) and newest.version > table.version
+    gone = isinstance(error, (errors.ObjectNotFoundError, errors.TableNotFoundError)) and newest.version > table.version
     if isinstance(error, CommitLostError) or gone or is_commit_conflict(error):
         # A file to which the newest version refers is missing: a retry cannot succeed.
         if gone and (named := name_damage(newest, error)) is not error:

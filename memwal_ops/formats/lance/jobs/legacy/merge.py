@@ -12,19 +12,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.documents import document
 from memwal_ops.core.report import MergeDecision, MergeOutcome
-from memwal_ops.errors import (
-    DuplicateKeysError,
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    SchemaProjectionError,
-)
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote
 from memwal_ops.formats.lance.commit.publication import deleted_unless_named
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, MergePass, collapse, read_all_keys
@@ -193,7 +185,7 @@ __all__ = ["apply", "backlog", "plan"]
 
 # For every part of the keys all MemTables are opened again.
 _MIN_KEY_BYTES = 16 << 20
-_FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError)
+_FAULTS = (errors.GenerationMissingError, errors.GenerationCorruptError, errors.SchemaProjectionError)
 
 
 @dataclass(slots=True)
@@ -263,7 +255,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
     """
     started = time.monotonic()
     if options.engine == "spark":
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             "A table with the legacy MemWAL index is merged by the local engine only.",
             remedy="Leave --engine out; or run memwal-ops migrate --apply first, and merge on Spark then.",
         )
@@ -281,7 +273,7 @@ def apply(table: Table, options: MergeOptions, context: RunContext | None = None
             for number, (generation, cause) in error.causes.items():
                 run.block(BlockedMemWal(names[number], generation, cause))
             table = table.newest()
-        except (CommitLostError, ObjectNotFoundError) as error:
+        except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
         else:
             if not more:
@@ -352,7 +344,7 @@ def _age(table: Table, version: int) -> float:
     """Seconds since a version was published, by its manifest; where that is gone, since the next one was."""
     try:
         stamp = read_version_manifest(table.store, version, table.naming).manifest.timestamp
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         later = [number for number in list_versions(table.store).numbered if number > version]
         return _age(table, min(later)) if later else 0.0
     return max(0.0, (datetime.now(UTC) - stamp.ToDatetime(UTC)).total_seconds())
@@ -362,7 +354,7 @@ def _work(table: Table, options: MergeOptions) -> Mapping[str, RegionWork]:
     work = read_work(mem_wals_of(table), Meanings(table, options.flushed_means))
     wanted = [str(name) for name in options.regions]
     if unknown := [name for name in wanted if name not in work]:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} has no region {', '.join(unknown)}.", remedy=f"It has: {', '.join(work) or 'none'}."
         )
     return {region: region_work for region, region_work in work.items() if not wanted or region in wanted}
@@ -461,8 +453,8 @@ def _refuse_shared(table: Table, waiting: Sequence[MemWal], budget: int, options
     refuse_shared_keys(table, MergePass(tuple(map(mem_table_ref, waiting)), max(budget, _MIN_KEY_BYTES)), read)
 
 
-def _repeated(table: Table, example: Mapping[str, Any]) -> DuplicateKeysError:
-    return DuplicateKeysError(
+def _repeated(table: Table, example: Mapping[str, Any]) -> errors.DuplicateKeysError:
+    return errors.DuplicateKeysError(
         f"{table.location.uri} has several rows with the key {dict(example)}: all of them would be replaced by one.",
         remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",
     )

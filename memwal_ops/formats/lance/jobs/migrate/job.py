@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from memwal_ops import errors
 from memwal_ops.core.commit_retry import CommitRetry
 from memwal_ops.core.context import RunContext
-from memwal_ops.errors import (
-    DuplicateKeysError,
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidUsageError,
-    ObjectNotFoundError,
-    SchemaProjectionError,
-)
 from memwal_ops.formats.lance.commit.commit import CommitLostError, CommitNote, check_rewritable
 from memwal_ops.formats.lance.engines.merge.locate import scan_keys
 from memwal_ops.formats.lance.files.datasets import lance_errors
@@ -65,7 +58,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
 
 _CLAIM = "memwal-ops migrate"
-_FAULTS = (GenerationMissingError, GenerationCorruptError, SchemaProjectionError)
+_FAULTS = (errors.GenerationMissingError, errors.GenerationCorruptError, errors.SchemaProjectionError)
 _KEY_CHUNK_BYTES = 16 << 20
 
 
@@ -146,7 +139,7 @@ def apply(
             return MigrateReport.of(
                 MigrateDecision.MIGRATED, newest, options, note, started, done, restored=restored, kept=kept.path
             )
-        except (CommitLostError, ObjectNotFoundError) as error:
+        except (CommitLostError, errors.ObjectNotFoundError) as error:
             table = retry.conflict_or_expired(table, error)
 
 
@@ -157,7 +150,7 @@ def _on_migrated(table: Table, options: MigrateOptions, note: CommitNote, starte
             options.refuse_legacy()
         return MigrateReport.of(MigrateDecision.NOTHING_TO_MIGRATE, table, options, note, started)
     if not table.log.exists:
-        raise InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
+        raise errors.InvalidUsageError(f"{table.location.uri} has the legacy index: there is nothing to roll back.")
     kept = read_kept(table)
     return MigrateReport.of(MigrateDecision.PLANNED, table, options, note, started, kept=kept.path)
 
@@ -177,7 +170,7 @@ def _checked(table: Table, options: MigrateOptions) -> Table:
     check_rewritable(table)
     keyed = with_key(table, options)
     if table.regions.region_ids and not _are_ours(table):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{table.location.uri} has the legacy index, and _mem_wal/ has regions of another table.",
             remedy="Find out to which table they belong, and move _mem_wal to a place outside this one.",
         )
@@ -203,13 +196,13 @@ def _refuse_no_key(table: Table) -> None:
         )
     for name in columns:
         if keys.column(name).null_count:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"{name} is NULL in {keys.column(name).null_count:,} rows of {table.location.uri}: it is not a key.",
                 remedy="Give another --primary-key, or delete these rows first.",
             )
     counts = keys.group_by(columns, use_threads=False).aggregate([([], "count_all")])
     if counts.num_rows < keys.num_rows:
-        raise DuplicateKeysError(
+        raise errors.DuplicateKeysError(
             f"{', '.join(columns)} has {keys.num_rows - counts.num_rows:,} values twice or more in "
             f"{table.location.uri}: it is not a key.",
             remedy="Give the columns that identify a row as --primary-key; or remove the duplicate rows first.",

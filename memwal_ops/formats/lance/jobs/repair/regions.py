@@ -17,17 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from memwal_ops import errors
 from memwal_ops.core.quarantine import ObjectPlace
 from memwal_ops.core.repair import Fix, FixAttempt, Loss, UnsafeError
-from memwal_ops.errors import (
-    GenerationCorruptError,
-    GenerationMissingError,
-    InvalidFormatError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    RegionManifestCorruptError,
-    WalCorruptError,
-)
 from memwal_ops.formats.lance.files.blobs import lance_rows
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
@@ -69,7 +61,12 @@ _CONCURRENT_READS = 8
 _MAX_BYTES = 64 << 20
 # Claims that the lost versions of a manifest may have made, where not even the hint counts them.
 _UNKNOWN_CLAIMS = 1000
-_DAMAGE = (GenerationCorruptError, GenerationMissingError, InvalidFormatError, ObjectNotFoundError)
+_DAMAGE = (
+    errors.GenerationCorruptError,
+    errors.GenerationMissingError,
+    errors.InvalidFormatError,
+    errors.ObjectNotFoundError,
+)
 
 
 def swap_region(table: Table, seen: RegionManifest, wanted: RegionManifest, keep: Keep) -> FixAttempt:
@@ -146,7 +143,7 @@ def _read(table: Table, region_id: UUID, entry_id: int) -> WalEntry | None:
         if table.layout_of(region_id).generations_in_log:
             return read_entry(table.store, region_id, entry_id)
         return read_shard_entry(table, region_id, entry_id)
-    except WalCorruptError:
+    except errors.WalCorruptError:
         return None
 
 
@@ -240,7 +237,7 @@ def _is_intact(table: Table, manifest: RegionManifest, flushed: FlushedGeneratio
         deque(opened.read_rows(max_bytes=_MAX_BYTES), maxlen=0)
     except _DAMAGE:
         return False
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         raise UnsafeError(f"It is not damaged, but refused: {error} {error.remedy}") from error
     return True
 
@@ -266,7 +263,7 @@ def _entries_of(
     for version in store.versions():
         try:
             known = store.read(version)
-        except RegionManifestCorruptError:
+        except errors.RegionManifestCorruptError:
             continue
         ends.setdefault(known.current_generation - 1, known.replay_after_wal_id or 0)
     for number, named in references.items():
@@ -283,7 +280,7 @@ def _entries_of(
 def _references(store: Store, region_id: UUID, flushed: FlushedGeneration) -> frozenset[int]:
     try:
         return wal_references(store, f"{region_folder(region_id)}/{flushed.path}") or frozenset()
-    except (InvalidFormatError, ObjectNotFoundError):
+    except (errors.InvalidFormatError, errors.ObjectNotFoundError):
         return frozenset()
 
 
@@ -321,7 +318,7 @@ def _lost_keys(
         manifests = [meta.path for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
         fragments = decode_version_manifest(store.get(min(manifests))).manifest.fragments if manifests else ()
         pairs = list(zip(pages["values"].to_pylist(), pages["ids"].to_pylist(), strict=True))
-    except (InvalidFormatError, ObjectNotFoundError, KeyError):
+    except (errors.InvalidFormatError, errors.ObjectNotFoundError, KeyError):
         return None
     names = {fragment.id: parse_wal_entry_name(fragment.files[0].path) for fragment in fragments if fragment.files}
     kept = {entry.entry_id for entry in entries}
@@ -385,7 +382,7 @@ def _gap(store: RegionManifestStore) -> list[int]:
         return []
     try:
         newest = store.read(versions[-1])
-    except RegionManifestCorruptError:
+    except errors.RegionManifestCorruptError:
         return []
     before = _nearest(store, missing[0])
     for name in ("writer_epoch", "current_generation", "replay_after_wal_id"):
@@ -401,7 +398,7 @@ def _nearest(store: RegionManifestStore, version: int) -> RegionManifest:
     for known in (*reversed(earlier), *versions[len(earlier) :]):
         try:
             return store.read(known)
-        except RegionManifestCorruptError:
+        except errors.RegionManifestCorruptError:
             continue
     raise UnsafeError("No version of the manifest can be read.")
 
@@ -481,7 +478,7 @@ def _newest_readable(store: RegionManifestStore, versions: Sequence[int]) -> tup
     for version in reversed(versions):
         try:
             return store.read(version), damaged
-        except RegionManifestCorruptError:
+        except errors.RegionManifestCorruptError:
             damaged.append(version)
     return None, damaged
 
