@@ -175,15 +175,7 @@ class RowsRead(enum.StrEnum):
     """What a verification read of the rows."""
 
     ALL = "all"
-    KEYS = "keys"
     NONE = "none"
-
-
-_READ = {
-    RowsRead.ALL: "read",
-    RowsRead.KEYS: "checked; only the keys of rows were read",
-    RowsRead.NONE: "checked; rows were not read, samples at most",
-}
 
 
 @dataclass(frozen=True)
@@ -223,11 +215,6 @@ class VerifyReport:
         """The listed findings, the worst first."""
         return sorted(self.findings.kept, key=lambda finding: _RANK[finding.severity])
 
-    @property
-    def sorted_answers(self) -> list[IndexAnswers]:
-        """Those with findings first: of a long report, the run history keeps the beginning."""
-        return sorted(self.answers, key=lambda answer: not answer.findings)
-
     def to_json(self) -> dict[str, Any]:
         """The document of ``verify --json``."""
         return {
@@ -238,7 +225,8 @@ class VerifyReport:
             "checked": dict(self.checked),
             "rows_read": self.rows_read.value,
             "skipped": [*self.skipped],
-            "answers": [answer.to_json() for answer in self.sorted_answers],
+            # Those with findings first: of a long report, the run history keeps the beginning.
+            "answers": [answer.to_json() for answer in sorted(self.answers, key=lambda answer: not answer.findings)],
             "seed": self.seed,
         }
 
@@ -249,7 +237,8 @@ class VerifyReport:
             return f"{asked}; of the rest only the existence of objects was checked"
         shown = {name: number for name, number in numbers.items() if number} or numbers
         read = ", ".join(text.counted_as(number, name) for name, number in shown.items())
-        return f"{read} {'was' if [*shown.values()] == [1] else 'were'} {_READ[self.rows_read]}"
+        what = "read" if self.rows_read is RowsRead.ALL else "checked; rows were not read, samples at most"
+        return f"{read} {'was' if [*shown.values()] == [1] else 'were'} {what}"
 
     def describe(self) -> str:
         """The report as human-readable text."""

@@ -153,7 +153,7 @@ def check(run: Run) -> None:
     newest, followed = READER_PROCESS.read(uri), set[tuple[str, ...]]()
     names = [*JOBS]
     run.chance.shuffle(names)
-    for name in (run.row["job"], *names[: 3 if SHORT else 7]):
+    for name in (run.row["job"], *names[: 3 if SHORT else 7], "verify_deep"):
         source = job_source(run.row, name)
         run.tell(step=f"{name} with {way} {kind}", source=source)
         decision, code, text = attempt(run, source)
@@ -164,8 +164,8 @@ def check(run: Run) -> None:
             _, code, said = attempt(run, f"command({words!r})")
             if code in {1, 2}:
                 raise Wrong(f"remedy {words[0]} ends with {code}: {way} {kind}", f"{said[:900]} after {text[:600]}")
-        healthy = name == "verify_deep" and decision == "healthy" and way in {"missing", "empty", "half"}
-        if healthy and (newest is None or newest != whole):
+        healthy = name == "verify_deep" and decision == "healthy"
+        if healthy and ((way in {"missing", "empty", "half"} and newest != whole) or READER_PROCESS.read(uri) is None):
             raise Wrong(f"healthy and does not read: {way} {kind}", path)
     after = {version: READER_PROCESS.read(uri, version) for version in versions(uri)}
     if newest is None:

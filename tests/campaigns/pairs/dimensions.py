@@ -94,6 +94,8 @@ SPECS: dict[str, tuple[str, ...]] = {
     "region_two": ("bucket(id, 2)", "truncate(id, 5)"),
 }
 TIMED = ("date", "timestamp", "timestamp_zone")
+#: Keys that pylance's writer hashes.
+HASHED = ("int64", "int32", "string", "large_string", "binary", "string+int64")
 JOBS = (
     "inspect", "verify", "verify_deep", "verify_answers", "why", "merge", "catchup", "catchup_rebuild", "compact",
     "compact_all", "snapshot", "expire", "gc", "erase", "repair", "adopt", "migrate", "maintain", "maintain_apply",
@@ -159,10 +161,7 @@ LANCE_RULES = (
     Rule(
         "pylance's writer hashes these types of keys alone; others it refuses in initialize_mem_wal",
         ("layout", "key"),
-        lambda row: (
-            row["layout"] == "shard"
-            and row["key"] not in {"int64", "int32", "string", "large_string", "binary", "string+int64"}
-        ),
+        lambda row: row["layout"] == "shard" and row["key"] not in HASHED,
     ),
     Rule(
         "the fields of these specs are of one key column, named id",

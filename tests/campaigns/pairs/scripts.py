@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.campaigns.pairs.dimensions import COLUMNS, KEYS, SPECS, VECTORS
+from tests.campaigns.pairs.dimensions import COLUMNS, HASHED, KEYS, SPECS, VECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -412,10 +412,13 @@ class _Writer:
             (k,) = self._some(1)
             self.keys -= {k}
             where, effect = f"t LIKE 'name{k:04d} %'", ((k, None),)
-        if name in {"merge", "maintain", "maintain_apply", "migrate"}:
+        refused = name == "migrate" and self.layout == "region" and self.row["key"] not in HASHED
+        if name in {"merge", "maintain", "maintain_apply", "migrate"} and not refused:
             self.waiting = False
         if name == "migrate":
-            if self.layout in {"shard", "region"}:
+            if refused:
+                to = ", to='shard'"
+            elif self.layout in {"shard", "region"}:
                 self.layout = "shard" if self.layout == "region" else "region"
                 to = f", to={self.layout!r}"
             elif self.layout == "legacy":

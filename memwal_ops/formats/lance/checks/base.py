@@ -424,9 +424,7 @@ def check_log(table: Table, state: RegionBacklog, contents: RegionContents) -> I
     last = max(manifest.wal_id_last_seen or 0, ids[-1] if ids else 0)
     for missing in _missing_entries(table, manifest, flushed, ids, last):
         path = wal_entry_path(region_id, missing, layout)
-        error: errors.MemwalOpsError = errors.WalCorruptError(
-            f"WAL entry {missing} is missing, although entry {last} was written."
-        )
+        error = errors.WalCorruptError(f"WAL entry {missing} is missing, although entry {last} was written.")
         what = "A replay stops there, and misses acknowledged rows above it."
         yield finding_of(error, "wal_gap", path, what, about=f"{region_id}/{missing}")
     highest = 0

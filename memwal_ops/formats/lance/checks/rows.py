@@ -1,11 +1,9 @@
-"""Check rows (``--deep``): duplicate keys and row ids, keys of two regions, generations against their metadata.
-
-And the key files of a generation, which are its bloom filter and its key index, against its rows.
-"""
+"""Check rows (``--deep``): all decode, keys and row ids are there once, key files of generations have theirs."""
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +12,12 @@ import pyarrow.compute as pc
 
 from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
+from memwal_ops.formats.lance.answers.asked_index import Pinned
+from memwal_ops.formats.lance.files import named_files
 from memwal_ops.formats.lance.files.blobs import lance_rows
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
+from memwal_ops.formats.lance.files.versions import DATA_FOLDER
+from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, reading_bounds
 from memwal_ops.formats.lance.generations.generation_files import MERGE_IT
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.regions import key_files
@@ -43,13 +45,34 @@ _TWICE = "Clients on Lance up to 12 cannot scan the region's rows while it lists
 _UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fail."
 
 
-def check_base_keys(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
-    """Check that no key is NULL or a duplicate."""
-    yield from check_keys(table, table.primary_key, reader)
+def check_values(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
+    """Each fragment of the base decodes. Bytes of blobs are not read; changed bytes that decode are not noticed."""
+    pinned = Pinned(table.dataset, table.location.uri)
+    remedy = named_files.RESTORE.replace("repair URI", "repair URI --deep")
+    for place, why in chain.from_iterable(reader.each(pinned, [*pinned.fragments], _undecodable)):
+        yield Inconsistency(
+            Severity.ERROR, "base_file", place, why, "Scans of the newest version fail.", remedy, _TABLE_PAGE
+        )
+
+
+def _undecodable(pinned: Pinned, fragments: Sequence[int]) -> list[tuple[str, str]]:
+    damaged = []
+    for fragment in map(pinned.fragments.__getitem__, fragments):
+        files = fragment.data_files()
+        size = sum(file.file_size_bytes or 0 for file in files)
+        rows, read_ahead = reading_bounds(size // max(1, fragment.physical_rows), _MAX_BYTES)
+        try:
+            with lance_errors(f"read the rows of fragment {fragment.fragment_id} of", pinned.uri):
+                deque(fragment.scanner(batch_size=rows, io_buffer_size=read_ahead).to_batches(), maxlen=0)
+        except errors.StorageError as error:
+            if isinstance(error, STORE_ERRORS):
+                raise
+            damaged.append((", ".join(f"{DATA_FOLDER}/{file.path}" for file in files), str(error)))
+    return damaged
 
 
 def check_keys(table: Table, columns: Sequence[str], reader: RowReader) -> Iterator[Inconsistency]:
-    """:func:`check_base_keys` with other columns as the key."""
+    """No key is NULL or a duplicate."""
     repeated = reader.repeated_keys(table, columns)
     if repeated.marked:
         yield Inconsistency(
@@ -70,21 +93,18 @@ def check_row_ids(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
     if not table.manifest.manifest.reader_feature_flags & STABLE_ROW_IDS:
         return
     repeated = reader.repeated_row_ids(table)
-    if twice := repeated.rows - repeated.values:
-        yield Inconsistency(
-            Severity.ERROR, "row_ids", "the base table",
-            f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
-            "Indexes and readers that look rows up by id get the wrong ones.",
-            "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
-        )  # fmt: skip
-    if repeated.marked:
-        yield Inconsistency(
-            Severity.ERROR, "row_ids", "the newest version",
-            f"{repeated.marked:,} rows have ids from {table.manifest.manifest.next_row_id:,} on, the next id to be "
-            "assigned.",
-            "Rows that are appended get the same ids.",
-            "Restore an earlier version (dataset.restore()), or copy the rows into a new table.", _TABLE_PAGE,
-        )  # fmt: skip
+    twice, next_id = repeated.rows - repeated.values, table.manifest.manifest.next_row_id
+    for number, place, what, consequence in (
+        (twice, "the base table",
+         f"The row id sequences of its fragments overlap: {twice:,} rows have the id of another row.",
+         "Indexes and readers that look rows up by id get the wrong ones."),
+        (repeated.marked, "the newest version",
+         f"{repeated.marked:,} rows have ids from {next_id:,} on, the next id to be assigned.",
+         "Rows that are appended get the same ids."),
+    ):  # fmt: skip
+        remedy = "Restore an earlier version (dataset.restore()), or copy the rows into a new table."
+        if number:
+            yield Inconsistency(Severity.ERROR, "row_ids", place, what, consequence, remedy, _TABLE_PAGE)
 
 
 def _check_required(table: Table, generation: Generation) -> Iterator[Inconsistency]:

@@ -40,15 +40,15 @@ _FEW = 8
 _CONCURRENT_READS = 16
 _LANCE_FILES = (".lance", ".idx")
 _BITMAP = 1  # the type of a deletion file
-_RESTORE = (
+RESTORE = (
     "Restore the file from a backup; do not run gc or expire before that. If there is none, memwal-ops repair URI "
     "lists what else can be done."
 )
 _REMEDIES = {
     REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
     "delete nothing.",
-    DATA_FOLDER: _RESTORE,
-    DELETIONS_FOLDER: _RESTORE,
+    DATA_FOLDER: RESTORE,
+    DELETIONS_FOLDER: RESTORE,
     VERSIONS_FOLDER: LOST_VALUES,
     INDICES_FOLDER: "Build the index anew: memwal-ops catchup URI --index NAME --rebuild; or restore the file.",
 }

@@ -112,10 +112,9 @@ def verified(table: Table, options: VerificationOptions, context: RunContext | N
             run.check()
         elif run.export is None:
             run.check_answers()
-    rows_read = RowsRead.KEYS if run.reads_rows and table.primary_key else RowsRead.NONE
     return LanceVerifyReport(
-        table.version, run.findings, run.checked, run.skipped, rows_read, run.answers, run.seed, engine, reader.stages,
-        run.branches,
+        table.version, run.findings, run.checked, run.skipped, run.rows_read, run.answers, run.seed, engine,
+        reader.stages, run.branches,
     )  # fmt: skip
 
 
@@ -139,7 +138,7 @@ class _Verification:
         self.checked: dict[str, int] = {}
         self.history = SchemaHistory(table)
         self.export = exported_store(table)
-        self.reads_rows = options.deep and self.export is None
+        self.reads_rows, self.rows_read = options.deep and self.export is None, RowsRead.NONE
         self.asked = options if isinstance(options, AnswersOptions) and options.asks else None
         self.answers: list[IndexAnswers] = []
         self.seed: int | None = None
@@ -186,9 +185,7 @@ class _Verification:
         opened: dict[UUID, list[Generation]] = {}
         states = sorted(backlog_.regions.items())
         with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-            for (region_id, _), region in zip(
-                states, pool.map(lambda item: self._region(item[1]), states), strict=True
-            ):
+            for (region_id, _), region in zip(states, pool.map(lambda one: self._region(one[1]), states), strict=True):
                 self.context.advance("checking regions", "regions", total=len(states))
                 self.checked["regions"] += 1
                 self.checked["log entries"] += region.entries
@@ -199,7 +196,8 @@ class _Verification:
         self._add("progress", lambda: base.check_progress(table, regions))
         self._add("catch-up entries", lambda: base.check_catchup(table))
         damaged = [finding.place for finding in self.findings.kept if finding.check == "base_file"]
-        if self.asked is not None and self.export is None and all(path.startswith(INDICES_FOLDER) for path in damaged):
+        readable = all(path.startswith(INDICES_FOLDER) for path in damaged)
+        if self.asked is not None and self.export is None and readable:
             self.ask()
         indexes = frozenset(finding.about for finding in self.findings.kept if finding.check in ANSWERS)
         if not damaged:  # with files missing, rows cannot be read
@@ -214,8 +212,11 @@ class _Verification:
                 "Remove it yourself if you put it there.",
             ))  # fmt: skip
         if self.reads_rows:
+            if readable:
+                self.rows_read = RowsRead.ALL
+                self._add("rows", lambda: rows.check_values(table, self.reader))
             if table.primary_key:
-                self._add("keys", lambda: rows.check_base_keys(table, self.reader))
+                self._add("keys", lambda: rows.check_keys(table, table.primary_key, self.reader))
             self._add("row ids", lambda: rows.check_row_ids(table, self.reader))
             self._add("rows of generations", lambda: rows.check_generation_rows(table, opened))
 

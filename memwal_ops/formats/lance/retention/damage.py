@@ -10,12 +10,8 @@ read; ``expire`` deletes them, since they are old, and ``gc`` the generations th
 reads is left, and no copy of the rows.
 
 Names and sizes are compared with listings. A file of which the version records no size is opened: a deletion file is
-read as a whole, a data or index file at its end (docs/jobs.md, "What is looked at").
-
-Find listed versions that cannot be read, because files to which they refer are missing or damaged.
-
-A clean-up that deletes data before manifests leaves such versions if it is killed or refused, as does manual
-deletion of files. Sizes are compared with those that are recorded; deletion files, of which none is, are read.
+read as a whole, a data or index file at its end (docs/jobs.md, "What is looked at"). So are files of older versions: a
+clean-up that deletes data before manifests leaves some that cannot be read if it is killed.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from memwal_ops.core.context import RunContext
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers.check import check_answers, or_plan
 from memwal_ops.formats.lance.checks.base import check_files, check_references, check_version_manifests
+from memwal_ops.formats.lance.checks.rows import check_values
 from memwal_ops.formats.lance.jobs.verify import LanceVerifyReport, reader_of
 from memwal_ops.formats.lance.legacy.index import Meanings, find_emptied, mem_wals_of, unmerged
 from memwal_ops.formats.lance.legacy.mem_tables import MemTables, with_key
@@ -31,17 +32,19 @@ def verified(table: Table, options: VerificationOptions, context: RunContext | N
 
     Raises ``StorageError``: the store failed.
     """
-    findings = verification.Inconsistencies(options.max_findings)
+    findings, rows_read = verification.Inconsistencies(options.max_findings), verification.RowsRead.NONE
     checked: dict[str, int] = {}
-    if not isinstance(options, verification.AnswersOptions) or options.checks_all:
-        checked = _check(table, options, findings)
-    else:
-        findings.extend(verification.missing_object(table))
-    rows_read = verification.RowsRead.KEYS if options.deep else verification.RowsRead.NONE
     answers: list[IndexAnswers] = []
     seed = None
     context = context or RunContext()
     with reader_of(table, options, context) as (reader, engine):
+        if isinstance(options, verification.AnswersOptions) and not options.checks_all:
+            findings.extend(verification.missing_object(table))
+        else:
+            checked = _check(table, options, findings)
+            if options.deep and not findings.counts["base_file"]:
+                rows_read = verification.RowsRead.ALL
+                findings.extend(check_values(table, reader))
         if isinstance(options, verification.AnswersOptions) and options.asks and not findings.counts["missing_object"]:
             seed = options.seed_at(table.version)
             answers, wrong = check_answers(table, options, context, seed, reader)

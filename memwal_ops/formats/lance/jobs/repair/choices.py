@@ -59,64 +59,28 @@ _GENERATION = (
         "Its position blocks the region's merges, so that no row is skipped; readers of the region fail or miss it."
     ),
 )
-_BASE = (
-    Choice(
-        "If it is a file of an index: memwal-ops catchup URI --index NAME --rebuild.",
-        "None: an index is built of the rows. Of one with a codebook of a log, the command names what else to do.",
-    ),
-    Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
-    Choice(
-        "Return to the newest version that does not need the file: lance.dataset(URI, version=N).restore().",
-        "What was committed since version N is lost to readers; merge progress is reverted with it, and generations "
-        "that gc has collected since cannot be merged again. Hold version N first; run no gc and no expire.",
-    ),
-    _leave("Scans that reach the file fail. Run no gc and no expire meanwhile."),
-)
-_ROLLED_BACK = (
-    Choice(
-        "Restore the missing manifest versions from a backup or the bucket's versions.",
-        "None: a manifest version is never rewritten.",
-    ),
-    _WAIT,
-)
-_SCHEMA = (
-    Choice(
-        "Change the base table back to the generation's columns, merge, and change them again.",
-        "Readers see the old columns meanwhile.",
-    ),
-    _WAIT,
-)
-_KEYS = (
-    Choice(
-        "Find out which row is correct, and delete the others by row id.",
-        "Readers of older versions still get all of them.",
-    ),
-    _leave("Readers get the key more than once, until a merge replaces all of its rows by one."),
-)
-_REPLACED = (
-    Choice("memwal-ops adopt URI --as merged", "If it is another region after all, its generations are never merged."),
-    Choice(
-        "memwal-ops adopt URI --as unmerged",
-        "If it is the old region after all, older rows of its keys may overwrite newer ones.",
-    ),
-    _WAIT,
-)
 _LOG = (
     Choice(
         "Restore the entry from a backup or the bucket's versions.", "None: an entry of the log is never rewritten."
     ),
     _leave("A replay stops at the entry: rows that were acknowledged above it are lost to it."),
 )
-_PROGRESS = (
-    Choice(
-        "Restore the region's folder, or the base table, so that both are of the same time.",
-        "What was written to the restored part after its backup is lost.",
-    ),
-    _NEW_REGION,
-)
 
 CHOICES: Mapping[str, tuple[Choice, ...]] = {
-    "base_file": _BASE,
+    "base_file": (
+        Choice(
+            "If it is a file of an index: memwal-ops catchup URI --index NAME --rebuild.",
+            "None: an index is built of the rows. Of one with a codebook of a log, the command names what else to do.",
+        ),
+        Choice("Restore the file from a backup or the bucket's versions.", "None: Lance never rewrites a file."),
+        Choice(
+            "Return to the newest version that does not need the file: lance.dataset(URI, version=N).restore().",
+            "What was committed since version N is lost to readers; merge progress is reverted with it, and "
+            "generations that gc has collected since cannot be merged again. Hold version N first; run no gc and no "
+            "expire.",
+        ),
+        _leave("Scans that reach the file fail. Run no gc and no expire meanwhile."),
+    ),
     "version_emptied": (
         Choice(
             "If the rows were not deleted on purpose: hold the version before, then "
@@ -148,10 +112,7 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
         Choice("Create the index.", "A scan of the base table."),
         Choice("Initialise MemWAL without it.", "Queries of unmerged rows do not use it."),
     ),
-    "generation_missing": _GENERATION,
-    "generation_corrupt": _GENERATION,
-    "generation": _GENERATION,
-    "generation_rows": _GENERATION,
+    **dict.fromkeys(("generation_missing", "generation_corrupt", "generation", "generation_rows"), _GENERATION),
     "merged_generation_missing": (
         Choice("Restore its folder from a backup or the bucket's versions.", "None: a generation is never rewritten."),
         Choice(
@@ -160,13 +121,25 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
         ),
         _leave("Readers of those versions, or by an index that lacks its rows, fail."),
     ),
-    "schema_projection": _SCHEMA,
+    "schema_projection": (
+        Choice(
+            "Change the base table back to the generation's columns, merge, and change them again.",
+            "Readers see the old columns meanwhile.",
+        ),
+        _WAIT,
+    ),
     "region_manifest_corrupt": (
         Choice("Restore that manifest version from a backup or the bucket's versions.", "None: it is never rewritten."),
         _REGION_BACKUP,
         _WAIT,
     ),
-    "region_manifest_gap": _ROLLED_BACK,
+    "region_manifest_gap": (
+        Choice(
+            "Restore the missing manifest versions from a backup or the bucket's versions.",
+            "None: a manifest version is never rewritten.",
+        ),
+        _WAIT,
+    ),
     "old_manifest": (
         Choice("Nothing: gc deletes it when newer ones are enough.", "gc keeps the region's orphans until then."),
     ),
@@ -177,13 +150,25 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
             "Generations that only the old snapshot names are no longer visible to any reader.",
         ),
     ),
-    "region_replaced": _REPLACED,
-    "progress": _PROGRESS,
-    "writer_epoch": (_REGION_BACKUP, _NEW_REGION),
-    "current_generation": (_REGION_BACKUP, _NEW_REGION),
-    "replay_after_wal_id": (_REGION_BACKUP, _NEW_REGION),
-    "wal_gap": _LOG,
-    "wal_entry": _LOG,
+    "region_replaced": (
+        Choice(
+            "memwal-ops adopt URI --as merged", "If it is another region after all, its generations are never merged."
+        ),
+        Choice(
+            "memwal-ops adopt URI --as unmerged",
+            "If it is the old region after all, older rows of its keys may overwrite newer ones.",
+        ),
+        _WAIT,
+    ),
+    "progress": (
+        Choice(
+            "Restore the region's folder, or the base table, so that both are of the same time.",
+            "What was written to the restored part after its backup is lost.",
+        ),
+        _NEW_REGION,
+    ),
+    **dict.fromkeys(("writer_epoch", "current_generation", "replay_after_wal_id"), (_REGION_BACKUP, _NEW_REGION)),
+    **dict.fromkeys(("wal_gap", "wal_entry"), _LOG),
     "wal_epoch": (
         Choice(
             "Stop the region's writers, and find out which of them wrote the entries; then open a new region.",
@@ -196,7 +181,13 @@ CHOICES: Mapping[str, tuple[Choice, ...]] = {
         Choice("Give the rows keys, or delete them.", "They count as other rows, or are deleted."),
         _leave("No merge can update or delete them; a generation with such rows is not merged."),
     ),
-    "duplicate_keys": _KEYS,
+    "duplicate_keys": (
+        Choice(
+            "Find out which row is correct, and delete the others by row id.",
+            "Readers of older versions still get all of them.",
+        ),
+        _leave("Readers get the key more than once, until a merge replaces all of its rows by one."),
+    ),
     "shared_keys": (
         Choice(
             "Route each key to one region, and delete its rows in the other one through that region's writer.",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import lance
+import pyarrow as pa
+import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import holds, take_hold
 from tests.support.run_cli import run_here
+from tests.support.tables.legacy_table import mem_wal, put_details
 from tests.support.tables.plain import PlainTable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+    from collections.abc import Iterator
 
 
 def test_inspect_shows_rows_and_indexes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +41,42 @@ def test_verify_finds_a_missing_file(tmp_path: Path, capfd: pytest.CaptureFixtur
     found = run_here(capfd, "verify", made.uri, "--json")
     assert found.code == 9
     assert found.document["findings"][0]["place"] == f"data/{gone.name}"
+
+
+def undecodable(uri: str) -> Iterator[Path]:
+    """Damage a page of the second data file until pylance cannot read it; its size and its end are right."""
+    path = sorted(Path(uri, "data").glob("*.lance"))[1]
+    data = path.read_bytes()
+    for at in range(3, len(data) - 200, 40):
+        path.write_bytes(data[:at] + b"\xff" * 8 + data[at + 8 :])
+        try:
+            lance.dataset(uri).to_table()
+        except BaseException:  # a panic is no Exception
+            yield path
+            return
+
+
+@pytest.mark.parametrize("layout", ["none", "legacy"])
+@pytest.mark.parametrize("version", ["legacy", "2.0", "2.1", "2.2"])
+def test_a_deep_verification_reads_every_page(
+    tmp_path: Path, version: str, layout: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A page that does not decode shows in no size and at no end: before it was read, such a table was healthy."""
+    uri = str(tmp_path / "t.lance")
+    rows = pa.table({"id": range(300), "t": [f"name{k} {k * 7919 % 1000003}" for k in range(300)]})
+    lance.write_dataset(rows, uri, max_rows_per_file=100, data_storage_version=version)
+    if layout == "legacy":
+        put_details(uri, [mem_wal("r", 0, "MERGED")])
+    whole = run_job(uri, "verify", deep=True)
+    assert (whole.decision, whole.to_json()["rows_read"]) == ("healthy", "all")
+    (path,) = undecodable(uri)
+    assert run_job(uri, "verify").to_json()["rows_read"] == "none"
+    report = run_job(uri, "verify", deep=True)
+    (found,) = report.to_json()["findings"]
+    assert (report.exit_code, found["check"], found["place"]) == (9, "base_file", f"data/{path.name}")
+    assert "memwal-ops repair URI --deep" in found["remedy"]
+    shown = run_here(capfd, "repair", uri, "--deep").out
+    assert "Return to the newest version that does not need the file" in shown
 
 
 def test_why_names_the_versions_that_keep_a_data_file(tmp_path: Path) -> None:
