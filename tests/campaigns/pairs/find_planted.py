@@ -15,7 +15,7 @@ from tests.campaigns.pairs.walk import Process
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-MOST = 12
+MOST = 24
 PLACE = Path(__file__).parent / "found.json"
 
 
