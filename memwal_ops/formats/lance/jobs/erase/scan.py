@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
 from memwal_ops.core.byte_scan import NotDecoded, ScanScope
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.storage.api import ObjectMeta
 
-_BYTES = 8
+_BYTES, _LEAST = 8, 8
 _PIECE, _MOST_ROWS = 8 << 20, 8192
 _LANCE, _ARROW = b"LANC", b"ARROW1"
 _BLOB = b"lance-encoding:blob"
@@ -74,10 +76,7 @@ def scanned(table: Table, where: str | None) -> ScanScope:
 
 def prefixes(table: Table, column: str, value: Any) -> list[str]:
     """What the table's region specs make of a text."""
-    memwal, names = (
-        table.memwal,
-        {schema_field.id: schema_field.name for schema_field in table.manifest.manifest.fields},
-    )
+    memwal, names = table.memwal, {one.id: one.name for one in table.manifest.manifest.fields}
     return [
         value[: int(spec_field.parameters["width"])]
         for spec in (() if memwal is None or not isinstance(value, str) else memwal.region_specs)
@@ -204,16 +203,16 @@ class _RowsThatStay:
 
     def forget(self, values: ErasedValues) -> None:
         """Have values forget what may be anywhere."""
-        for piece in self._pieces():
-            values.forget(piece)
+        for piece, short in self._pieces():
+            values.forget(piece, short)
             values.forget(piece.lower())
             if not len(values):
                 break
 
-    def _pieces(self) -> Iterator[bytes]:
-        yield from self._words()
+    def _pieces(self) -> Iterator[tuple[bytes, list[Any]]]:
+        yield from ((words, []) for words in self._words())
         for dataset in self._datasets():
-            yield bytes(dataset.schema.serialize())
+            yield bytes(dataset.schema.serialize()), []
             for part in dataset.get_fragments():
                 key = json.dumps(part.metadata.to_json(), default=str)
                 if key not in self._read:
@@ -233,19 +232,16 @@ class _RowsThatStay:
                 yield " ".join(words).encode()
         for meta in self.table.store.list():
             if "_indices/" in meta.path and not meta.path.endswith(".json"):
-                try:
+                with suppress(Exception):  # of whatever kind: then it explains nothing
                     yield bytes(_open(self.table, meta.path).metadata().schema.serialize())
-                except Exception:  # noqa: BLE001, S112 - of whatever kind: then it explains nothing
-                    continue
             elif meta.path.startswith("_mem_wal_ops/") and meta.path.endswith(".json"):
                 yield _keys(self.table.store.get(meta.path))
 
     def _datasets(self) -> Iterator[lance.LanceDataset]:
         """All versions of the table and its branches, then generations and log entries, opened."""
-        location, folders = self.table.location, {""}
-        paths = [meta.path for meta in self.table.store.list()]
-        folders |= {path.partition("/_versions/")[0] for path in paths if path.startswith(f"{BRANCHES_FOLDER}/")}
-        for folder in sorted(folders):
+        location, paths = self.table.location, [meta.path for meta in self.table.store.list()]
+        folders = {path.partition("/_versions/")[0] for path in paths if path.startswith(f"{BRANCHES_FOLDER}/")}
+        for folder in sorted({"", *folders}):
             try:
                 numbers = [version["version"] for version in open_dataset(location, folder).versions()]
             except Exception:  # noqa: BLE001, S112 - as above
@@ -261,31 +257,35 @@ class _RowsThatStay:
                 yield from self._entry(path)
 
     def _opened(self, folder: str, version: int | None) -> Iterator[lance.LanceDataset]:
-        try:
+        with suppress(Exception):  # as above
             yield open_dataset(self.table.location, folder, version=version)
-        except Exception:  # noqa: BLE001 - as above
-            return
 
     def _entry(self, path: str) -> Iterator[lance.LanceDataset]:
-        try:
+        with suppress(Exception):  # as above
             if path.endswith(".arrow"):
                 rows = pa.ipc.open_stream(self.table.store.get(path)).read_all()
             else:
                 rows = _open(self.table, path).read_all().to_table()
             yield lance.write_dataset(rows, f"memory://{uuid.uuid4()}")
-        except Exception:  # noqa: BLE001 - as above
-            return
 
-    def _rows(self, dataset: lance.LanceDataset, part: Any) -> Iterator[bytes]:
+    def _rows(self, dataset: lance.LanceDataset, part: Any) -> Iterator[tuple[bytes, list[Any]]]:
         """The rows of a fragment that are not deleted, and do not match."""
         others = None if self.where is None else f"({self.where}) IS NOT TRUE"
-        try:
+        with suppress(Exception):  # as above
             scanner = dataset.scanner(filter=others, fragments=[part], blob_handling="all_binary", batch_size=1024)
             for batch in scanner.to_batches():
                 for column in batch.columns:
-                    yield from map(_serialized, _leaves(column))
-        except Exception:  # noqa: BLE001 - as above
-            return
+                    yield from ((_serialized(array), _short(array)) for array in _leaves(column))
+
+
+def _short(array: pa.Array) -> list[Any]:
+    """The values that are looked for with a length or quotes beside them, or wider: Arrow's bytes have them bare."""
+    if pa.types.is_integer(array.type):
+        return array.unique().to_pylist() if array.type.bit_width // _BYTES < _LEAST else []
+    try:
+        return array.filter(pc.less(pc.binary_length(array), _LEAST)).unique().to_pylist()
+    except pa.ArrowNotImplementedError:
+        return []
 
 
 def _keys(data: bytes) -> bytes:

@@ -190,6 +190,22 @@ def test_what_rows_that_stay_have_is_no_trace(tmp_path: Path) -> None:
     assert report.byte_scan.staying >= 3
 
 
+def test_a_short_value_that_other_rows_have_is_no_trace(tmp_path: Path) -> None:
+    """The first format writes the end of a list's offsets, 6, before its first word: chance has a length beside it."""
+    uri = str(tmp_path / "t.lance")
+    for numbers in ([48, 5, 6, 9], [3, 14, 71]):
+        tenants = pa.array([123456789] * len(numbers), pa.int32())
+        columns = {"id": numbers, "name": [f"name {k:04d}" for k in numbers], "tenant": tenants}
+        words = {"words": [[f"label{k % 5}", f"own{k}"] for k in numbers]}
+        mode = "append" if Path(uri).exists() else "create"
+        lance.write_dataset(pa.table(columns | words), uri, mode=mode, data_storage_version="legacy")
+    lance.dataset(uri).update_config({"tenant": "123456789"})  # in the rows, it has four bytes
+    assert any(b"\6\0\0\0label3" in path.read_bytes() for path in Path(uri, "data").iterdir())
+    report = erase(uri, "id = 48")
+    assert report.decision == "erased", report.describe()
+    assert not any(b"own48" in path.read_bytes() for path in Path(uri).rglob("*") if path.is_file())
+
+
 def test_deleted_rows_of_a_time_are_looked_for_where_it_is_certified(tmp_path: Path) -> None:
     uri, proof = str(tmp_path / "t.lance"), tmp_path / "proof.json"
     lance.write_dataset(
