@@ -278,7 +278,7 @@ class _RowsThatStay:
                     yield from ((_serialized(array), _short(array)) for array in _leaves(column))
 
 
-def _short(array: pa.Array) -> list[Any]:
+def _short(array: pa.Array) -> Any:
     """The values that are looked for with a length or quotes beside them, or wider: Arrow's bytes have them bare."""
     if pa.types.is_integer(array.type):
         return array.unique().to_pylist() if array.type.bit_width // _BYTES < _LEAST else []
