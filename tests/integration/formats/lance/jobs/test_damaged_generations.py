@@ -167,7 +167,7 @@ def test_a_verification_names_what_it_did_not_read(table: LsmTable) -> None:
     assert report.describe().endswith("were checked; rows were not read, samples at most.")
     assert report.to_json()["rows_read"] == "none"
     deep = run_job(table.uri, "verify", deep=True)
-    assert deep.describe().endswith("were read.")
+    assert " were read." in deep.describe()
     assert deep.to_json()["rows_read"] == "all"
 
 
