@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops import errors
 from memwal_ops.core.options import NotABooleanError
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.options import redact
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    PartOf = Callable[[Mapping[str, Any]], tuple[str, str]]
+PartOf = Callable[[Mapping[str, Any]], tuple[str, str]]
 
 NATIVE = "Give one; a template gives text, unless its DAG has render_template_as_native_obj=True."
 _OF_ARGUMENTS = "docs/airflow.md explains the arguments of a task."

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from memwal_ops.airflow import tasks
 from memwal_ops.airflow.failures import from_error
 from memwal_ops.airflow.triggers import MemWalBacklogTrigger
 from memwal_ops.errors import InvalidUsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class MemWalJobOperator(tasks.ChecksArguments, tasks.BaseOperator):
@@ -20,7 +18,6 @@ class MemWalJobOperator(tasks.ChecksArguments, tasks.BaseOperator):
     Args:
         job: the name of the job, for example ``merge``.
         uri: the table.
-        branch: a branch of it.
         options: the job's options, with the names that they have below ``options`` in the supervisor's configuration:
             ``{"max_bytes": "256MiB"}``.
         apply: False: report what the job would do, and change nothing. None: a job that deletes only plans, others act.

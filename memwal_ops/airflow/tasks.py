@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 from urllib.parse import quote
+
+from memwal_ops.airflow import connections, failures
 
 try:
     from airflow.sdk import BaseOperator, BaseSensorOperator, Connection, PokeReturnValue, conf
@@ -18,14 +20,9 @@ except ImportError as error:
         "environment, with Airflow's own constraints: pip install memwal-ops 'apache-airflow==X.Y.Z' -c CONSTRAINTS"
     ) from error
 
-from memwal_ops.airflow.connections import check_public, secrets_of, storage_options
-from memwal_ops.airflow.failures import NATIVE, Failure, from_error
 from memwal_ops.core.options import boolean
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.options import RedactedOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "AirflowException",
@@ -61,7 +58,6 @@ def check_arguments(task: Any, *, rendered: bool) -> None:
     native objects: ``apply="{{ params.apply }}"`` is ``"False"``, which counts as true in Python.
 
     Args:
-        task: an operator or the sensor.
         rendered: its templates are rendered.
 
     Raises:
@@ -72,12 +68,12 @@ def check_arguments(task: Any, *, rendered: bool) -> None:
             if name in _BOOLEANS:
                 boolean(name, value, optional=_BOOLEANS[name])
             elif name in _OBJECTS and not isinstance(value, Mapping | None):
-                raise InvalidUsageError(f"{name} must be a dictionary, not {_kind(value)}.", remedy=NATIVE)
+                raise InvalidUsageError(f"{name} must be a dictionary, not {_kind(value)}.", remedy=failures.NATIVE)
             elif name in _TEXTS and not isinstance(value, str | os.PathLike if name in _NEEDED else str | None):
-                raise InvalidUsageError(f"{name} must be a string, not {_kind(value)}.", remedy=NATIVE)
-        check_public(getattr(task, "storage_options", None))
+                raise InvalidUsageError(f"{name} must be a string, not {_kind(value)}.", remedy=failures.NATIVE)
+        connections.check_public(getattr(task, "storage_options", None))
     except InvalidUsageError as error:
-        raise TaskArgumentError(from_error(error).message) from None
+        raise TaskArgumentError(failures.from_error(error).message) from None
 
 
 class ChecksArguments:
@@ -144,18 +140,18 @@ async def aread_storage(conn_id: str | None, options: Mapping[str, str] | None) 
 def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mapping[str, str] | None) -> dict[str, str]:
     try:
         # Checked again: rendered templates may contain secrets that the DAG file did not.
-        check_public(options or {})
-        secrets = storage_options(str(conn_id), **parts) if parts is not None else {}
+        connections.check_public(options or {})
+        secrets = connections.storage_options(str(conn_id), **parts) if parts is not None else {}
     except InvalidUsageError as error:
-        raise_failure(from_error(error))
-    for secret in secrets_of(secrets):
+        raise_failure(failures.from_error(error))
+    for secret in connections.secrets_of(secrets):
         # As it is, and as URLs and JSON encode it.
         for form in {secret, quote(secret, safe=""), secret.replace("/", "\\/")}:
             mask_secret(form)
     return RedactedOptions({**secrets, **(options or {})})
 
 
-def raise_failure(failure: Failure, *, skip_blocked: bool = False) -> NoReturn:
+def raise_failure(failure: failures.Failure, *, skip_blocked: bool = False) -> NoReturn:
     """End the task: skipped, failed without retries, or failed with Airflow's own retries."""
     if failure.is_blocked and skip_blocked:
         raise AirflowSkipException(failure.message) from None

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.airflow import failures
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.registry import open_table
 from memwal_ops.core.run import Run, applicable, chosen, plugin_errors
 from memwal_ops.core.tracing import parent
 from memwal_ops.core.triggers import TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.options import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.core.job import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +44,9 @@ def run_job(
     """Run a registered job on a table. Raises nothing: the outcome has the failure.
 
     Args:
-        name: the job.
-        uri: the table.
         options: the job's options, with the names that configuration files of the supervisor have below ``options``.
         apply: act, or plan only; None: a job that deletes plans only, any other acts.
         storage: storage options, secrets included.
-        branch: a branch of the table.
         trace: the trace of the task, as W3C carries it.
     """
     try:
@@ -81,11 +75,8 @@ def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str], b
     """Read a job's backlog metrics and evaluate a trigger on them. Reads only, and raises nothing.
 
     Args:
-        name: the job that defines the metrics.
-        uri: the table.
         when: a trigger as in the supervisor's configuration; None: the job's own.
         storage: storage options, secrets included.
-        branch: a branch of the table.
     """
     try:
         table = open_table(uri, storage, branch=branch)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import wraps
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from memwal_ops import errors
 from memwal_ops.cli.options import BRANCH, TABLE, Duration, IntRange, on, storage_options
 from memwal_ops.cli.printing import echo
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.answers import ASKED_BY, bad_answers
 from memwal_ops.core.figures import Figures, backlog_of, jobs_of, shared_noun
-from memwal_ops.core.job import BACKLOG_ROLES
+from memwal_ops.core.job import BACKLOG_ROLES, Role
 from memwal_ops.core.leases import read_lease
+from memwal_ops.core.protocols import Table
 from memwal_ops.core.registry import format_errors
 from memwal_ops.core.table_history import poll_table
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, is_damage
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.supervisor.http.client import ServiceClient, why_silent
 from memwal_ops.supervisor.observe.findings import (
     CRITICAL,
@@ -45,14 +49,6 @@ from memwal_ops.supervisor.observe.findings import (
 )
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.text import counted, counted_as, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from datetime import timedelta
-
-    from memwal_ops.core.job import Role
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.supervisor.config.model import HttpConfig
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _MAX_LENGTH = 300
@@ -116,12 +112,7 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 @backlog_limits
 @storage_options
 def check(
-    uri: str | None,
-    file: str | None,
-    branch: str | None,
-    nagios: bool,
-    limits: Limits,
-    storage_options: dict[str, str],
+    uri: str | None, file: str | None, branch: str | None, nagios: bool, limits: Limits, storage_options: dict[str, str]
 ) -> int:
     """Check the table at URI, or with --config all tables of a running service, and print one line.
 
@@ -136,14 +127,14 @@ def check(
     Exit codes: 0 OK; 1 WARNING; 2 CRITICAL; 3 UNKNOWN.
     """  # noqa: D301 - click keeps the lines of a block that begins so
     if not nagios or (uri is None) == (file is None) or (uri is None and branch is not None):
-        raise InvalidUsageError("Give --nagios, and either a URI, with --branch or not, or --config FILE.")
+        raise errors.InvalidUsageError("Give --nagios, and either a URI, with --branch or not, or --config FILE.")
     try:
         if file is not None:
             worst, summary = _service(file, limits)
         else:
             worst, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
-    except MemwalOpsError as error:
-        level = CRITICAL if is_damage(error.exit_code) else UNKNOWN
+    except errors.MemwalOpsError as error:
+        level = CRITICAL if errors.is_damage(error.exit_code) else UNKNOWN
         worst, summary = CheckResult(level, [(level, f"{error.reason}: {error}")]), ""
     echo(printable(worst.line(summary)))
     return worst.level
@@ -189,7 +180,7 @@ def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, 
 def _service(file: str, limits: Limits) -> tuple[CheckResult, str]:
     http = load_settings(file).config.http
     if not http.enabled:
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
         )
     worst = CheckResult()

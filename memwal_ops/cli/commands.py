@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 
 import click
 
@@ -15,22 +16,12 @@ from memwal_ops.cli.job_command import job_command
 from memwal_ops.core.registry import job_entries, load_spec
 from memwal_ops.errors import JobPluginError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from importlib.metadata import EntryPoint
-
 _LAZY = {
-    "check": (
-        "memwal_ops.cli.check:check",
-        "One line and an exit code from 0 to 3, for Nagios.",
-    ),
+    "check": ("memwal_ops.cli.check:check", "One line and an exit code from 0 to 3, for Nagios."),
     "config": ("memwal_ops.cli.config:config", "Write and check configurations; print their units."),
     "cost": ("memwal_ops.cli.plan:cost", "Show what maintenance cost, and what it achieved."),
     "demo": ("memwal_ops.cli.demo:demo", "Make a table, maintain it, and prove that nothing was lost."),
-    "doctor": (
-        "memwal_ops.cli.doctor:doctor",
-        "Check this machine, and a store, before a job fails.",
-    ),
+    "doctor": ("memwal_ops.cli.doctor:doctor", "Check this machine, and a store, before a job fails."),
     "export-support": (
         "memwal_ops.cli.doctor:export_support",
         "Write a table's metadata, without values, into a file.",
@@ -41,21 +32,12 @@ _LAZY = {
     "lease": ("memwal_ops.cli.lease:lease", "Show or break the leases of supervisors on a table."),
     "notify": ("memwal_ops.cli.service:notify", "Send a test message to the targets of notifications."),
     "plan": ("memwal_ops.cli.plan:plan", "Show what the service would run next, and at what cost."),
-    "probe": (
-        "memwal_ops.cli.doctor:probe",
-        "Test a store's conditional writes and its clock.",
-    ),
+    "probe": ("memwal_ops.cli.doctor:probe", "Test a store's conditional writes and its clock."),
     "report": ("memwal_ops.cli.report:report", "Write one HTML page about a table, with its history."),
     "run": ("memwal_ops.cli.run:run", "Maintain the tables of a configuration file, until stopped."),
-    "scan": (
-        "memwal_ops.cli.scan:scan",
-        "Show what tables need, and the configuration that does it.",
-    ),
+    "scan": ("memwal_ops.cli.scan:scan", "Show what tables need, and the configuration that does it."),
     "service": ("memwal_ops.cli.service:service", "Act on a running service: run, retry, cancel, pause."),
-    "status": (
-        "memwal_ops.cli.status:status",
-        "Show all tables of a configuration: what is behind, and why.",
-    ),
+    "status": ("memwal_ops.cli.status:status", "Show all tables of a configuration: what is behind, and why."),
 }
 """Commands that are not jobs: where each is, and its line in the help of the group, which imports none of them."""
 

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 import memwal_ops
+from memwal_ops.cli import config_units, printing
 from memwal_ops.cli.config_init import init
-from memwal_ops.cli.config_units import cron, kubernetes, systemd
 from memwal_ops.cli.options import config_argument, json_output
-from memwal_ops.cli.printing import echo_result, error_document, with_pages
 from memwal_ops.errors import InvalidConfigError, InvalidUsageError
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.document import Problem, place_text
-from memwal_ops.supervisor.config.effective import DEFAULT
+from memwal_ops.supervisor.config.effective import DEFAULT, Settings
 from memwal_ops.supervisor.config.loader import ConfigProblemsError, load_settings
 from memwal_ops.text import counted, printable
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.supervisor.config.effective import Settings
-
 _BROUGHT = ("configs", "systemd")
-_MORE = (init, systemd, cron, kubernetes)
+_MORE = (init, config_units.systemd, config_units.cron, config_units.kubernetes)
 
 
 @click.group(short_help="Write and check configurations; print their units.")
@@ -60,9 +54,9 @@ def check(file: str, as_json: bool) -> int:
     try:
         settings = load_settings(file)
     except ConfigProblemsError as error:
-        echo_result(_invalid(file, error), describe_problems(file, error.problems), as_json=as_json)
+        printing.echo_result(_invalid(file, error), describe_problems(file, error.problems), as_json=as_json)
         return InvalidConfigError.exit_code
-    echo_result(_valid(settings), describe(settings), as_json=as_json)
+    printing.echo_result(_valid(settings), describe(settings), as_json=as_json)
     return 0
 
 
@@ -96,7 +90,7 @@ def files(folder: Path | None, as_json: bool) -> int:
         "files": [*brought],
     }
     names = [name if folder is None else str(folder / name) for name in brought]
-    echo_result(document, "\n".join(names), as_json=as_json)
+    printing.echo_result(document, "\n".join(names), as_json=as_json)
     return 0
 
 
@@ -130,7 +124,7 @@ def _invalid(file: str, error: ConfigProblemsError) -> dict[str, object]:
     """Return the error document of every command, with all problems."""
     problems = [_shown(problem) for problem in error.problems]
     rest = {"decision": "invalid", "file": file, "problems": problems, "warnings": [], "effective": [], "jobs": []}
-    return {**error_document(error), **rest}
+    return {**printing.error_document(error), **rest}
 
 
 def _valid(settings: Settings) -> dict[str, object]:
@@ -155,7 +149,7 @@ def describe_problems(file: str, problems: tuple[Problem, ...], *, mark: str = "
         line = "" if problem.line is None else f":{problem.line}"
         where = f"{place_text(problem.place)}: " if problem.place else ""
         message = f"{file}{line}: {mark}: {where}{problem.message}"
-        lines += [printable(redact(message)), f"    {printable(with_pages(redact(problem.fix)))}"]
+        lines += [printable(redact(message)), f"    {printable(printing.with_pages(redact(problem.fix)))}"]
     if mark == "error":
         lines.append(f"invalid: {counted(len(problems), 'error')}.")
     return "\n".join(lines)

@@ -7,27 +7,24 @@ import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
+from memwal_ops.cli import printing
 from memwal_ops.cli.options import TABLE, json_output, storage_options
-from memwal_ops.cli.printing import echo, echo_json, written_file
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.maintain import tables_of_database
 from memwal_ops.core.registry import format_of_folder, short_name
 from memwal_ops.errors import InvalidUsageError, TableNotFoundError
-from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
+from memwal_ops.storage import catalogs
 from memwal_ops.storage.locations import split_query
 from memwal_ops.storage.options import is_secret_key
 from memwal_ops.text import counted, printable
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
-
-def namespace_entry(catalog: Catalog) -> str:
+def namespace_entry(catalog: catalogs.Catalog) -> str:
     """The entry of a catalog; a secret is left to an environment variable."""
     properties = [f"{quoted(key)}: {_property(key, value)}" for key, value in catalog.properties.items()]
     path = f", path: [{', '.join(map(quoted, catalog.path))}]" if catalog.path else ""
@@ -35,7 +32,7 @@ def namespace_entry(catalog: Catalog) -> str:
 
 
 def _property(key: str, value: str) -> str:
-    if is_secret_property(key, value):
+    if catalogs.is_secret_property(key, value):
         return f'"${{{variable_name(key)}}}"'
     return quoted(absolute(value) if key == "root" else value)
 
@@ -106,7 +103,6 @@ class _Found:
 
     Attributes:
         entries: what the file has below ``tables``.
-        names: of those that one entry finds now.
         secrets: environment variables that the entries need.
         by_uri: each table has an entry of its own.
     """
@@ -161,15 +157,17 @@ def init(
     names = _found(uris, database, namespace, storage_options)
     text = _text(names, storage_options, output)
     if output is not None:
-        with written_file(output) as file:
+        with printing.written_file(output) as file:
             file.write(text.encode())
     if as_json:
-        echo_json({"decision": "written", "file": output, "tables": len(names.names or uris), "configuration": text})
+        printing.echo_json(
+            {"decision": "written", "file": output, "tables": len(names.names or uris), "configuration": text}
+        )
     elif output is None:
-        echo(text.rstrip("\n"))
+        printing.echo(text.rstrip("\n"))
     else:
-        echo(f"{output} is written, for {counted(len(names.names or uris) or 1, 'table')}. Read it, then:")
-        echo(f"  memwal-ops config check {shlex.quote(output)}")
+        printing.echo(f"{output} is written, for {counted(len(names.names or uris) or 1, 'table')}. Read it, then:")
+        printing.echo(f"  memwal-ops config check {shlex.quote(output)}")
     return 0
 
 
@@ -181,13 +179,15 @@ def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, o
         InvalidUsageError: a name has a wildcard.
     """
     if namespace is not None:
-        catalog = Catalog.from_uri(namespace, dict(options))
+        catalog = catalogs.Catalog.from_uri(namespace, dict(options))
         names = [*catalog.tables()]
         if not names:
             below = next((location.uri() for location in catalog.nested()), None)
             remedy = None if below is None else f"Give one of its namespaces: --namespace {shlex.quote(below)}"
             raise TableNotFoundError(f"No table found in {catalog.uri()}: its list is empty.", remedy=remedy)
-        secrets = (variable_name(key) for key, value in catalog.properties.items() if is_secret_property(key, value))
+        secrets = (
+            variable_name(key) for key, value in catalog.properties.items() if catalogs.is_secret_property(key, value)
+        )
         return _Found((namespace_entry(catalog) + _limit(names),), tuple(names), tuple(secrets))
     for place, wild in ((database, _PATTERN), *((uri, _WILDCARD) for uri in uris)):
         if place is not None and wild.search(split_query(place)[0]):
@@ -231,7 +231,7 @@ def _text(found: _Found, options: Mapping[str, str], output: str | None) -> str:
     told = [
         f"# Set in the environment of the service (systemd: EnvironmentFile=): {', '.join(sorted(set(secrets)))}."
     ] if secrets else []  # fmt: skip
-    stored = {key: value for key, value in options.items() if not key.startswith(PROPERTY)}
+    stored = {key: value for key, value in options.items() if not key.startswith(catalogs.PROPERTY)}
     storage = ["  storage_options:", *(f"    {quoted(key)}: {_option(key, value)}" for key, value in stored.items())]
     return _TEXT.format(
         file=shlex.quote(output or "FILE"),

@@ -11,8 +11,8 @@ import pwd
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import yaml
@@ -23,14 +23,10 @@ from memwal_ops.cli.printing import echo, written_file
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.locations import split_query
 from memwal_ops.storage.options import is_secret_key
+from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from memwal_ops.supervisor.config.effective import Settings
 
 _PROGRAM = "/opt/memwal-ops/bin/memwal-ops"
 _CONFIG = "/etc/memwal-ops/config.yaml"

@@ -12,9 +12,10 @@ import resource
 import shutil
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from packaging.requirements import Requirement
@@ -25,23 +26,17 @@ from memwal_ops.cli import printing
 from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
 from memwal_ops.core import registry
 from memwal_ops.core.export import ExportsMetadata, export_table
-from memwal_ops.core.protocols import CompilesCode
+from memwal_ops.core.protocols import CompilesCode, TableFormat
 from memwal_ops.core.spark.session import MIN_JAVA_VERSION, find_java
 from memwal_ops.core.table_history import history_document
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.external_manifests import manifest_entries
+from memwal_ops.storage.locations import Location
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.probe import probe_compare_and_swap, probe_conditional_writes
 from memwal_ops.text import counted, grid, size_text
 from memwal_ops.version import OLDEST_PYLANCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from memwal_ops.core.protocols import TableFormat
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
-
 
 # Stores report whole seconds.
 _RESOLUTION = timedelta(seconds=1)
@@ -181,15 +176,7 @@ _EXTRAS = ("spark", "lm-diskann", "zeppelin", "reader", "expressions", "airflow"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was checked.
-
-    Attributes:
-        name: what was checked.
-        level: ok, warning or error.
-        found: the result.
-        do: what to do; empty if nothing.
-        exit_code: of an error.
-    """
+    """One thing that was checked. ``do``: what to do; empty if nothing."""
 
     name: str
     level: str

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from memwal_ops.cli.options import IntRange, config_option, json_output
+from memwal_ops.cli import options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.errors import InvalidUsageError, runbook
 from memwal_ops.supervisor.config.loader import load_settings
@@ -16,20 +17,17 @@ from memwal_ops.supervisor.state.directory import history_path
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.text import grid, paragraph
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 _SHOWN_ERRORS = 5
 
 
 @click.command(short_help="Show what the supervisor did, and how each run ended.")
-@config_option
+@options.config_option
 @click.option("--state-dir", metavar="DIR", help="The service's state folder, instead of --config.")
 @click.option("--table", help="Only this table, by its name or URI.")
 @click.option("--job", help="Only this job.")
 @click.option("--failed", is_flag=True, help="Only runs that did not succeed.")
-@click.option("--limit", type=IntRange(1, 10_000), default=50, show_default=True, help="At most N runs.")
-@json_output
+@click.option("--limit", type=options.IntRange(1, 10_000), default=50, show_default=True, help="At most N runs.")
+@options.json_output
 def history(
     file: str, state_dir: str | None, table: str | None, job: str | None, failed: bool, limit: int, as_json: bool
 ) -> int:

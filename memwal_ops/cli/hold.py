@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import click
 
 from memwal_ops.cli.options import TABLE, Duration, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.process import open_table
-from memwal_ops.core.holds import holds, release_hold, take_hold
+from memwal_ops.core.holds import Hold, holds, release_hold, take_hold
 from memwal_ops.errors import InvalidUsageError, StorageError
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import store_time
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import duration_text, grid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from memwal_ops.core.holds import Hold
-    from memwal_ops.storage.api import Store
 
 
 @click.command(short_help="Keep a base version for a long-running reader.")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-from memwal_ops.cli.job_command import chosen_options, option_parameters, read_options
+from memwal_ops import errors
+from memwal_ops.cli import job_command
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
 from memwal_ops.cli.printing import echo_result
+from memwal_ops.core import registry
+from memwal_ops.core.job import InitSpec
 from memwal_ops.core.options import describe
-from memwal_ops.core.registry import formats, locate, location_of
-from memwal_ops.errors import InvalidUsageError, NotALanceTableError, TableNotFoundError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.core.job import InitSpec
-    from memwal_ops.core.protocols import TableFormat
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
+from memwal_ops.core.protocols import TableFormat
+from memwal_ops.storage.api import Store
+from memwal_ops.storage.locations import Location
 
 _HELP = """Prepare the table at URI for the jobs of its format.
 
@@ -38,7 +35,7 @@ Exit codes: 0 created, added, unchanged or dry_run; others: runbooks/README.md."
 
 
 def _command() -> click.Command:
-    specs = {name: one.init for name, one in formats().items() if one.init is not None}
+    specs = {name: one.init for name, one in registry.formats().items() if one.init is not None}
 
     @click.pass_context
     def run(
@@ -52,17 +49,17 @@ def _command() -> click.Command:
         as_json: bool,
         **given: Any,
     ) -> int:
-        chosen = chosen_options(context, given)
+        chosen = job_command.chosen_options(context, given)
         found, location, store = _place(
             on(uri, branch, storage_options), format_name, _only_format(specs, chosen), storage_options
         )
         spec = specs.get(found.name)
         if spec is None:
-            raise InvalidUsageError(
+            raise errors.InvalidUsageError(
                 f"Tables of the format {found.name} are not prepared by this command.",
                 remedy=f"It prepares those of {', '.join(specs)}.",
             )
-        report = spec.function(location, store, read_options(spec, chosen), dry_run=dry_run)
+        report = spec.function(location, store, job_command.read_options(spec, chosen), dry_run=dry_run)
         echo_result(report.to_json(), report.describe(), as_json=as_json)
         return report.exit_code
 
@@ -78,7 +75,7 @@ def _command() -> click.Command:
                 type=click.Choice(sorted(specs)),
                 help="The table's format; needed if nothing is at URI yet and no option implies it.",
             ),
-            *option_parameters(specs),
+            *job_command.option_parameters(specs),
             click.Option(["--dry-run"], is_flag=True, help="Show what it would do and change nothing."),
             branch_parameter(),
             *storage_parameters(),
@@ -107,15 +104,15 @@ def _place(
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - the clients of stores: not for --help
 
     try:
-        found, location, store = locate(uri, storage)
-    except (TableNotFoundError, NotALanceTableError):
+        found, location, store = registry.locate(uri, storage)
+    except (errors.TableNotFoundError, errors.NotALanceTableError):
         made = format_name or implied
         if made is None:
             raise
-        location = location_of(uri, storage)
-        return formats()[made], location, open_store(location)
+        location = registry.location_of(uri, storage)
+        return registry.formats()[made], location, open_store(location)
     if format_name not in {None, found.name}:
-        raise InvalidUsageError(f"{location.uri} is a table of the format {found.name}, not {format_name}.")
+        raise errors.InvalidUsageError(f"{location.uri} is a table of the format {found.name}, not {format_name}.")
     return found, location, store
 
 

@@ -7,22 +7,19 @@ it is open; an option that does not apply is refused (exit code 2), and so is a 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import click
 from click.core import ParameterSource
 
 from memwal_ops import errors
+from memwal_ops.cli import printing
 from memwal_ops.cli.options import TABLE, branch_parameter, json_parameter, on, storage_parameters
-from memwal_ops.cli.printing import echo, echo_json, error_document
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import Option, OptionError, Options, ValueType, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import Table
+from memwal_ops.core.protocols import Table
 
 _METAVARS = {
     ValueType.SIZE: "SIZE",
@@ -55,7 +52,6 @@ def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     """Return the command of a job.
 
     Args:
-        name: the command.
         specs: the job's spec in each format that has it; ``--help`` is that of the first one, ``--help-for`` of each.
     """
     first = next(iter(specs.values()))
@@ -153,7 +149,7 @@ def _help_for(name: str, specs: Mapping[str, JobSpec]) -> click.Option:
 
     def show(context: click.Context, _: click.Parameter, wanted: str | None) -> None:
         if wanted is not None:
-            echo(job_command(name, {wanted: specs[wanted]}).get_help(context))
+            printing.echo(job_command(name, {wanted: specs[wanted]}).get_help(context))
             context.exit()
 
     return click.Option(
@@ -250,16 +246,16 @@ def _on_each(
             is_none = isinstance(error, errors.NotALanceTableError | errors.TableNotFoundError)
             if database is not None and is_none and _is_stub(place, storage):
                 continue
-            output = error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
+            output = printing.error_document(error) if as_json else f"Error ({error.reason}): {error}\n  {error.remedy}"
             code = error.exit_code
         if not as_json:
-            echo(f"{chr(10) if codes else ''}{name}\n{output}")
+            printing.echo(f"{chr(10) if codes else ''}{name}\n{output}")
         documents[name] = output
         codes.append(code)
     if not documents:
         raise errors.TableNotFoundError(f"No table found in {database}: it has no folder NAME.lance.")
     if as_json:
-        echo_json({what: documents})
+        printing.echo_json({what: documents})
     return errors.worst_exit_code(codes)
 
 
@@ -274,9 +270,9 @@ def _is_stub(uri: str, storage: dict[str, str]) -> bool:
 
 def _printed(output: Any, code: int, *, as_json: bool) -> int:
     if as_json:
-        echo_json(output)
+        printing.echo_json(output)
     else:
-        echo(str(output))
+        printing.echo(str(output))
     return code
 
 

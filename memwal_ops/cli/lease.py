@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 
 from memwal_ops.cli.options import TABLE, branch_option, json_output, storage_options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
-from memwal_ops.core.leases import break_lease, list_leases
+from memwal_ops.core.leases import Lease, break_lease, list_leases
 from memwal_ops.core.registry import locate
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.text import grid, printable
-
-if TYPE_CHECKING:
-    from memwal_ops.core.leases import Lease
 
 
 @click.group(short_help="Show or break the leases of supervisors on a table.")

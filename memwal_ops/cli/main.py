@@ -12,21 +12,16 @@ import os
 import re
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import click
 import structlog
 
-from memwal_ops import log as logging_setup
+from memwal_ops import errors, log as logging_setup
 from memwal_ops.cli import printing, process
 from memwal_ops.cli.commands import Commands
-from memwal_ops.errors import InvalidUsageError, MemwalOpsError, runbook
 from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _COMMANDS: Mapping[str, str] = {
     "clean": "gc",
@@ -133,10 +128,7 @@ _BROKEN_PIPE = 141
 _ENDED = "{}; nothing is half-written: what the command published stays, and running it again continues from there."
 
 
-@click.group(
-    cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="memwal-ops")
 @click.option(
     "--log-level",
@@ -180,7 +172,7 @@ def _run(arguments: list[str]) -> int:
         else:
             _report(_usage(error), as_json=False)
         return error.exit_code
-    except MemwalOpsError as error:
+    except errors.MemwalOpsError as error:
         _report(error, as_json="--json" in arguments)
         return error.exit_code
     except BrokenPipeError:
@@ -190,13 +182,13 @@ def _run(arguments: list[str]) -> int:
         if not structlog.is_configured():  # the command could not be loaded; logs must not go to stdout
             logging_setup.configure(level="WARNING", redact=redact)
         structlog.get_logger(__name__).exception("unexpected_error")
-        wrapped = MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
+        wrapped = errors.MemwalOpsError(redact(f"Unexpected {type(error).__name__}: {error}"))
         _report(wrapped, as_json="--json" in arguments)
         return _UNEXPECTED
     return outcome if isinstance(outcome, int) else 0
 
 
-def _usage(error: click.ClickException) -> InvalidUsageError:
+def _usage(error: click.ClickException) -> errors.InvalidUsageError:
     """Convert click's error to an InvalidUsageError; the remedy has what to give instead, or names the help."""
     context, instead = None, None
     message = error.format_message()
@@ -204,16 +196,16 @@ def _usage(error: click.ClickException) -> InvalidUsageError:
         context, instead = error.ctx, suggestion(error)
         message = error.message if instead else message  # without click's own suggestions
     path = context.command_path if context is not None else "memwal-ops"
-    return InvalidUsageError(" ".join(message.split()), remedy=instead or f"See {path} --help.")
+    return errors.InvalidUsageError(" ".join(message.split()), remedy=instead or f"See {path} --help.")
 
 
-def _report(error: MemwalOpsError, *, as_json: bool) -> None:
+def _report(error: errors.MemwalOpsError, *, as_json: bool) -> None:
     if as_json:
         printing.echo_json(printing.error_document(error))
     # Indented, so that the lines of a store's message do not look like output of memwal-ops.
     message, remedy = (redact(text).replace("\n", "\n  ") for text in (str(error), error.remedy))
     printing.echo(f"Error ({error.reason}, exit code {error.exit_code}): {message}", err=True)
     printing.echo(f"  {printing.with_pages(remedy)}", err=True)
-    page = runbook(error.exit_code, error.reason)
+    page = errors.runbook(error.exit_code, error.reason)
     if page is not None:
         printing.echo(f"  See {printing.page_path(page)}", err=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,10 +14,6 @@ from memwal_ops.errors import InvalidUsageError
 from memwal_ops.places import default_config_path
 from memwal_ops.storage.options import parse_options
 from memwal_ops.text import parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 BRANCH = "A branch of the table: URI/tree/NAME."
 

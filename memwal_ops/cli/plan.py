@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
-from memwal_ops.cli.options import Duration, config_option, json_output
+from memwal_ops import errors
+from memwal_ops.cli import options
 from memwal_ops.cli.printing import echo_result
 from memwal_ops.cli.status import running_service
 from memwal_ops.core import fleet_budget
 from memwal_ops.core.cost import describe_cost, money_text
-from memwal_ops.errors import HistoryError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.membership.reading import read_others
-from memwal_ops.supervisor.observe.spending import BY, By, ledger_document
+from memwal_ops.supervisor.observe import spending
 from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import budget_notes
-from memwal_ops.supervisor.scheduling.discovery import discover
-from memwal_ops.supervisor.scheduling.forecast import forecast
+from memwal_ops.supervisor.scheduling.discovery import FoundTable, discover
+from memwal_ops.supervisor.scheduling.forecast import Forecast, forecast
 from memwal_ops.supervisor.scheduling.ranking import budget_document, new_budget
 from memwal_ops.supervisor.state import directory
 from memwal_ops.supervisor.state.history import History
@@ -29,22 +31,18 @@ from memwal_ops.supervisor.state.outcomes import charged_runs
 from memwal_ops.supervisor.state.pauses import Pauses
 from memwal_ops.text import counted, duration_text, grid, paragraph, size_text, time_text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.scheduling.forecast import Forecast
-
-
 _SHOWN = 40
 
 
 @click.command(short_help="Show what maintenance cost, and what it achieved.")
-@config_option
-@click.option("--by", type=click.Choice(BY), default="table", show_default=True, help="One line for each of these.")
-@click.option("--since", type=Duration(), default="30d", show_default=True, help="Only runs of that long ago, or less.")
-@json_output
+@options.config_option
+@click.option(
+    "--by", type=click.Choice(spending.BY), default="table", show_default=True, help="One line for each of these."
+)
+@click.option(
+    "--since", type=options.Duration(), default="30d", show_default=True, help="Only runs of that long ago, or less."
+)
+@options.json_output
 def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
     """Show what the runs of a service cost, the dearest first: requests, bytes, processor time, money; and what they
     achieved. Reads the run history, whether the service runs or not. Runs by hand on this machine are in it, too.
@@ -66,7 +64,9 @@ def cost(file: str, by: str, since: timedelta, as_json: bool) -> int:
     try:
         runs = history.ledger(begin)
         prices, polls = config.prices, history.polls(begin)
-        document = ledger_document(runs, prices.by_store(), prices.currency, cast("By", by), begin, polls)
+        document = spending.ledger_document(
+            runs, prices.by_store(), prices.currency, cast("spending.By", by), begin, polls
+        )
         now, budget = datetime.now(UTC), None
         if config.budget is not None:
             budget = budget_document(
@@ -183,7 +183,7 @@ def budget_now(settings: Settings, history: History | None, now: datetime) -> fl
         at, folder = now.timestamp(), directory.state_dir(settings.config)
         try:
             others = read_others(fleet, directory.instance_of(folder), at, budget.per)
-        except MemwalOpsError:
+        except errors.MemwalOpsError:
             others = fleet_budget.Others(living=max(1, directory.members_of(folder) - 1), until=0.0)
         budget.meet(others, at)
     return budget
@@ -193,10 +193,12 @@ _READ = timedelta(seconds=60)
 
 
 @click.command(short_help="Show what the service would run next, and at what cost.")
-@config_option
-@click.option("--for", "span", type=Duration(), default="24h", show_default=True, help="Of that time from now on.")
+@options.config_option
+@click.option(
+    "--for", "span", type=options.Duration(), default="24h", show_default=True, help="Of that time from now on."
+)
 @click.option("--explain", metavar="TABLE", help="Only this table, by its name or URI: why each job runs, or does not.")
-@json_output
+@options.json_output
 def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     """Show what a supervisor of FILE would run, in which order, at what cost, and what stays undone and why.
 
@@ -215,7 +217,9 @@ def plan(file: str, span: timedelta, explain: str | None, as_json: bool) -> int:
     discovered = discover(settings.tables)
     if explain is not None and not any(explain in {table.name, table.uri} for table in discovered.tables):
         names = ", ".join(sorted(table.name for table in discovered.tables)) or "none"
-        raise InvalidUsageError(f"There is no table {explain!r}.", remedy=redact(f"The tables of {file}: {names}."))
+        raise errors.InvalidUsageError(
+            f"There is no table {explain!r}.", remedy=redact(f"The tables of {file}: {names}.")
+        )
     now = datetime.now(UTC)
     planned, service = _forecast(settings, discovered.tables, now, span)
     shown = {None, *(table.name for table in discovered.tables if explain in {table.name, table.uri})}
@@ -243,7 +247,7 @@ def _forecast(
     status, _ = running_service(settings)
     fleet, history = FleetStatus(settings, status), None
     try:
-        with suppress(HistoryError):
+        with suppress(errors.HistoryError):
             history = History.open_to_read(directory.history_path(settings.config))
         known = {} if status is None else {table["name"]: table for table in status["tables"]}
         if status is not None and settings.config.fleet is not None:

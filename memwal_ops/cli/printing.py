@@ -6,21 +6,16 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import click
 
 import memwal_ops
-from memwal_ops.errors import InvalidUsageError, runbook
+from memwal_ops import errors
 from memwal_ops.storage.options import redact
 from memwal_ops.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from memwal_ops.errors import MemwalOpsError
-
 
 _PAGE = re.compile(r"\b(?:docs|runbooks)/[\w/.-]+\.md\b")
 
@@ -57,14 +52,14 @@ def with_pages(text: str) -> str:
     return _PAGE.sub(lambda match: page_path(match[0]), text)
 
 
-def error_document(error: MemwalOpsError) -> dict[str, object]:
+def error_document(error: errors.MemwalOpsError) -> dict[str, object]:
     """Return the document that every command prints with ``--json`` on failure; without secrets."""
     texts = {"message": redact(str(error)), "remedy": redact(error.remedy)}
     fields = {
         "reason": error.reason,
         **texts,
         "exit_code": error.exit_code,
-        "runbook": runbook(error.exit_code, error.reason),
+        "runbook": errors.runbook(error.exit_code, error.reason),
     }
     return {"error": fields}
 
@@ -76,7 +71,6 @@ def check_replaceable(path: str, is_ours: Callable[[bytes], bool], what: str) ->
     """Refuse a path at which there is something else than an earlier file of this kind.
 
     Args:
-        path: of the file.
         is_ours: whether a file with these first bytes may be replaced.
         what: its kind, with an article.
 
@@ -89,9 +83,11 @@ def check_replaceable(path: str, is_ours: Callable[[bytes], bool], what: str) ->
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be read: {error.strerror}.", remedy="Give another -o.") from error
+        raise errors.InvalidUsageError(
+            f"{path} cannot be read: {error.strerror}.", remedy="Give another -o."
+        ) from error
     if not is_ours(head):
-        raise InvalidUsageError(
+        raise errors.InvalidUsageError(
             f"{path} exists and is not {what} of memwal-ops; it was not changed.",
             remedy="Give another -o, or --force to replace it.",
         )
@@ -118,4 +114,6 @@ def written_file(path: str) -> Iterator[IO[bytes]]:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be written: {error.strerror}.", remedy="Give another -o.") from error
+        raise errors.InvalidUsageError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Give another -o."
+        ) from error

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from types import FrameType
+from typing import NoReturn
 
 from memwal_ops.core import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import FrameType
-
-    from memwal_ops.core.protocols import Table
+from memwal_ops.core.protocols import Table
 
 
 class Terminated(BaseException):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,6 +16,7 @@ from memwal_ops.cli.check import last_run_fault_of
 from memwal_ops.cli.options import TABLE, IntRange, branch_option, json_output, storage_options
 from memwal_ops.cli.process import open_table
 from memwal_ops.core.leases import list_leases
+from memwal_ops.core.protocols import Table
 from memwal_ops.core.registry import short_name
 from memwal_ops.core.run import run_job
 from memwal_ops.core.table_history import history_document, storage_of_gc
@@ -22,11 +24,6 @@ from memwal_ops.core.verification import Severity
 from memwal_ops.pages.rendering import render
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.observe import findings, table_view
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.core.protocols import Table
 
 _MARK = b'<meta name="generator" content="memwal-ops">'
 _LEVELS = {Severity.ERROR: findings.CRITICAL, Severity.WARNING: findings.WARNING, Severity.INFO: findings.OK}

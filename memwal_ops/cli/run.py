@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from memwal_ops import log as logging_setup
+from memwal_ops import log as logging_setup, text
 from memwal_ops.cli.options import config_option
 from memwal_ops.cli.printing import echo, echo_json
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
-from memwal_ops.supervisor.observe.status_document import applicable_jobs
+from memwal_ops.supervisor.observe.status_document import TableStatus, applicable_jobs
 from memwal_ops.supervisor.service import Service
 from memwal_ops.supervisor.workers.protocol import NOT_APPLICABLE
-from memwal_ops.text import counted, printable, size_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from memwal_ops.supervisor.observe.status_document import TableStatus
 
 
 @click.command(short_help="Maintain the tables of a configuration file, until stopped.")
@@ -56,14 +50,18 @@ def run(context: click.Context, file: str, once: bool, as_json: bool) -> int:
         done = [ran for ran in done if ran["decision"] != NOT_APPLICABLE]
         for ran in done:
             error = f" ({ran['error']['message']})" if ran["error"] else ""
-            echo(printable(f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"))
+            echo(
+                text.printable(
+                    f"{ran['table']} {ran['job']}: {ran['outcome']}, {ran['decision'] or 'no decision'}{error}"
+                )
+            )
         for leased in service.leased_elsewhere:
             until = "" if leased["expires"] is None else f" until {leased['expires']}"
             holder = leased["holder"] or "another supervisor"
-            echo(printable(f"{leased['table']} {leased['job']}: skipped, its lease is held by {holder}{until}"))
+            echo(text.printable(f"{leased['table']} {leased['job']}: skipped, its lease is held by {holder}{until}"))
         if not done and not service.leased_elsewhere:
             echo(_idle(service.status()["tables"]))
-        echo(f"done: {counted(len(done), 'run')}, exit code {code}.{_left(done)}")
+        echo(f"done: {text.counted(len(done), 'run')}, exit code {code}.{_left(done)}")
     return code
 
 
@@ -73,7 +71,7 @@ def _left(done: Sequence[Mapping[str, Any]]) -> str:
     later = [report["later"] for report in reports if isinstance(report, dict) and report.get("later")]
     if not later:
         return ""
-    size, by = size_text(sum(step["bytes"] for step in later)), max(step["by"] for step in later)
+    size, by = text.size_text(sum(step["bytes"] for step in later)), max(step["by"] for step in later)
     return f" Up to {size} are left that were too young to be deleted; all are old enough by {by[:10]}."
 
 

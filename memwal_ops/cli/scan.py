@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 import click
 
 from memwal_ops import errors, text
-from memwal_ops.cli.config_init import absolute, namespace_entry, quoted
+from memwal_ops.cli import config_init
 from memwal_ops.cli.ledger import RunHistory
 from memwal_ops.cli.options import TABLE, json_output, storage_options
 from memwal_ops.cli.printing import echo_result, page_path
 from memwal_ops.cli.process import open_table
-from memwal_ops.core import maintain
-from memwal_ops.core.answers import PAGE
+from memwal_ops.core import maintain, registry
+from memwal_ops.core.answers import PAGE, BadAnswers
 from memwal_ops.core.outlook import describe_outlooks
-from memwal_ops.core.registry import branches, format_of_folder, short_name
 from memwal_ops.storage.catalogs import Catalog, branch_uri
 from memwal_ops.storage.locations import BRANCHES_FOLDER, is_catalog
 from memwal_ops.supervisor.observe import findings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from memwal_ops.core.answers import BadAnswers
 
 _MAX_BLOCKED, _MAX_WRITTEN = 3, 5
 _MAX_SKIPPED = 10
@@ -72,19 +66,19 @@ def scan(
         entries = [
             # Tables of two namespaces may have one name: those of a nested one have its path before it.
             f"name: {quote('/'.join(catalog.path)).replace('%', '_')}\n    " * (catalog is not top)
-            + namespace_entry(catalog)
+            + config_init.namespace_entry(catalog)
             for catalog, found_uris in listed
             if found_uris
         ]
         nothing = f"No table found in {top.uri()}: its list is empty, and so are those of its namespaces."
     elif database is not None:
         tables, skipped = maintain.tables_of_database(database, storage_options)
-        entries = [f"database: {quoted(absolute(database))}"]
+        entries = [f"database: {config_init.quoted(config_init.absolute(database))}"]
         nothing = f"No table found in {database}: it has no folder NAME.lance."
     else:
         tables, entries, nothing = list(uris), [], ""
     if not tables:
-        is_table = database is not None and format_of_folder(database) is not None
+        is_table = database is not None and registry.format_of_folder(database) is not None
         remedy = f"It is a table itself: memwal-ops scan {shlex.quote(str(database))}" if is_table else None
         raise errors.TableNotFoundError(nothing, remedy=remedy)
     past = RunHistory()
@@ -92,7 +86,9 @@ def scan(
     scanned = sorted((one for one in found if isinstance(one, maintain.Scanned)), key=lambda one: not one.answers)
     skipped += [one for one in found if isinstance(one, maintain.NotATable)]
     opened = [one for one in scanned if one.revision is not None]
-    entries = entries or [f"uri: {quoted(absolute(one.uri))}" for one in opened if not _branch_of(one.uri)]
+    entries = entries or [
+        f"uri: {config_init.quoted(config_init.absolute(one.uri))}" for one in opened if not _branch_of(one.uri)
+    ]
     branched = any(_branch_of(one.uri) for one in scanned)
     deletes = dict.fromkeys(job for one in opened for job in one.deletes)
     configuration = _configuration(entries, [*deletes], branched=branched) if entries else ""
@@ -123,7 +119,7 @@ def _scanned(
     if not isinstance(found, maintain.Scanned) or found.revision is None:
         return
     try:
-        names = [one.name for one in branches(uri, options)]
+        names = [one.name for one in registry.branches(uri, options)]
     except errors.MemwalOpsError as error:
         yield maintain.Scanned(uri, errors=((None, error),))
         return
@@ -232,7 +228,7 @@ def _name(uri: str) -> str:
     root, branch = path, _branch_of(uri)
     if branch is not None and not is_catalog(uri):
         root = path.removesuffix(f"/{BRANCHES_FOLDER}/{branch}")
-    name = short_name(root.rstrip("/").rsplit("/", 1)[-1])
+    name = registry.short_name(root.rstrip("/").rsplit("/", 1)[-1])
     return text.printable(name if branch is None else f"{name}/{BRANCHES_FOLDER}/{branch}")
 
 
@@ -241,7 +237,7 @@ def _branch_of(uri: str) -> str | None:
     if is_catalog(uri):
         return Catalog.from_uri(uri, {}).branch
     root, separator, name = uri.partition(f"/{BRANCHES_FOLDER}/")
-    return name if separator and short_name(root) != root else None
+    return name if separator and registry.short_name(root) != root else None
 
 
 def _size(count: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import click
 
@@ -14,25 +15,15 @@ from memwal_ops.cli.printing import echo_result
 from memwal_ops.core.holds import user_at_host
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.supervisor.config.loader import http_of, load_settings
+from memwal_ops.supervisor.config.model import TargetConfig
 from memwal_ops.supervisor.http.access import read_tokens, token_file_of
 from memwal_ops.supervisor.http.client import ServiceClient, target
 from memwal_ops.supervisor.notify import FindingChange, Message, NotificationError, TableFinding, send
 from memwal_ops.text import counted, duration_text
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
-
-    from memwal_ops.supervisor.config.model import TargetConfig
-
-
 _NOT_DELIVERED = 1
 _EXAMPLE = TableFinding(
-    "example",
-    "warning",
-    "This is a test of notifications; nothing is wrong.",
-    "Nothing.",
-    "runbooks/README.md",
+    "example", "warning", "This is a test of notifications; nothing is wrong.", "Nothing.", "runbooks/README.md"
 )
 
 
@@ -232,12 +223,7 @@ def plan(table: str | None, job: str | None, **given: Any) -> int:
 @click.option("--for", "span", type=options.Duration(), help="How long, for example 90m or 3d.  [default: 2h]")
 @click.option("--release", type=click.IntRange(1), help="End the hold with this number.")
 def hold(
-    table: str | None,
-    job: str | None,
-    version: int | None,
-    span: timedelta | None,
-    release: int | None,
-    **given: Any,
+    table: str | None, job: str | None, version: int | None, span: timedelta | None, release: int | None, **given: Any
 ) -> int:
     """See the decorator."""
     if table is None or job is not None:

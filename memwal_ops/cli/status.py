@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import click
 
 from memwal_ops import text
-from memwal_ops.cli import printing
+from memwal_ops.cli import options, printing
 from memwal_ops.cli.check import ask_service, backlog_limits
-from memwal_ops.cli.options import Duration, config_option, json_output
-from memwal_ops.core.figures import backlog_of, shared_noun
+from memwal_ops.core import figures
 from memwal_ops.core.outlook import describe_next_run
-from memwal_ops.errors import InvalidConfigError, InvalidUsageError
+from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.client import ServiceClient
 from memwal_ops.supervisor.observe.findings import (
     UNKNOWN,
     WAITS,
     WORDS,
+    Finding,
     Limits,
+    RunErrors,
     age_text,
     backlog_job,
     due_text,
@@ -44,18 +48,8 @@ from memwal_ops.supervisor.observe.findings import (
 )
 from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_text
-from memwal_ops.supervisor.scheduling.discovery import discover
+from memwal_ops.supervisor.scheduling import discovery
 from memwal_ops.supervisor.state.directory import state_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import timedelta
-
-    from memwal_ops.core.figures import Figures
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.observe.findings import Finding, RunErrors
-    from memwal_ops.supervisor.scheduling.discovery import Fault, FoundTable
 
 
 def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
@@ -167,7 +161,7 @@ def _fleet(fleet: Mapping[str, Any]) -> str:
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:
-    backlog, (_, job) = backlog_of(table), backlog_job(table)
+    backlog, (_, job) = figures.backlog_of(table), backlog_job(table)
     waiting = backlog.amount("backlog")
     if waiting is not None:
         known = [f"{int(waiting):,}", f"{int(backlog.values['rows']):,}" if "rows" in backlog.values else ""]
@@ -180,12 +174,12 @@ def _cells(table: Mapping[str, Any]) -> list[str]:
 
 def _has_log(table: Mapping[str, Any]) -> bool:
     """Whether something can wait to be merged; also of a table that cannot be read."""
-    return bool(table["error"]) or not table["backlog"] or backlog_of(table).amount("backlog") is not None
+    return bool(table["error"]) or not table["backlog"] or figures.backlog_of(table).amount("backlog") is not None
 
 
 def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of tables without a log, as triggers name them, but for those that are 0 everywhere."""
-    backlogs = [backlog_of(table) for table in tables]
+    backlogs = [figures.backlog_of(table) for table in tables]
     shown = dict.fromkeys(name for backlog in backlogs for name, value in backlog.values.items() if value)
     shown = {name: None for name in shown if not any(_is_detail(backlog, name) for backlog in backlogs)}
     rows = [
@@ -195,12 +189,12 @@ def _without_log(tables: Sequence[Mapping[str, Any]]) -> str:
     return text.grid(("table", "state", *shown), rows, words=("table", "state"))
 
 
-def _is_detail(backlog: Figures, name: str) -> bool:
+def _is_detail(backlog: figures.Figures, name: str) -> bool:
     spec = backlog.metrics.get(name)
     return spec is not None and spec.detail
 
 
-def _figure(backlog: Figures, name: str) -> str:
+def _figure(backlog: figures.Figures, name: str) -> str:
     spec, value = backlog.metrics.get(name), backlog.values.get(name)
     if value is None:
         return ""
@@ -255,7 +249,7 @@ def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str
 
 def _closing(document: Mapping[str, Any]) -> str:
     summary = document["summary"]
-    noun = shared_noun(document["tables"], "backlog")
+    noun = figures.shared_noun(document["tables"], "backlog")
     words = [f"{summary[word]} {word}" for level, word in WORDS.items() if level != UNKNOWN and summary[word]]
     if unread := summary["not_read"]:
         words.append(not_read_text(unread, summary["tables"]))
@@ -288,11 +282,13 @@ def _next(job: Mapping[str, Any]) -> str:
 
 
 @click.command(short_help="Show all tables of a configuration: what is behind, and why.")
-@config_option
+@options.config_option
 @click.option("--table", "only", help="Only this table, by its name or URI, with all of its jobs.")
 @backlog_limits
-@click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Limit for reading all tables.")
-@json_output
+@click.option(
+    "--timeout", type=options.Duration(), default="60s", show_default=True, help="Limit for reading all tables."
+)
+@options.json_output
 def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_json: bool) -> int:
     """Show every table in FILE: its backlog, blocked parts, the last and next runs, and the holders of leases.
 
@@ -315,7 +311,7 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
         if not as_json:
             raise
         return error.exit_code
-    discovered = discover(settings.tables)
+    discovered = discovery.discover(settings.tables)
     tables = [table for table in discovered.tables if only in {None, table.name, table.uri}]
     if only is not None and not tables:
         names = ", ".join(sorted(table.name for table in discovered.tables)) or "none"
@@ -332,7 +328,11 @@ def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_j
 
 
 def fleet_status(
-    settings: Settings, tables: Sequence[FoundTable], faults: Sequence[Fault], limits: Limits, timeout: timedelta
+    settings: Settings,
+    tables: Sequence[discovery.FoundTable],
+    faults: Sequence[discovery.Fault],
+    limits: Limits,
+    timeout: timedelta,
 ) -> dict[str, Any]:
     """Return the document: the keys of ``/api/v1/status`` with the same meaning, and the findings."""
     service, why_not = running_service(settings)
@@ -442,15 +442,15 @@ def running_service(settings: Settings) -> tuple[Mapping[str, Any] | None, str]:
 
 def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     tables = [*tables]
-    oldest = max(tables, key=lambda table: backlog_of(table).amount("age") or 0.0, default=None)
-    age = 0.0 if oldest is None else backlog_of(oldest).amount("age") or 0.0
+    oldest = max(tables, key=lambda table: figures.backlog_of(table).amount("age") or 0.0, default=None)
+    age = 0.0 if oldest is None else figures.backlog_of(oldest).amount("age") or 0.0
     return {
         "tables": len(tables),
         **{word: sum(table["level"] == word for table in tables) for word in WORDS.values()},
         "not_read": not_read(tables),
         "unreadable": sum(table["error"] is not None for table in tables),
-        "blocked_regions": int(sum(backlog_of(table).amount("blocked") or 0 for table in tables)),
-        "generations": int(sum(backlog_of(table).amount("backlog") or 0 for table in tables)),
+        "blocked_regions": int(sum(figures.backlog_of(table).amount("blocked") or 0 for table in tables)),
+        "generations": int(sum(figures.backlog_of(table).amount("backlog") or 0 for table in tables)),
         **{name: int(sum(table["backlog"].get(name, 0) for table in tables)) for name in ("rows", "bytes")},
         "oldest_age": age,
         "oldest_table": None if oldest is None or not age else oldest["name"],

@@ -28,17 +28,13 @@ effect. Publication is decided by the format's own conditional write.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
 
 from memwal_ops.errors import LeaseLostError, TableReplacedError
+from memwal_ops.storage import api
 from memwal_ops.storage.wrapper import StoreWrapper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from memwal_ops.storage.api import DeleteReport, ObjectMeta, Store
-
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -127,21 +123,20 @@ class GuardedStore(StoreWrapper):
     """A store that checks a guard before each mutation.
 
     Args:
-        inner: the store itself.
         guard: checked before each mutation; its ``heartbeat`` is called at each request.
     """
 
-    def __init__(self, inner: Store, guard: CommitGuard) -> None:
+    def __init__(self, inner: api.Store, guard: CommitGuard) -> None:
         super().__init__(inner)
         self._guard = guard
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """See the interface; a page is requested as its first object is taken."""
         for meta in self._inner.list(prefix, after=after):
             self._guard.heartbeat()
             yield meta
 
-    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+    def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """Guarded, unless every path is registered as the run's own."""
         wanted = [*paths]
         self._guard.heartbeat()
@@ -160,14 +155,14 @@ class GuardedTable:
     """Base of a format's table, a frozen dataclass with ``store`` and ``guard``: guarded copies, own files."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    store: Store
+    store: api.Store
     guard: CommitGuard
 
     def with_guard(self, guard: CommitGuard) -> Self:
         """The same revision with a guard that is checked before each mutation of the store and each commit."""
         return replace(self, store=GuardedStore(self.store, guard), guard=guard)
 
-    def discard(self, paths: Iterable[str]) -> DeleteReport:
+    def discard(self, paths: Iterable[str]) -> api.DeleteReport:
         """Delete files that this run wrote and no revision refers to: allowed even after the run's lease is lost."""
         own = [*paths]
         self.guard.register(own)
@@ -184,9 +179,9 @@ class Anchor:
     """
 
     what: str
-    meta: ObjectMeta
+    meta: api.ObjectMeta
 
-    def check(self, store: Store) -> None:
+    def check(self, store: api.Store) -> None:
         """Verify that the object is unchanged. One HEAD request.
 
         If it is, everything that was read since the anchor was made belongs to the same table. Raises
@@ -198,7 +193,7 @@ class Anchor:
             )
 
 
-def anchor_at(store: Store, path: str, what: str) -> Anchor:
+def anchor_at(store: api.Store, path: str, what: str) -> Anchor:
     """Return an anchor for the object at ``path``. One HEAD request.
 
     The caller compares the object's content with what it read before: a HEAD alone does not identify the table. Raises
@@ -212,7 +207,7 @@ def anchor_at(store: Store, path: str, what: str) -> Anchor:
     return Anchor(what, meta)
 
 
-def delete_proven(store: Store, paths: Sequence[str], anchors: Iterable[Anchor]) -> DeleteReport:
+def delete_proven(store: api.Store, paths: Sequence[str], anchors: Iterable[Anchor]) -> api.DeleteReport:
     """Delete one batch of objects that a plan found deletable, after checking the plan's anchors.
 
     Every deletion of an object that other processes may refer to is made here. (A run's own files that were never
@@ -224,7 +219,7 @@ def delete_proven(store: Store, paths: Sequence[str], anchors: Iterable[Anchor])
     return store.delete_many(paths)
 
 
-def _identity(meta: ObjectMeta) -> tuple[int, float, str | None]:
+def _identity(meta: api.ObjectMeta) -> tuple[int, float, str | None]:
     # Some servers quote the entity tag in one response and not in the next.
     tag = None if meta.e_tag is None else meta.e_tag.strip('"')
     return (meta.size, meta.last_modified.timestamp(), tag)

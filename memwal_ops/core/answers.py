@@ -42,9 +42,7 @@ class BadAnswers:
     """One index that answered badly.
 
     Attributes:
-        index, type: its name and its type.
         why: what was found: one sentence or several.
-        remedy: what to do.
         wrong: whether rows were missing or wrong; otherwise its recall is low.
         asked_at: when it was asked, as ISO 8601; empty: that is not known.
     """
@@ -115,9 +113,6 @@ class IndexAnswers:
     """Answers of one index, compared.
 
     Attributes:
-        index: its name.
-        type: its type, as the format names it.
-        queries: how many were asked.
         wrong: how many of these got an answer that lacks rows, or has rows that do not match.
         missing: rows that answers lack, each counted once per query.
         extra: rows in answers that do not match.

@@ -11,20 +11,15 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from memwal_ops.core.erasure import ByteScan, RowHolder
 from memwal_ops.errors import ObjectNotFoundError
-from memwal_ops.storage.api import concurrently
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from memwal_ops.storage.api import ObjectMeta, Store
+from memwal_ops.storage import api
 
 _LEAST, _DISTINCT = 8, 5
 """Bytes, and different ones among them, by which a value can be told apart from others."""
@@ -56,13 +51,7 @@ class ErasedValues:
     _size: int = 0
 
     def add(self, label: str, value: Any, *others: bytes | str) -> None:
-        """Add a value: a text, bytes, a number, or those in a list or map.
-
-        Args:
-            label: how a report names it.
-            value: the value.
-            others: how else it is written.
-        """
+        """Add a value: a text, bytes, a number, or those in a list or map. ``others``: how else it is written."""
         for item in _leaves(value) if label not in self.ignored else ():
             forms = {form for spelled in (item, *others) for form in _forms(spelled)}
             told = {form for form in forms if len(form) >= _LEAST and len({*form}) >= _DISTINCT}
@@ -209,7 +198,7 @@ class NotDecoded(Exception):  # noqa: N818 - no error: the object is read as it 
     """The bytes of an object encode more than was read. The message is the reason, of a fixed set."""
 
 
-def _nothing(meta: ObjectMeta, tail: bytes) -> None:
+def _nothing(meta: api.ObjectMeta, tail: bytes) -> None:
     del meta, tail
 
 
@@ -218,17 +207,16 @@ class ScanScope:
     """What of a table is scanned, as its format gives it.
 
     Attributes:
-        store: of its objects.
         forget: is called with what was found, and has it forget what rows have that stay, or names and settings.
         explain: the kind of an object, and what removes a value from it.
         decoded: what the bytes of an object encode, in pieces, by the object and its last bytes; None: nothing. The
             iterator raises ``NotDecoded`` at its end if that is not all.
     """
 
-    store: Store
+    store: api.Store
     forget: Callable[[ErasedValues], None]
     explain: Callable[[str], tuple[str, str]]
-    decoded: Callable[[ObjectMeta, bytes], Iterable[bytes] | None] = _nothing
+    decoded: Callable[[api.ObjectMeta, bytes], Iterable[bytes] | None] = _nothing
 
 
 def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
@@ -238,7 +226,7 @@ def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
         return scan
     search = values.search()
 
-    def look(meta: ObjectMeta) -> tuple[set[bytes], str | None, bool]:
+    def look(meta: api.ObjectMeta) -> tuple[set[bytes], str | None, bool]:
         tail: list[bytes] = []
         forms: set[bytes] = set()
         search.add(forms, [meta.path.encode()])
@@ -251,7 +239,7 @@ def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
         return forms, None, pieces is not None
 
     hits: dict[str, set[bytes]] = {}
-    for meta, (forms, why, decoded) in concurrently(look, scanned.store.list(), threads=_THREADS):
+    for meta, (forms, why, decoded) in api.concurrently(look, scanned.store.list(), threads=_THREADS):
         scan.objects += 1
         scan.bytes += meta.size
         scan.decoded += decoded
@@ -272,7 +260,7 @@ def scan_bytes(scanned: ScanScope, values: ErasedValues) -> ByteScan:
     return scan
 
 
-def _pieces(store: Store, meta: ObjectMeta, tail: list[bytes]) -> Iterator[bytes]:
+def _pieces(store: api.Store, meta: api.ObjectMeta, tail: list[bytes]) -> Iterator[bytes]:
     """The bytes of an object; its last two pieces are left in ``tail``. Nothing of one that is gone."""
     try:
         for start in range(0, max(1, meta.size), _AT_ONCE):

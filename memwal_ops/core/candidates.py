@@ -13,19 +13,15 @@ import re
 import time
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Generic, TypeVar
 
+from memwal_ops import errors
 from memwal_ops.core.report import Need
-from memwal_ops.errors import DeletesFailedError, RegionsBlockedError, TableReplacedError
 from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.text import counted, grid, paragraph, size_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from datetime import datetime
-
 
 _SHOWN = 8
 _MAX_REASONS = 1000
@@ -66,9 +62,6 @@ class Candidate:
         kind: a member of the format's ``StrEnum`` of kinds; the value is what ``gc --json`` prints.
         path: below the table's root, without a trailing slash; a candidate that is not an object has a name of the
             same form.
-        bytes: total size of its objects.
-        objects: number of its objects.
-        gates: the conditions of its deletion.
         drain: whether it is kept only by its entry in a list that readers follow, and by its age.
     """
 
@@ -217,14 +210,11 @@ class CollectionReport(Generic[CandidateT]):
     """The report of a run. A format derives a class with the texts of its kinds and its own keys.
 
     Attributes:
-        applied: whether the run was to delete.
         limit: maximum number of candidates of each verdict in ``items``.
         counts: number of candidates per kind and verdict.
         bytes_reclaimable: size of the deletable candidates, by the proofs of this run.
-        deleted_objects: objects that were deleted.
         deleted_bytes: their size, also of candidates of which only a part could be deleted.
         items: the first candidates of each verdict.
-        truncated: whether there were more.
         failed: the store's error for each path that it did not delete.
         drained: entries that this run removed from the list that readers follow; ``drainable``: how many it could.
         limited: whether ``max_deletes`` ended the run.
@@ -267,10 +257,10 @@ class CollectionReport(Generic[CandidateT]):
     def exit_code(self) -> int:
         """The exit code of the command."""
         if self.replaced is not None:
-            return TableReplacedError.exit_code
+            return errors.TableReplacedError.exit_code
         if self.failed:
-            return DeletesFailedError.exit_code
-        return RegionsBlockedError.exit_code if self.faults else 0
+            return errors.DeletesFailedError.exit_code
+        return errors.RegionsBlockedError.exit_code if self.faults else 0
 
     @property
     def decision(self) -> GcDecision:
@@ -354,7 +344,7 @@ class CollectionReport(Generic[CandidateT]):
         for path, why in list(self.failed.items())[:_SHOWN]:
             parts.append(paragraph(f"NOT DELETED: {path}: {why}", hanging="  "))
         if self.replaced is not None:
-            parts.append(paragraph(f"STOPPED: {self.replaced} {TableReplacedError.remedy}", hanging="  "))
+            parts.append(paragraph(f"STOPPED: {self.replaced} {errors.TableReplacedError.remedy}", hanging="  "))
         parts += [paragraph(f"WARNING: {warning}", hanging="  ") for warning in self.warnings]
         if closing := paragraph(" ".join(filter(None, self._closing()))):
             parts.append(closing)

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from memwal_ops import errors
-from memwal_ops.core.byte_scan import ErasedValues, ScanScope, scan_bytes
+from memwal_ops.core import byte_scan
 from memwal_ops.core.erasure import ByteScan, EraseDecision, EraseReport, RowHolder
 from memwal_ops.core.quarantine import QUARANTINE_FOLDER
 from memwal_ops.text import counted, paragraph
@@ -53,7 +53,6 @@ class TableSurvey:
     """What a reading of the whole table found.
 
     Attributes:
-        table: the newest revision.
         living: how many rows are to be deleted, and are not yet.
         holders: all that may hold rows which must be gone.
         objects: every object of the table, and why it cannot hold such a row; None: it may.
@@ -72,8 +71,6 @@ class Erasure(ABC):
     A step is safe to kill: what is left to do is found by reading the table anew, and not from a record of the run.
 
     Attributes:
-        options: those of the run.
-        context: of the run.
         done: what it did, by name.
         faults: what it could not do, and that the table does not show.
         warnings: what the operator must know of the rows that were chosen.
@@ -87,7 +84,7 @@ class Erasure(ABC):
     done: Counter[str] = field(default_factory=Counter)
     faults: list[RowHolder] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    values: ErasedValues = field(default_factory=ErasedValues)
+    values: byte_scan.ErasedValues = field(default_factory=byte_scan.ErasedValues)
     not_seen: ClassVar[tuple[str, ...]] = NOT_SEEN
     written_in_place: ClassVar[tuple[str, ...]] = ()
 
@@ -104,7 +101,7 @@ class Erasure(ABC):
     def erase(self) -> TableSurvey:
         """Do every step that something needs, and survey what is left."""
 
-    def scanned(self) -> ScanScope | None:
+    def scanned(self) -> byte_scan.ScanScope | None:
         """What of the newest revision is searched for ``values``; None: nothing is."""
         return None
 
@@ -113,7 +110,7 @@ class Erasure(ABC):
         if (scanned := self.scanned()) is None:
             return None
         self.context.step("search bytes")
-        return scan_bytes(scanned, self.values)
+        return byte_scan.scan_bytes(scanned, self.values)
 
     def count(self, name: str, number: int) -> None:
         """Add to what was done."""
@@ -129,7 +126,6 @@ def run_erasure(
 
     Args:
         table: any revision.
-        options: those of the run.
         begin: checks the table and makes the erasure; not called for a check.
         applied: whether the run may change anything.
 
@@ -212,9 +208,6 @@ def write_certificate(
     """Write the certificate that the options name, and return its path.
 
     Args:
-        table: its newest revision, which was read.
-        options: those of the run.
-        erasure: of the rows.
         objects: every object, and why it cannot hold such a row.
         scan: what was looked for in their bytes.
 
@@ -262,13 +255,7 @@ class CheckReport:
     """The report of ``erase --check``; ``decision`` is valid or changed.
 
     Attributes:
-        path: the certificate.
-        document: what it states.
         signed_by: the fingerprint of the key that signed it; None: it is not signed.
-        same: objects that are as it states.
-        gone: objects that are gone since.
-        added: objects that were written since.
-        wrong: what contradicts it.
     """
 
     path: str

@@ -109,7 +109,6 @@ class Collector(abc.ABC, Generic[CandidateT]):
 
     Attributes:
         part: its name in ``faults`` if the part can be unreadable by itself; None: the table as a whole.
-        store: the store of its objects.
     """
 
     part: object = None
@@ -188,11 +187,8 @@ def plan(
     """Report which candidates are deletable, which are held and why, and which are unrecognized. Reads only.
 
     Args:
-        collectors: the format's.
         report: receives every candidate, and is returned.
-        options: see :class:`CollectOptions`.
         context: receives progress, and can stop the run after each candidate.
-        on_candidate: called with each candidate.
     """
     with _recording(report, options, context, on_candidate) as record:
         for candidate in candidates(collectors, report):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from memwal_ops.core.protocols import RemembersCommit
-from memwal_ops.errors import CommitConflictError, ObjectNotFoundError
+from memwal_ops import errors
+from memwal_ops.core.protocols import RemembersCommit, Table
 from memwal_ops.log import get_logger
-
-if TYPE_CHECKING:
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.errors import MemwalOpsError
 
 TableT = TypeVar("TableT", bound="Table")
 
@@ -30,7 +26,7 @@ class CommitRetry:
     conflicts: int = 0
     consecutive: int = 0
 
-    def conflict(self, table: TableT, error: MemwalOpsError) -> TableT:
+    def conflict(self, table: TableT, error: errors.MemwalOpsError) -> TableT:
         """Return the newest revision after a random wait, the bound of which doubles with each consecutive conflict.
 
         Raises ``CommitConflictError``: more than ``MAX_CONSECUTIVE_CONFLICTS`` consecutive conflicts.
@@ -41,19 +37,19 @@ class CommitRetry:
             "commit_conflict", table=table.location.uri, version=table.revision + 1, attempt=self.consecutive
         )
         if self.consecutive > MAX_CONSECUTIVE_CONFLICTS:
-            raise CommitConflictError(
+            raise errors.CommitConflictError(
                 f"{table.location.uri}: other writers published the next version {self.consecutive} times in a row "
                 "before this run could. What it published earlier stays, and nothing else was changed."
             ) from error
         time.sleep(random.uniform(0, _BACKOFF_SECONDS * min(2**self.consecutive, _MAX_BACKOFF_FACTOR)))  # noqa: S311 - jitter
         return table.newest()
 
-    def conflict_or_expired(self, table: TableT, error: MemwalOpsError) -> TableT:
+    def conflict_or_expired(self, table: TableT, error: errors.MemwalOpsError) -> TableT:
         """:meth:`conflict`; also if a revision was expired whose object is missing: there is a newer one then.
 
         Raises ``ObjectNotFoundError``: ``error``, if the revision is still the newest: what is missing is its own.
         """
-        if isinstance(error, ObjectNotFoundError) and table.newest().revision == table.revision:
+        if isinstance(error, errors.ObjectNotFoundError) and table.newest().revision == table.revision:
             raise error
         return self.conflict(table, error)
 

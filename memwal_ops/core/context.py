@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from memwal_ops.core import tracing
 from memwal_ops.core.anchors import CommitGuard, Unguarded
 from memwal_ops.core.leases import record_by_hand
-from memwal_ops.core.past_runs import no_past_runs
+from memwal_ops.core.past_runs import PastRuns, no_past_runs
+from memwal_ops.core.report import Report
 from memwal_ops.errors import MemwalOpsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from memwal_ops.core.past_runs import PastRuns
-    from memwal_ops.core.report import Report
-    from memwal_ops.storage.api import Store
-
+from memwal_ops.storage.api import Store
 
 _RUN: ContextVar[list[int] | None] = ContextVar("revisions of the run", default=None)
 _NAMED = 5
@@ -124,7 +119,6 @@ class RunContext:
     """What a job uses while it runs.
 
     Attributes:
-        listener: the front end.
         guard: checked before every effect that does not use the table's store; a table has it too.
         figures: sums of the run, by the names in the job's ``metrics``; other names are kept in the run history only.
         phases: seconds per phase.
@@ -149,7 +143,6 @@ class RunContext:
 
         Args:
             activity: see :class:`Progress`; each name has a count of its own.
-            unit: what is counted.
             count: how many more are done.
             total: how many there will be.
         """

@@ -8,20 +8,16 @@ contract: ``prices`` in a configuration replaces any of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memwal_ops import text
 from memwal_ops.core.outlook import rows_done
+from memwal_ops.core.past_runs import PastRun
 from memwal_ops.storage.metering import KINDS
-from memwal_ops.text import counted, size_text, time_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from memwal_ops.core.past_runs import PastRun
-
 
 CURRENCY = "USD"
 _GIB = 1 << 30
@@ -125,7 +121,6 @@ class Spent:
     """What one past run spent.
 
     Attributes:
-        seconds: how long it took.
         used: its document, see :class:`memwal_ops.core.usage.Measurement`.
         work: how much it did, see :func:`memwal_ops.core.outlook.rows_done`; 0: nothing, or that cannot be told.
         achieved: what it achieved, see :func:`memwal_ops.core.usage.achieved_by`.
@@ -142,13 +137,7 @@ class Cost:
     """What a run will cost.
 
     Attributes:
-        requests: by kind.
-        bytes_read: of objects.
-        bytes_written: of objects.
-        cpu_seconds: processor time.
-        seconds: how long it takes.
         money: in ``currency``.
-        currency: that of the prices.
         runs: how many past runs it is estimated by.
         error: by how much the same estimate was wrong about these runs, in the median: 0.1 is 10 %; None: too few.
     """
@@ -201,10 +190,7 @@ def expected_cost(
     """What the next run will cost; None if no past run shows it.
 
     Args:
-        past: what past runs spent, the newest first.
         work: how much the next one has to do; None: that is not known.
-        prices: by store.
-        currency: that of the prices.
     """
     alike = _comparable(past, work)
     if not alike:
@@ -229,11 +215,11 @@ def expected_cost(
 def describe_cost(cost: Mapping[str, Any]) -> str:
     """The document ``cost`` as a clause: ``about 3,100 requests, 4.2 GiB, $0.02, 40 s, by the last 12 runs``."""
     moved = cost["bytes_read"] + cost["bytes_written"]
-    parts = [f"{_rounded(sum(cost['requests'].values())):,} requests", size_text(moved)]
+    parts = [f"{_rounded(sum(cost['requests'].values())):,} requests", text.size_text(moved)]
     parts += [money_text(cost["money"], cost["currency"])] if cost["money"] else []
-    parts.append(time_text(max(1.0, cost["seconds"])))
+    parts.append(text.time_text(max(1.0, cost["seconds"])))
     runs = cost["runs"]
-    by = f"by the last {counted(runs, 'run') if runs > 1 else 'run'}"
+    by = f"by the last {text.counted(runs, 'run') if runs > 1 else 'run'}"
     error = "" if cost["error"] is None else f", whose own cost this tells within {cost['error']:.0%}"
     return f"about {', '.join(parts)}, {by}{error}"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +15,6 @@ class DemoRun:
     """One run of the demo.
 
     Attributes:
-        folder: the folder of the table.
         temporary: whether the folder was created for this run.
         merge: False: stop before the merge, or the maintenance.
         command: the command line of memwal-ops, for hints.
@@ -68,7 +64,6 @@ class DemoSpec:
     """The demo of a format.
 
     Attributes:
-        summary: one line for ``--help``.
         load: ``package.module:function``, called with a :class:`DemoRun`; yields the output, step by step.
         layouts: such functions by the names of layouts that have their own demo.
     """

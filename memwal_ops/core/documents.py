@@ -25,8 +25,6 @@ def document(one: DataclassInstance, *without: str, **others: object) -> dict[st
     second; durations are rounded to microseconds. Beside ``commit_conflicts`` is its name in 0.1.
 
     Args:
-        one: the dataclass.
-        without: fields that it does not have.
         others: the values of keys that are not those of fields.
     """
     names = [field.name for field in fields(one) if field.name not in without]

@@ -13,22 +13,18 @@ import os
 import platform
 import uuid
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memwal_ops import errors
 from memwal_ops.core.documents import document
 from memwal_ops.core.options import OptionError, Options, SafeMinimums, duration, group, text
-from memwal_ops.errors import HeldError, InvalidFormatError, ObjectNotFoundError
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import PLANNED_BY
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import counted, counted_as, paragraph, size_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal_ops.storage.api import Store
-
 
 FOLDER = "_mem_wal_ops/followers"
 
@@ -38,8 +34,6 @@ class Follower:
     """An index that follows a table.
 
     Attributes:
-        uuid: of the index.
-        folder: its local folder.
         host: the machine that wrote this.
         erased: the version of the table that it had when an erasure left no deleted row in it; 0: never.
     """
@@ -75,10 +69,10 @@ def read_followers(store: Store) -> Iterator[Follower]:
         try:
             record = decode_record(store.get(meta.path), meta.path)
             follower = Follower(str(record["uuid"]), str(record["folder"]), str(record["host"]), int(record["erased"]))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             continue  # deleted meanwhile
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidFormatError(
+            raise errors.InvalidFormatError(
                 f"{meta.path} is not a readable record of an index that follows the table: {error}",
                 remedy="Delete it: the next catchup of the index writes it again.",
             ) from error
@@ -204,7 +198,6 @@ class RowHolder:
 
     Attributes:
         kind: ``fragment``, ``index``, ``version``, ``tag``, ``generation`` ...
-        name: which one.
         why: how it holds the row, and who must act if no run can remove it.
         until: when a run may remove it; None: at once.
         blocks: a run never removes it: a person or another program keeps it.
@@ -234,7 +227,6 @@ class ByteScan:
     Attributes:
         values: how many forms of values were looked for.
         too_short: how many values could not be told apart from others.
-        beyond: how many there were too many.
         staying: how many were found that rows which stay have, too.
         objects: how many objects were read, and ``bytes`` of them.
         decoded: how many of these were decoded, too.
@@ -277,12 +269,9 @@ class EraseReport:
 
     Attributes:
         applied: whether the run changed anything it could; False: it only planned.
-        holders: what still holds such rows.
         living: rows that match and are still there.
         done: what the run did, by name: ``rows_deleted``, ``fragments_rewritten`` ...
-        version: the newest revision.
         not_seen: where no command can look.
-        certificate: the file that was written.
         byte_scan: what was looked for in the bytes that stay; None: nothing yet, as something is still held.
     """
 
@@ -311,7 +300,7 @@ class EraseReport:
     @property
     def exit_code(self) -> int:
         """63 if something holds the rows that no run removes."""
-        return HeldError.exit_code if self.decision is EraseDecision.HELD else 0
+        return errors.HeldError.exit_code if self.decision is EraseDecision.HELD else 0
 
     @property
     def until(self) -> datetime | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops import text
 from memwal_ops.core.candidates import Candidate, Verdict
+from memwal_ops.core.collector import Collector
+from memwal_ops.core.protocols import Table
 from memwal_ops.errors import ObjectNotFoundError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from memwal_ops.core.collector import Collector
-    from memwal_ops.core.protocols import Table
 
 _VERDICTS = {Verdict.DELETE: "is deletable", Verdict.HELD: "is kept", Verdict.UNKNOWN: "is unknown, and kept"}
 

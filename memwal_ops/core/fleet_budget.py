@@ -7,11 +7,9 @@ others use within the time between two readings is not seen: by so much the memb
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 CHARGED = 4
 """So many times ``per`` a run is charged at most: what exceeded a limit is charged for longer than once."""
@@ -31,10 +29,7 @@ class Amounts(NamedTuple):
         """The sum; with a ``sign`` of -1 the difference."""
         (cpu, written, requests, money), (more, bytes_more, requests_more, money_more) = self, other
         return Amounts(
-            cpu + sign * more,
-            written + sign * bytes_more,
-            requests + sign * requests_more,
-            money + sign * money_more,
+            cpu + sign * more, written + sign * bytes_more, requests + sign * requests_more, money + sign * money_more
         )
 
     def share(self, limits: Mapping[str, float]) -> float:
@@ -102,8 +97,6 @@ class Others:
 
     Attributes:
         charges: of all of them, also of those that ended.
-        in_flight: what their runs are expected to use.
-        living: how many of them live.
         until: after that time what was read is too old.
     """
 
@@ -131,8 +124,6 @@ class FleetBudget:
     then each has its part of what was left, and after ``per`` of the limits.
 
     Args:
-        limits: by name of an amount.
-        per: the time.
         keeps: some table has objectives.
     """
 
@@ -180,10 +171,8 @@ class FleetBudget:
         """The limit that keeps a run from starting; None: it may start.
 
         Args:
-            now: the time.
             in_flight: what the runs of this member that have not ended are expected to use.
             own: what it is expected to use itself, if that must fit.
-            objective: it restores an objective.
         """
         return self.gate(now, in_flight)(own, objective=objective)
 

@@ -11,51 +11,50 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from memwal_ops import errors
+from memwal_ops.core import leases, verification
 from memwal_ops.core.export import exported_store
-from memwal_ops.core.leases import NumberedRecords, list_leases, printable
-from memwal_ops.core.verification import Inconsistency, Severity, finding_of
+from memwal_ops.core.protocols import Table
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.clock import store_time
 from memwal_ops.text import duration_text
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.storage.api import Store
-
-
-def check_own_files(table: Table) -> Iterator[Inconsistency]:
+def check_own_files(table: Table) -> Iterator[verification.Inconsistency]:
     """Find leases that expired without being released, and holds of revisions that do not exist any more."""
     export = exported_store(table)
     now = datetime.now(UTC) if export is None else export.taken
     try:
-        for lease in list_leases(table.store):
+        for lease in leases.list_leases(table.store):
             if lease.ended is None and not lease.in_force(now):
-                yield Inconsistency(
-                    Severity.INFO, "lease_expired", f"the lease of {lease.job}",
+                yield verification.Inconsistency(
+                    verification.Severity.INFO, "lease_expired", f"the lease of {lease.job}",
                     f"{lease.holder.name} acquired it at {lease.acquired:%Y-%m-%d %H:%M:%S} and did not release it.",
                     "None: the next supervisor acquires it.", "None; check whether that process still runs.",
                     about=lease.job,
                 )  # fmt: skip
     except errors.MemwalOpsError as error:
-        yield finding_of(error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", Severity.WARNING)
+        yield verification.finding_of(
+            error, "lease", "_mem_wal_ops/leases", "No supervised job can begin.", verification.Severity.WARNING
+        )
     try:
         for hold in holds(table):
             gone = [version for version in hold.versions if hold.in_force(now) and not table.has_revision(version)]
             if gone:
-                yield Inconsistency(
-                    Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
+                yield verification.Inconsistency(
+                    verification.Severity.WARNING, "hold", f"hold {hold.number} of {hold.by}",
                     f"It keeps revision {gone[0]}, which does not exist.", "Its holder cannot read that revision.",
                     f"memwal-ops hold URI --release {hold.number}; ask {hold.by}.", errors.runbook(26) or "",
                 )  # fmt: skip
     except errors.MemwalOpsError as error:
-        yield finding_of(error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", Severity.WARNING)
+        yield verification.finding_of(
+            error, "hold", "_mem_wal_ops/holds", "gc and expire delete nothing.", verification.Severity.WARNING
+        )
 
 
 HOLDS_FOLDER = "_mem_wal_ops/holds"
@@ -80,8 +79,6 @@ class Hold:
         number: its name.
         versions: the revisions that it holds or announces.
         until: its end: aware, UTC, by the store's clock.
-        by: user and host.
-        note: the reason that the holder gave.
         released: whether it was ended before ``until``.
     """
 
@@ -189,12 +186,7 @@ def _check_exists(table: Table, version: int) -> None:
 
 
 def _add(store: Store, folder: str, versions: tuple[int, ...], ttl: timedelta, note: str) -> Hold:
-    document = {
-        "versions": list(versions),
-        "ttl_seconds": ttl.total_seconds(),
-        "by": user_at_host(),
-        "note": note,
-    }
+    document = {"versions": list(versions), "ttl_seconds": ttl.total_seconds(), "by": user_at_host(), "note": note}
     records = _records(store, folder)
     entries = _entries(store, folder)
     number = max((entry.number for entry in entries), default=0)
@@ -235,8 +227,8 @@ def _entries(store: Store, folder: str) -> tuple[Hold, ...]:
                     number,
                     _versions(document["versions"]),
                     written + timedelta(seconds=float(document["ttl_seconds"])),
-                    printable(str(document["by"])),
-                    printable(str(document["note"])),
+                    leases.printable(str(document["by"])),
+                    leases.printable(str(document["note"])),
                     number in listed.get(_RELEASED, ()),
                 )
             )
@@ -257,8 +249,8 @@ def _versions(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _records(store: Store, folder: str) -> NumberedRecords:
-    return NumberedRecords(store, folder, "hold")
+def _records(store: Store, folder: str) -> leases.NumberedRecords:
+    return leases.NumberedRecords(store, folder, "hold")
 
 
 def user_at_host() -> str:

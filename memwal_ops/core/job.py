@@ -164,11 +164,8 @@ class JobSpec:
 
     Attributes:
         name: its command, its key in configuration files and its label: lower-case letters, digits and ``_``.
-        summary: one line for lists.
-        options: its options class.
         load: the location of its code: ``package.module`` with the functions of :class:`Job`, or
             ``package.module:NAME`` of an object that has them; imported when it runs.
-        pool: the worker pool.
         deletes: it deletes objects: it only plans unless ``--apply`` is given.
         reads_only: it never changes anything: by hand it has no lease, no ``--apply`` and no ``--dry-run``. A
             supervisor takes its lease, so that of several one runs it.
@@ -181,8 +178,6 @@ class JobSpec:
             commit refers to: the supervisor skips a scheduled run while nothing was written to the table since before
             the last run, if that succeeded and published nothing.
         enabled: the supervisor runs it on every table to which it applies, without an entry in the configuration.
-        every: the default interval; None: no schedule.
-        when: the default backlog trigger.
         debt: how its metrics show what its next run costs.
         work: the metric of how much a run has to do, in the unit of :func:`memwal_ops.core.outlook.rows_done`; None:
             that of its debt, or there is none.
@@ -192,7 +187,6 @@ class JobSpec:
         named_options: options of a supervisor's runs, where the configuration names the job and gives no others.
         unnamed_options: the same, where the configuration does not name the job at all.
         hung_after: a run is killed after that long without any progress.
-        metrics: its metrics by name.
         from_export: it also reads a table from an export: its command has ``--from FILE``.
         uri_from: the option that names a file with the key ``uri``: its command then needs no other URI.
         help: the help of its command: what it does, what it is safe to run concurrently with, exit codes, two
@@ -298,8 +292,6 @@ class InitSpec:
     """The description of ``memwal-ops init URI``, which prepares tables of a format for its jobs.
 
     Attributes:
-        summary: one line for ``--help``.
-        options: its options class.
         load: ``package.module:function``, called with location, store, options and ``dry_run``. It leaves a table
             unchanged that already matches the options, refuses one that differs, and can be killed and run again.
     """

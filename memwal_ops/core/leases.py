@@ -19,21 +19,16 @@ is decided by one put-if-absent of the next version (:mod:`memwal_ops.formats.la
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops import errors
-from memwal_ops.storage.api import DiskFullError
+from memwal_ops.storage import api
 from memwal_ops.storage.clock import store_clock
 from memwal_ops.storage.records import decode_record, encode_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from memwal_ops.storage.api import ObjectMeta, Store
-
 
 _DIGITS = 20
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.([a-z]+)")
@@ -48,20 +43,18 @@ class NumberedRecords:
     one is never deleted: a writer that fills a gap below it sees that its number is not the highest.
 
     Attributes:
-        store: the table's.
-        folder: relative to the table.
         called: what a record is, for messages: ``hold``.
     """
 
-    store: Store
+    store: api.Store
     folder: str
     called: str
 
-    def written(self, files: Iterable[ObjectMeta] | None = None) -> dict[int, datetime]:
+    def written(self, files: Iterable[api.ObjectMeta] | None = None) -> dict[int, datetime]:
         """When each record was written, by the store's clock, ascending by number; see :meth:`listed`."""
         return self.listed(files)[_RECORD]
 
-    def listed(self, files: Iterable[ObjectMeta] | None = None) -> dict[str, dict[int, datetime]]:
+    def listed(self, files: Iterable[api.ObjectMeta] | None = None) -> dict[str, dict[int, datetime]]:
         """As :meth:`written`, for the files of each suffix: ``json`` is always a key.
 
         Args:
@@ -157,10 +150,7 @@ class Lease:
     """The newest object of a lease.
 
     Attributes:
-        job: the name of the job.
-        number: the number of this object.
         token: the number under which the lease was taken.
-        holder: the supervisor that took it.
         acquired: when it was taken, by the store's clock.
         written: when this object was written, by the store's clock.
         ttl: the lease expires that long after ``written``.
@@ -208,12 +198,10 @@ class Lease:
         }
 
 
-def read_lease(store: Store, job: str, files: Iterable[ObjectMeta] | None = None) -> Lease | None:
+def read_lease(store: api.Store, job: str, files: Iterable[api.ObjectMeta] | None = None) -> Lease | None:
     """The newest object of a job's lease; None if the lease was never taken.
 
     Args:
-        store: the table's.
-        job: the name of the job.
         files: those of its lease, by :func:`lease_files`; None: they are listed now.
 
     Raises:
@@ -232,15 +220,15 @@ def read_lease(store: Store, job: str, files: Iterable[ObjectMeta] | None = None
     raise errors.StorageError(f"The lease of {job} changes faster than it can be read.")
 
 
-def list_leases(store: Store) -> tuple[Lease, ...]:
+def list_leases(store: api.Store) -> tuple[Lease, ...]:
     """The newest object of every job's lease, by job."""
     leases = (read_lease(store, job, files) for job, files in lease_files(store).items())
     return tuple(lease for lease in leases if lease is not None)
 
 
-def lease_files(store: Store) -> dict[str, list[ObjectMeta]]:
+def lease_files(store: api.Store) -> dict[str, list[api.ObjectMeta]]:
     """The files of each job's lease, by job in order; one listing."""
-    files: dict[str, list[ObjectMeta]] = {}
+    files: dict[str, list[api.ObjectMeta]] = {}
     for meta in store.list(LEASES_FOLDER):
         job, _, file = meta.path.removeprefix(f"{LEASES_FOLDER}/").partition("/")
         if file and _JOB.fullmatch(job):
@@ -248,7 +236,9 @@ def lease_files(store: Store) -> dict[str, list[ObjectMeta]]:
     return dict(sorted(files.items()))
 
 
-def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL) -> tuple[Lease | None, Lease | None]:
+def acquire(
+    store: api.Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
+) -> tuple[Lease | None, Lease | None]:
     """Take a lease that is free, has ended, or is this supervisor's own from before a restart.
 
     Returns:
@@ -265,7 +255,7 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
     document = _document(number, holder, None, ttl, None, last)
     try:
         lease = _write(store, job, number, document)
-    except DiskFullError:
+    except api.DiskFullError:
         if not free_space(store):
             raise
         lease = _write(store, job, number, document)
@@ -274,7 +264,7 @@ def acquire(store: Store, job: str, holder: Holder, ttl: timedelta = DEFAULT_TTL
     return lease, before
 
 
-def renew(store: Store, lease: Lease) -> Lease:
+def renew(store: api.Store, lease: Lease) -> Lease:
     """Renew a lease for another ``ttl`` from now.
 
     Raises:
@@ -292,7 +282,7 @@ def renew(store: Store, lease: Lease) -> Lease:
     return newest  # the holder's own write, whose response was lost
 
 
-def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
+def release(store: api.Store, lease: Lease, outcome: str | None = None) -> None:
     """End a lease, and record the outcome of the run.
 
     Does nothing if another supervisor holds it by now, or if it was removed with its table: no object of a removed
@@ -312,7 +302,7 @@ def release(store: Store, lease: Lease, outcome: str | None = None) -> None:
         number = newest.number
 
 
-def record_by_hand(store: Store, job: str, outcome: str) -> None:
+def record_by_hand(store: api.Store, job: str, outcome: str) -> None:
     """Record a run that held no lease, so that supervisors in backoff learn that the job succeeds again.
 
     Best effort, and only where supervisors maintain the table: nothing is written if the lease was never taken, or is
@@ -327,7 +317,7 @@ def record_by_hand(store: Store, job: str, outcome: str) -> None:
             _prune(store, job, newest.number + 1)
 
 
-def delete_if_table_removed(store: Store) -> bool:
+def delete_if_table_removed(store: api.Store) -> bool:
     """Delete all leases if the folder has nothing else: its table was removed, and leases alone look like a table.
 
     Timeline: a lease is acquired or renewed while the table's objects are being deleted, after they were listed.
@@ -341,7 +331,7 @@ def delete_if_table_removed(store: Store) -> bool:
     return bool(paths)
 
 
-def break_lease(store: Store, job: str, by: str) -> Lease:
+def break_lease(store: api.Store, job: str, by: str) -> Lease:
     """End a lease that another supervisor holds: it notices when it renews, or before its next commit.
 
     Raises ``InvalidUsageError``: the lease is not held.
@@ -369,7 +359,7 @@ def _conflicts_error(job: str) -> errors.StorageError:
     )
 
 
-def end_expired(store: Store, job: str) -> Lease | None:
+def end_expired(store: api.Store, job: str) -> Lease | None:
     """Release a lease that expired, so that it is not listed as held any more; None if there is none to release.
 
     A holder that resumes finds the lease lost, as if another supervisor had taken it.
@@ -385,7 +375,7 @@ def end_expired(store: Store, job: str) -> Lease | None:
     raise _conflicts_error(job)
 
 
-def check(store: Store, lease: Lease) -> None:
+def check(store: api.Store, lease: Lease) -> None:
     """Verify that a lease is still held by its holder; one listing, and one request if it was renewed.
 
     Raises:
@@ -413,7 +403,7 @@ def _same_lease(newest: Lease, lease: Lease) -> bool:
     return newest.token == lease.token and newest.holder.instance == lease.holder.instance and newest.ended is None
 
 
-def _write(store: Store, job: str, number: int, document: dict[str, object]) -> Lease | None:
+def _write(store: api.Store, job: str, number: int, document: dict[str, object]) -> Lease | None:
     """Put a number; return None unless it is then the newest object, and this holder's."""
     if not _records(store, job).put_if_absent(number, document):
         return None
@@ -425,12 +415,7 @@ def _write(store: Store, job: str, number: int, document: dict[str, object]) -> 
 
 
 def _document(
-    token: int,
-    holder: Holder,
-    acquired: datetime | None,
-    ttl: timedelta,
-    ended: str | None,
-    last: LastRun | str | None,
+    token: int, holder: Holder, acquired: datetime | None, ttl: timedelta, ended: str | None, last: LastRun | str | None
 ) -> dict[str, object]:
     """The content of an object. Its own time is left out: the store's modification time is used."""
     return {
@@ -469,18 +454,18 @@ def _decode(records: NumberedRecords, job: str, number: int, written: datetime) 
         raise records.unreadable(number, error, remedy) from error
 
 
-def _newest(store: Store, job: str, files: Iterable[ObjectMeta] | None = None) -> tuple[int, datetime] | None:
+def _newest(store: api.Store, job: str, files: Iterable[api.ObjectMeta] | None = None) -> tuple[int, datetime] | None:
     return max(_records(store, job).written(files).items(), default=None)
 
 
-def _prune(store: Store, job: str, newest: int) -> None:
+def _prune(store: api.Store, job: str, newest: int) -> None:
     """Delete old numbers, best effort; the newest ones always stay."""
     if newest % _KEPT == 0:
         records = _records(store, job)
         records.delete_records(number for number in records.written() if number <= newest - _KEPT)
 
 
-def free_space(store: Store) -> int:
+def free_space(store: api.Store) -> int:
     """Delete the superseded numbers of all leases, for a disk that is full; return how many went.
 
     They are only kept for operators to look at: the newest ones, which decide, always stay.
@@ -510,7 +495,7 @@ def _text(value: object) -> str:
     return printable(value)
 
 
-def _records(store: Store, job: str) -> NumberedRecords:
+def _records(store: api.Store, job: str) -> NumberedRecords:
     if _JOB.fullmatch(job) is None:
         raise errors.InvalidUsageError(f"{job!r} is not a valid job name.")
     return NumberedRecords(store, f"{LEASES_FOLDER}/{job}", "lease")

@@ -13,36 +13,27 @@ import enum
 import shlex
 import time
 import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memwal_ops.core.answers import bad_answers, no_past_answers
+from memwal_ops.core import protocols, registry, run
+from memwal_ops.core.answers import BadAnswers, PastAnswers, bad_answers, no_past_answers
+from memwal_ops.core.context import RunContext
 from memwal_ops.core.figures import Figures
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import OptionError, Options, duration, flag
 from memwal_ops.core.outlook import Outlook, describe_outlooks, outlook_on
-from memwal_ops.core.past_runs import no_past_runs
-from memwal_ops.core.protocols import NamesWriters
-from memwal_ops.core.registry import find_stub, job_specs, package_of
-from memwal_ops.core.report import Need, PlanReport
-from memwal_ops.core.run import Run, plugin_errors, run_job
+from memwal_ops.core.past_runs import PastRuns, no_past_runs
+from memwal_ops.core.report import Need, PlanReport, Report
 from memwal_ops.core.table_history import poll_cache
 from memwal_ops.errors import LeaseLostError, MemwalOpsError, NotALanceTableError, RegionsBlockedError, worst_exit_code
+from memwal_ops.storage import locations
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.clock import PLANNED_BY
-from memwal_ops.storage.locations import below, decoded_name, is_database_table
 from memwal_ops.storage.objects import open_store
 from memwal_ops.text import counted_as, duration_text, paragraph
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from memwal_ops.core.answers import BadAnswers, PastAnswers
-    from memwal_ops.core.context import RunContext
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.past_runs import PastRuns
-    from memwal_ops.core.protocols import Blocked, Table
-    from memwal_ops.core.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class Scanned:
     needs: tuple[Need, ...] = ()
     errors: tuple[tuple[str | None, MemwalOpsError], ...] = field(default=())
     backlog: Figures = field(default_factory=lambda: Figures({}, None))
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[protocols.Blocked, ...] = ()
     last_writer: str | None = None
     outlook: Outlook = field(default_factory=Outlook)
     answers: tuple[BadAnswers, ...] = ()
@@ -105,16 +96,22 @@ def tables_of_database(uri: str, storage_options: Mapping[str, str]) -> tuple[li
     root = uri.rstrip("/")
     level = open_store(resolve(root, storage_options)).list_level("")
     folders = sorted({*level.directories, *level.empty})
-    marks = {name: beside for name in folders if (beside := decoded_name(name)) in folders}
-    tables = [below(root, name) for name in folders if is_database_table(name) and name not in marks]
+    marks = {name: beside for name in folders if (beside := locations.decoded_name(name)) in folders}
+    tables = [
+        locations.below(root, name) for name in folders if locations.is_database_table(name) and name not in marks
+    ]
     skipped = [
-        NotATable(below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table.")
+        NotATable(
+            locations.below(root, name), "LanceDB gives no table such a name.", "Scan it by its URI if it is a table."
+        )
         for name in folders
-        if not is_database_table(name)
+        if not locations.is_database_table(name)
     ]
     skipped += [
         NotATable(
-            below(root, name), f"It is no table: a catalog writes its marks for {beside} there.", "Leave it there."
+            locations.below(root, name),
+            f"It is no table: a catalog writes its marks for {beside} there.",
+            "Leave it there.",
         )
         for name, beside in marks.items()
     ]
@@ -130,7 +127,7 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> NotATable | No
         NotALanceTableError: it has no version, and files that may have rows.
         MemwalOpsError: the store failed.
     """
-    stub = find_stub(uri, storage_options)
+    stub = registry.find_stub(uri, storage_options)
     if stub is None:
         return None
     remedy = f"memwal-ops repair {shlex.quote(uri)} shows what may be deleted."
@@ -139,7 +136,7 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> NotATable | No
     return NotATable(uri, stub.evidence, remedy)
 
 
-def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers = no_past_answers) -> Scanned:
+def scan_table(table: protocols.Table, past: PastRuns = no_past_runs, asked: PastAnswers = no_past_answers) -> Scanned:
     """What the jobs of ``maintain`` would do on a table with their default options. Reads only.
 
     Args:
@@ -149,38 +146,38 @@ def scan_table(table: Table, past: PastRuns = no_past_runs, asked: PastAnswers =
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []
     backlog = Figures({}, table.format.name)
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[protocols.Blocked, ...] = ()
     steps = ordered(spec for spec in table.jobs.values() if spec.in_maintain and spec.name != "repair")
     with poll_cache():
         for spec in steps:
             try:
                 needs += _needs(table, spec)
-                if package_of(spec) is None and _reduces_backlog(spec):
+                if registry.package_of(spec) is None and _reduces_backlog(spec):
                     backlog = replace(backlog, values=spec.job.backlog(table))
                     blocked = _blocked(table) if backlog.amount("blocked") else ()
             except MemwalOpsError as error:
                 errors.append((spec.name, error))
-    writer = table.format.last_writer(table) if isinstance(table.format, NamesWriters) else None
+    writer = table.format.last_writer(table) if isinstance(table.format, protocols.NamesWriters) else None
     where, outlook = table.location.address, outlook_on(table, needs, past)
     bad = tuple(bad_answers(asked(where)))
     deletes = tuple(spec.name for spec in steps if spec.deletes)
     return Scanned(where, table.revision, tuple(needs), tuple(errors), backlog, blocked, writer, outlook, bad, deletes)
 
 
-def _blocked(table: Table) -> tuple[Blocked, ...]:
+def _blocked(table: protocols.Table) -> tuple[protocols.Blocked, ...]:
     blocked = table.format.summarize(table).blocked
     return tuple(
         replace(block, part=" at ".join(filter(None, table.format.part_of(block.document)))) for block in blocked
     )
 
 
-def _needs(table: Table, spec: JobSpec) -> Iterable[Need]:
+def _needs(table: protocols.Table, spec: JobSpec) -> Iterable[Need]:
     """What a built-in job's plan says; of the job that reduces the backlog, and of another package's, the backlog."""
-    if package_of(spec) is None and not _reduces_backlog(spec):
-        plan = run_job(table, spec.name, apply=False)
+    if registry.package_of(spec) is None and not _reduces_backlog(spec):
+        plan = run.run_job(table, spec.name, apply=False)
         if isinstance(plan, PlanReport):
             return plan.needs()
-    with plugin_errors(spec):
+    with run.plugin_errors(spec):
         figures = spec.job.backlog(table) if spec.backlog_metrics else {}
     backlog = Figures(figures, table.format.name)
     waiting = int(backlog.amount("backlog") or 0)
@@ -333,11 +330,11 @@ class MaintainReport:
 class Maintain:
     """The maintain job of every format."""
 
-    def plan(self, table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
+    def plan(self, table: protocols.Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
         """Plan every step."""
         return _run(table, replace(options, apply=False, dry_run=True), context)
 
-    def apply(self, table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
+    def apply(self, table: protocols.Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
         """Run every step, each on the newest revision. A step that fails does not stop the steps that build.
 
         Nothing is deleted after a step that failed, by an error or by the exit code of its report, so that an operator
@@ -364,9 +361,9 @@ def ordered(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
     return tuple(done)
 
 
-def _run(table: Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
+def _run(table: protocols.Table, options: MaintenanceOptions, context: RunContext) -> MaintainReport:
     started = time.monotonic()
-    registered = {name: spec for name, spec in job_specs(table.format.name).items() if spec.in_maintain}
+    registered = {name: spec for name, spec in registry.job_specs(table.format.name).items() if spec.in_maintain}
     steps: list[StepReport] = []
 
     def choose(step: JobSpec) -> tuple[Options, bool | None]:
@@ -389,7 +386,7 @@ def _run(table: Table, options: MaintenanceOptions, context: RunContext) -> Main
         try:
             if any(step.report or step.error for step in steps):
                 table = table.newest()
-            report = Run(table, spec.name, choose, context=step_context).perform()
+            report = run.Run(table, spec.name, choose, context=step_context).perform()
         except LeaseLostError:
             raise  # the new holder runs all steps
         except MemwalOpsError as error:
@@ -403,7 +400,9 @@ def _run(table: Table, options: MaintenanceOptions, context: RunContext) -> Main
     return MaintainReport(str(uuid.uuid4()), options.apply, options.dry_run, tuple(steps), revision, seconds, outlook)
 
 
-def _outlook(table: Table, steps: Sequence[StepReport], options: MaintenanceOptions, context: RunContext) -> Outlook:
+def _outlook(
+    table: protocols.Table, steps: Sequence[StepReport], options: MaintenanceOptions, context: RunContext
+) -> Outlook:
     plans = [step.report for step in steps if isinstance(step.report, PlanReport)]
     return outlook_on(table, (need for plan in plans for need in plan.needs()), context.past_runs, options)
 

@@ -17,17 +17,15 @@ import dataclasses
 import enum
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 from uuid import UUID
 
 from memwal_ops.errors import InvalidUsageError
 from memwal_ops.text import duration_text, parse_duration, parse_size, size_literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ def choose_engine(options: EngineOptions, work: str, size: int) -> EngineChoice:
     """Choose the engine; starts nothing, and checks for Spark only if it would be selected.
 
     Args:
-        options: of the job.
         work: what the job works on, for the reason: ``a backlog``.
         size: of that, in bytes.
     """
@@ -99,14 +96,10 @@ class Option:
 
     Attributes:
         name: the field of the options class, with ``_``.
-        kind: the type of its value.
-        default: its value if none is given.
-        help: one sentence or two.
         repeated: it takes any number of values; its value is a tuple.
         values: of a repeated option: the exact number of values, if it is given.
         optional: None is a valid value, with the meaning that ``help`` explains.
         minimum: smallest value (counts, numbers, bytes; durations as ``timedelta``); None: no bound.
-        maximum: largest value.
         choices: of a choice: the valid values.
         metavar: the placeholder of its value in a usage line.
         shown_default: the text for the default in help; None: the default itself.

@@ -8,21 +8,17 @@ Tell what the next run of a job costs before it runs, and why it would do nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from memwal_ops import text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.options import Options
-    from memwal_ops.core.past_runs import PastRun, PastRuns
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.core.report import Need
-
+from memwal_ops.core.job import JobSpec
+from memwal_ops.core.options import Options
+from memwal_ops.core.past_runs import PastRun, PastRuns
+from memwal_ops.core.protocols import Table
+from memwal_ops.core.report import Need
 
 Rate = tuple[float, float]
 """The seconds of a past run, and the rows that it wrote."""
@@ -36,8 +32,6 @@ class NextRun:
 
     Attributes:
         debt: bytes that are due to be written, by this run or by later ones.
-        bytes_read: about what it reads.
-        bytes_written: about what it writes.
         seconds: how long it takes, by the rate of a past run on this table; None: there is none to compare with.
         why: why it would do nothing; None: it would do something.
     """
@@ -61,8 +55,6 @@ def next_run(
     """The next run of a job by its backlog metrics; None if these do not show it.
 
     Args:
-        spec: the job.
-        figures: its backlog metrics.
         rates: those of past runs of the job on the table, the newest first.
         why: why nothing is due, if that is so; None: as the job's spec has it.
     """
@@ -153,7 +145,6 @@ class Outlook:
     """What all jobs of a table need.
 
     Attributes:
-        steps: those that have something to do.
         kept: how long what they replace is kept; None: that is not known, or no step adds anything.
         beside: what the format promises about writers and readers; empty: nothing.
     """

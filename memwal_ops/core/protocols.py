@@ -6,19 +6,17 @@ No code above ``formats/`` depends on the format of a table. A format is an obje
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from datetime import datetime
+from typing import Any, Protocol, Self, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
-    from memwal_ops.core.anchors import CommitGuard
-    from memwal_ops.core.demo import DemoSpec
-    from memwal_ops.core.job import InitSpec, JobSpec
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.storage.api import Listing, Store
-    from memwal_ops.storage.locations import Location
+from memwal_ops.core.anchors import CommitGuard
+from memwal_ops.core.demo import DemoSpec
+from memwal_ops.core.job import InitSpec, JobSpec
+from memwal_ops.errors import MemwalOpsError
+from memwal_ops.storage.api import Listing, Store
+from memwal_ops.storage.locations import Location
 
 
 class TableFormat(Protocol):
@@ -66,7 +64,6 @@ class Blocked:
     Attributes:
         part: its name (for Lance: the region id); empty: the table as a whole.
         reason: the ``reason`` of the error class.
-        detail: one sentence.
         document: the entry of ``blocked`` in JSON documents.
     """
 
@@ -81,10 +78,8 @@ class TableSummary:
     """The state of a table at one poll. ``inspect``, ``status`` and the status page show it.
 
     Attributes:
-        revision: the revision that was read.
         backlog: backlog metrics by name, of every job of the format's own package that has any.
         parts: number of parts (regions, fragments ...) of the table.
-        blocked: the blocked parts, with the reasons.
     """
 
     revision: int
@@ -181,9 +176,7 @@ class TableBranch:
     """A branch of a table, as the table's root records it.
 
     Attributes:
-        name: its name.
         parent: the branch that it left; None: main.
-        parent_revision: the revision that it left.
         created: when, by the clock of the program that made it; aware, UTC.
     """
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from memwal_ops import errors
 from memwal_ops.core.anchors import anchor_at, delete_proven
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.records import decode_record, encode_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from memwal_ops.storage.api import Store
 
 QUARANTINE_FOLDER = "_mem_wal_ops/quarantine"
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -92,8 +89,6 @@ class RepairRecord:
 
     Attributes:
         id: its name: 16 hexadecimal digits.
-        check: the check whose finding was repaired.
-        place: the name of the :class:`Place`.
         before: SHA-256 of the content that was replaced, in hexadecimal; None: it did not exist.
         after: the same of the content that replaced it.
     """

@@ -8,26 +8,22 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, cast
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
 
 from memwal_ops import errors
 from memwal_ops.core import plugins, protocols
+from memwal_ops.core.anchors import CommitGuard
 from memwal_ops.core.job import JobSpec
+from memwal_ops.core.row_sink import RowSink
+from memwal_ops.storage.api import Listing, Store
+from memwal_ops.storage.locations import Location
 from memwal_ops.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from importlib.metadata import EntryPoint
-
-    from memwal_ops.core.anchors import CommitGuard
-    from memwal_ops.core.row_sink import RowSink
-    from memwal_ops.storage.api import Listing, Store
-    from memwal_ops.storage.locations import Location
 
 FORMATS = "memwal_ops.formats"
 JOBS = "memwal_ops.jobs"
@@ -419,9 +415,7 @@ def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source
     """Open the table that a migration fills, in the first installed format that implements ``ReceivesRows``.
 
     Args:
-        uri: of the table to fill.
         source_location: of the source; its storage options are used for a target at the same kind of store.
-        guard: checked before each commit.
         source: identity of what is migrated; the table of another migration is refused.
 
     Raises:

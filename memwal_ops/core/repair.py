@@ -15,10 +15,11 @@ from __future__ import annotations
 import enum
 import time
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from memwal_ops.core import quarantine, verification
 from memwal_ops.core.context import RunContext
@@ -37,9 +38,6 @@ from memwal_ops.errors import (
 )
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 
 class RepairDecision(enum.StrEnum):
@@ -79,13 +77,7 @@ _MAX_KEYS = 20
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a fix gives up.
-
-    Attributes:
-        what: what cannot be read any more: a noun phrase.
-        rows: how many rows are lost; None: unknown.
-        keys: their keys, as text; None: unknown.
-    """
+    """What a fix gives up. ``what``: what cannot be read any more: a noun phrase."""
 
     what: str
     rows: int | None = None
@@ -128,11 +120,7 @@ class Fixed:
     """A fix.
 
     Attributes:
-        text: what it does.
-        findings: those that it fixes.
-        outcome: how it ended.
         kept: the id by which it can be undone; None: it replaced nothing.
-        error: why it failed.
         loss: what it gives up; None: nothing.
     """
 
@@ -169,11 +157,8 @@ class RepairReport:
     """Report of a repair.
 
     Attributes:
-        version: the table's revision at the end.
-        apply: whether it acted.
         fixes: what has a safe fix.
         decisions: what has none, without findings of severity ``info``.
-        undone: of ``--undo``.
         more: findings of the same checks that were counted, but not processed.
     """
 
@@ -358,7 +343,6 @@ class RepairJob(Generic[TableT]):
     """The job of one format.
 
     Attributes:
-        verify: reads the findings.
         fix_of: the fix of a finding; None: such findings have no fix. Reads only. Raises ``UnsafeError`` if a fix
             exists, but is not safe now.
         place_of: the place with a name. Raises ``InvalidFormatError`` if no repair replaces such a place.

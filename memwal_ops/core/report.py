@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from memwal_ops.errors import RegionsBlockedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class MergeDecision(enum.StrEnum):
@@ -68,14 +66,10 @@ class Need:
     """What a job would do.
 
     Attributes:
-        job: the job.
-        what: what it would do.
         rows: rows that it would merge, index or rewrite; None: not known.
-        frees: bytes that it would free.
         later: bytes that it can free when they are old enough: of young versions, and of files that no version needs,
             as compactions that were killed leave them.
         by: when all of these are old enough, as ISO 8601; None: there are none.
-        now: whether it has something to do now.
         versions: versions that it would read or delete.
     """
 

@@ -94,9 +94,6 @@ class ReceivesRows(Protocol):
         """Open the table at a location, or prepare to create it there.
 
         Args:
-            location: of the table.
-            store: at that location.
-            guard: checked before each commit.
             source: identity of what is migrated; the table of another migration is refused.
 
         Raises:

@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from memwal_ops import errors
 from memwal_ops.core.anchors import Unguarded
 from memwal_ops.core.context import RunContext, StopRequested, recording
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import OptionError, Options, boolean, describe
 from memwal_ops.core.outlook import rows_done
-from memwal_ops.core.protocols import ExplainsJobs
+from memwal_ops.core.protocols import ExplainsJobs, Table
 from memwal_ops.core.registry import format_errors, open_table, package_of
-from memwal_ops.core.report import bounded
+from memwal_ops.core.report import Report, bounded
 from memwal_ops.core.tracing import performed
 from memwal_ops.core.usage import Measurement, achieved_by
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.protocols import Table
-    from memwal_ops.core.report import Report
 
 
 @dataclass(slots=True)
@@ -42,18 +36,11 @@ class Run:
     The command line, workers, Airflow and notebooks run every job by it, and ``maintain`` its steps.
 
     Attributes:
-        place: the table's URI, or the open table.
-        job: the job's name.
         choose: gives the job's options, and whether to act (:meth:`JobSpec.acts`), once its spec is known.
-        branch: a branch of the table; with a URI only.
-        storage_options: with a URI only.
         context: receives progress and stop requests; its guard is the one of a table that is opened here.
         recorder: called with the run when it has ended, unless the table was not opened.
-        started: when it began.
-        acts: it acts; else it only plans.
         options: of the job's own class; None: they were not read.
         report: that of the job; None: the run failed, or was stopped.
-        error: why, then.
         used: what it used, see :class:`memwal_ops.core.usage.Measurement`; measured for a recorder.
     """
 
@@ -190,9 +177,7 @@ def run_job(
             ``options`` in a configuration file; or give them by name in ``values``.
         apply: whether to act, or to plan only. None: a job that deletes plans, any other job acts. True for
             ``maintain`` is its ``--apply``: the steps that delete act, too.
-        branch: a branch of the table; with a URI only.
         storage_options: as :func:`open_table` takes them; with a URI only.
-        context: receives progress and stop requests.
         **values: options by name; strings are parsed as on the command line (``"1GiB"``, ``"15m"``).
 
     Returns:

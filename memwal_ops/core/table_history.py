@@ -9,28 +9,21 @@ fault of another package's job is reported as a fault of that package.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from memwal_ops.core import run
-from memwal_ops.core.options import OptionError
-from memwal_ops.core.protocols import DetectsChanges
-from memwal_ops.core.registry import formats, location_of, package_of
+from memwal_ops.core import registry, run
+from memwal_ops.core.job import JobSpec
+from memwal_ops.core.options import OptionError, Options
+from memwal_ops.core.protocols import DetectsChanges, Table
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.objects import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-
-    from memwal_ops.core.job import JobSpec
-    from memwal_ops.core.options import Options
-    from memwal_ops.core.protocols import Table
-
 
 _T = TypeVar("_T")
 _OURS = "memwal_ops."
@@ -83,7 +76,7 @@ def built_in_backlog(table: Table) -> dict[str, float]:
     """
     figures: dict[str, float] = {}
     for spec in table.jobs.values():
-        if spec.backlog_metrics and package_of(spec) is None:
+        if spec.backlog_metrics and registry.package_of(spec) is None:
             figures |= spec.job.backlog(table)
     return figures
 
@@ -145,11 +138,11 @@ def fingerprint_of(table: Table, jobs: Iterable[JobSpec]) -> str | None:
 def is_unchanged(uri: str, storage_options: Mapping[str, str], fingerprint: str) -> bool:
     """Return whether a table still has a fingerprint of :func:`fingerprint_of`; it is not opened. False if unknown."""
     name, _, known = fingerprint.partition(" ")
-    kind: object = formats().get(name)
+    kind: object = registry.formats().get(name)
     if not isinstance(kind, DetectsChanges):
         return False
     try:
-        return kind.is_unchanged(open_store(location_of(uri, storage_options)), known)
+        return kind.is_unchanged(open_store(registry.location_of(uri, storage_options)), known)
     except MemwalOpsError:
         return False
 
@@ -159,8 +152,6 @@ class RevisionRecord:
     """One retained revision.
 
     Attributes:
-        revision: its number.
-        committed: when it was committed.
         by: the program that made it, for example ``memwal-ops merge`` or ``lance 14.0.2``.
         operation: what kind of change it was, in the format's own word; empty if that is not known.
         rows: its live rows; None if they are not recorded.
@@ -186,14 +177,10 @@ class LogRecord:
     """The life of one part of the log, such as a generation.
 
     Attributes:
-        name: its name and number.
-        rows: as recorded; None if it is not.
-        bytes: as recorded; None if it is not.
         flushed: when it was added to the log; None if that was before what is retained.
         merged: when it was merged; None if it was not, or before what is retained.
         merged_in: the revision that merged it, if that is retained.
         removed: when its entry was removed from the log; its files are deleted later.
-        state: ``waiting``, ``merged`` or ``removed``.
     """
 
     name: str

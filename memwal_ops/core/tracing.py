@@ -10,24 +10,20 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage import metering
+from memwal_ops.storage.locations import Location
 from memwal_ops.storage.options import redact
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from memwal_ops.storage.locations import Location
 
 _NAME = "memwal_ops"
 _PROTOCOL = "http/protobuf"
@@ -40,7 +36,6 @@ class _Run:
     """The run that is traced on this thread.
 
     Attributes:
-        span: of it.
         performed: its code has begun; that of another job within it has a span of its own.
         local: its table is in files; None: it is not open yet.
     """
@@ -103,9 +98,6 @@ def performed(
     """Trace the block as the code of a job, in the span of its run.
 
     Args:
-        job: its name.
-        location: of the table.
-        format_name: of the table.
         figures: sums of the run, complete when the block ends.
         revisions: what it publishes, complete when the block ends.
         act: it does not only plan.

@@ -12,13 +12,11 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from memwal_ops.text import parse_duration, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
 
 _TOKEN = re.compile(r"\s*(?:(?P<op>>=|<=|==|!=|>|<)|(?P<paren>[()])|(?P<word>[A-Za-z0-9_.,]+)|(?P<invalid>\S))")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {

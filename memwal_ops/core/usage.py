@@ -7,17 +7,13 @@ measured with the other. Workers and commands run one at a time.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.outlook import rows_done
+from memwal_ops.storage.locations import Location
 from memwal_ops.storage.metering import LOCAL, REMOTE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from memwal_ops.storage.locations import Location
-
 
 SUMS = ("fragments", "versions", "bytes_freed", "rows_merged", "rows_rewritten", "rows_indexed")
 """What is summed up over runs: fragments and versions fewer, bytes freed, rows merged, rewritten, newly indexed."""

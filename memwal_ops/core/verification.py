@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memwal_ops import text
+from memwal_ops import errors, text
 from memwal_ops.core import options
-from memwal_ops.errors import MemwalOpsError, TableCorruptError, runbook
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from memwal_ops.core.answers import IndexAnswers
+from memwal_ops.core.answers import IndexAnswers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +82,7 @@ class Inconsistency:
     """One inconsistency.
 
     Attributes:
-        severity: see :class:`Severity`.
         check: the name of the check: a word or two, joined by ``_``.
-        place: the object or entry.
-        evidence: what was found.
         consequence: the effect on readers and jobs: one sentence.
         remedy: what to do: one sentence or two.
         page: the runbook page; empty: there is none.
@@ -113,7 +106,7 @@ class Inconsistency:
 
 
 def finding_of(
-    error: MemwalOpsError,
+    error: errors.MemwalOpsError,
     check: str,
     place: str,
     consequence: str,
@@ -121,14 +114,14 @@ def finding_of(
     about: str = "",
 ) -> Inconsistency:
     """A finding whose evidence, remedy and page are those of an error."""
-    page = runbook(error.exit_code) or ""
+    page = errors.runbook(error.exit_code) or ""
     return Inconsistency(severity, check, place, str(error), consequence, error.remedy, page, about)
 
 
 def missing_object(table: Any) -> Iterator[Inconsistency]:
     """An object that the newest revision needs and that is missing or damaged: checked where only answers are."""
     if (path := table.format.missing_of(table, table.revision)) is not None:
-        error = TableCorruptError("It is missing or damaged, and the newest revision needs it.")
+        error = errors.TableCorruptError("It is missing or damaged, and the newest revision needs it.")
         yield finding_of(error, "missing_object", path, "Reads of the newest revision fail.")
 
 
@@ -183,7 +176,6 @@ class VerifyReport:
     """The findings, and how much was read. A table with findings of severity ``info`` only is healthy.
 
     Attributes:
-        revision: the revision that was checked.
         findings: those that are listed; ``counts`` has all.
         checked: what was read, by name in the plural.
         skipped: of a table that is read from an export: what could not be checked there.
@@ -208,7 +200,7 @@ class VerifyReport:
     @property
     def exit_code(self) -> int:
         """9 if there is an error among the findings."""
-        return TableCorruptError.exit_code if self.findings.worst is Severity.ERROR else 0
+        return errors.TableCorruptError.exit_code if self.findings.worst is Severity.ERROR else 0
 
     @property
     def listed(self) -> list[Inconsistency]:
@@ -276,9 +268,7 @@ class AnswersPlan:
     """What asking the indexes costs: the report of ``verify --answers --dry-run``.
 
     Attributes:
-        revision: the revision that would be asked.
         answers: by index: ``queries`` (about as many) and ``bytes_at_most`` of a run, or why it is ``skipped``.
-        max_bytes: what a run may read.
     """
 
     revision: int

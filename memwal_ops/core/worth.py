@@ -44,9 +44,7 @@ class Due:
     """A job of a table that may start now.
 
     Attributes:
-        key: of its table and job.
         since: since when it is due; anything that can be ordered.
-        worth: of its next run.
         urgent: it is not delayed; the greatest first, 0: it takes its turn.
     """
 
@@ -187,8 +185,6 @@ class Worth:
     Attributes:
         saves: what it saves in a day, in money, by the debt that the poll found and by how often past runs achieved
             anything.
-        costs: what it costs, in money.
-        weight: of the table.
         missed: the objective of the table that it would restore; None: all are met.
         share: what part of the fleet's budget it uses; None: there is none.
     """
@@ -229,11 +225,7 @@ def worth_of(
     """What the next run of a job is worth.
 
     Args:
-        spec: the job.
-        figures: the backlog figures of its table.
         past: what its past runs spent and achieved, the newest first.
-        weight: of the table.
-        objectives: the table's, by name.
         limits: of the fleet's budget, by name of an amount.
     """
     saves = sum(_saved(save.kind, figures.get(save.metric, 0.0)) for save in spec.saves)

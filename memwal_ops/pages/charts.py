@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from memwal_ops.core.job import Unit
+from memwal_ops.core.job import Unit
 
 _WIDTH, _HEIGHT = 1000, 100  # of the view box of a lane
 _TICKS, _MAX_TICKS, _MAX_POINTS = 3, 5, 240

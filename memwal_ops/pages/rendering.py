@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,9 +23,6 @@ from markupsafe import Markup
 from memwal_ops.storage.options import redact
 from memwal_ops.text import printable, size_text, time_text
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HASH = "sha256"
 _BRIEF, _WHOLE_FROM = 140, 100

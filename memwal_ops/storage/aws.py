@@ -43,7 +43,6 @@ class BucketSettings:
 
     Attributes:
         versioning: ``Enabled``, ``Suspended`` or ``off``; None if it could not be read.
-        why: why it could not be read; else empty.
         expiring: the prefixes below which a lifecycle rule deletes current objects by age.
         expires_noncurrent: whether a rule deletes what versioning keeps.
     """
@@ -225,9 +224,7 @@ def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
         endpoint = (
             given
             or ConfiguredEndpointProvider(
-                full_config=session.full_config,
-                scoped_config=session.get_scoped_config(),
-                client_name="dynamodb",
+                full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="dynamodb"
             ).provide()
         )
     except ProfileNotFound as exc:
@@ -282,9 +279,7 @@ def _endpoint(session: botocore.session.Session, options: Mapping[str, str]) -> 
     given = options.get("aws_endpoint_url_s3") or options.get("aws_endpoint")
     if given is None:
         given = ConfiguredEndpointProvider(
-            full_config=session.full_config,
-            scoped_config=session.get_scoped_config(),
-            client_name="s3",
+            full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
         ).provide()
     given = given or os.environ.get("AWS_ENDPOINT")
     if not given:
@@ -312,10 +307,7 @@ def _credentials(
 
     def client(service: str, **arguments: Any) -> Any:
         return session.create_client(
-            service,
-            region_name=region,
-            endpoint_url=options.get("aws_sts_endpoint") or None,
-            **arguments,
+            service, region_name=region, endpoint_url=options.get("aws_sts_endpoint") or None, **arguments
         )
 
     extra = {"RoleSessionName": options.get("aws_role_session_name") or "memwal-ops"}

@@ -13,10 +13,11 @@ import os
 import queue
 import re
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from memwal_ops import errors
@@ -24,6 +25,7 @@ from memwal_ops.storage.errors import RetryPolicy, retried
 from memwal_ops.storage.locations import (
     BRANCHES_FOLDER,
     CATALOG,
+    Location,
     below,
     has_scheme,
     is_catalog,
@@ -39,12 +41,6 @@ from memwal_ops.storage.options import (
     remember,
     remember_options,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from memwal_ops.storage.locations import Location
-
 
 PROPERTY = "namespace."
 """The prefix of storage options that are properties of the catalog."""

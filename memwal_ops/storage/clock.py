@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from memwal_ops.storage.api import Store
+from memwal_ops.storage.api import Store
 
 CLOCK_FOLDER = "_mem_wal_ops/clock"
 PLANNED_BY = "Ages and holds are by this machine's clock; --apply goes by the store's where that is behind."

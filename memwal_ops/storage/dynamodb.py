@@ -10,23 +10,18 @@ What an external manifest store records of a version of a table. Imports no clie
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from memwal_ops import errors
+from memwal_ops.storage import aws
 from memwal_ops.storage.api import VersionEntry
-from memwal_ops.storage.aws import DYNAMODB_ENDPOINT, session_with
 from memwal_ops.storage.errors import translate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from memwal_ops.storage.aws import AwsAccess
-
 
 _COMMITTER = "memwal-ops"
 _MOVED = "moved_to"
@@ -43,7 +38,7 @@ _ABSENT = "attribute_not_exists(base_uri) AND attribute_not_exists(version)"
 class VersionEntries:
     """The entries of all tables that one table in DynamoDB has. Safe to use from several threads."""
 
-    def __init__(self, access: AwsAccess, table: str) -> None:
+    def __init__(self, access: aws.AwsAccess, table: str) -> None:
         self.table = table
         self._access = access
         self._made: Any = None
@@ -217,10 +212,10 @@ class VersionEntries:
     def _client(self) -> Any:
         with self._lock:
             if self._made is None:
-                self._made = session_with(self._access.credentials).client(
+                self._made = aws.session_with(self._access.credentials).client(
                     "dynamodb",
                     region_name=self._access.region,
-                    endpoint_url=self._access.others.get(DYNAMODB_ENDPOINT),
+                    endpoint_url=self._access.others.get(aws.DYNAMODB_ENDPOINT),
                     config=_TIMEOUTS,
                 )
             return self._made

@@ -16,29 +16,15 @@ from __future__ import annotations
 import errno
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import obstore.exceptions
 
-from memwal_ops.errors import (
-    ConditionalWriteUnsupportedError,
-    InvalidUsageError,
-    MemwalOpsError,
-    ObjectNotFoundError,
-    ReadOnlyStoreError,
-    StorageCredentialsError,
-    StorageError,
-    StoreUnavailableError,
-    TableNotFoundError,
-    UnsupportedFeatureError,
-)
+from memwal_ops import errors
 from memwal_ops.storage.api import DiskFullError
 from memwal_ops.storage.options import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 T = TypeVar("T")
 
@@ -116,8 +102,6 @@ def conditional_write(
         write: one attempt; True if it was written, False if the store refused it.
         read_back: after a lost response: True if this write's content is stored, False if other content is, None
             if the condition still holds and nothing was decided.
-        path: for messages.
-        policy: see :class:`RetryPolicy`.
 
     A refusal of the first attempt is final and not read back. Equal contents of two
     writers cannot be distinguished after a lost response: a caller for which that matters writes
@@ -150,11 +134,11 @@ def conditional_write(
     return call(attempt, path=path, action="write", policy=policy)
 
 
-class NotSupportedError(UnsupportedFeatureError, StorageError):
+class NotSupportedError(errors.UnsupportedFeatureError, errors.StorageError):
     """Pylance reports that it does not support what was asked of it."""
 
-    exit_code = UnsupportedFeatureError.exit_code
-    reason = UnsupportedFeatureError.reason
+    exit_code = errors.UnsupportedFeatureError.exit_code
+    reason = errors.UnsupportedFeatureError.reason
     remedy = "This release of pylance does not support it, and running the command again does not help."
 
 
@@ -187,11 +171,11 @@ _TRANSIENT_CODES = frozenset({
     "TooManyRequests", "ConditionalRequestConflict",
 })  # fmt: skip
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_LOCAL_REMEDIES: dict[type[MemwalOpsError], str] = {
-    StorageCredentialsError: "Give the user of this process read permission on the path, and let it enter the folders "
-    "above (namei -l PATH shows whom they admit).",
-    ReadOnlyStoreError: "Give the user of this process write permission there (namei -l PATH shows whom the folders "
-    "admit), on a file system that is not mounted read-only.",
+_LOCAL_REMEDIES: dict[type[errors.MemwalOpsError], str] = {
+    errors.StorageCredentialsError: "Give the user of this process read permission on the path, and let it enter the "
+    "folders above (namei -l PATH shows whom they admit).",
+    errors.ReadOnlyStoreError: "Give the user of this process write permission there (namei -l PATH shows whom the "
+    "folders admit), on a file system that is not mounted read-only.",
 }
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _INSUFFICIENT_STORAGE = 507
@@ -228,13 +212,14 @@ _AZURE = re.compile(
     r"MicrosoftAzure|RequestId:\S+\s+Time:|\.core\.windows\.net|\.fabric\.microsoft\.com|/devstoreaccount1/"
     r"|performing [A-Z]+ REDACTED"
 )
-_AZURE_REMEDIES: dict[type[MemwalOpsError], str] = {
-    StorageCredentialsError: "Check the account name, and the account key, SAS or identity (--storage-option "
+_AZURE_REMEDIES: dict[type[errors.MemwalOpsError], str] = {
+    errors.StorageCredentialsError: "Check the account name, and the account key, SAS or identity (--storage-option "
     "azure_storage_account_key or azure_storage_sas_token, or AZURE_STORAGE_... in the environment), how long a SAS "
     "holds and what it permits, and the account's firewall; secrets are never printed.",
-    ReadOnlyStoreError: "Give this job read, write, delete and list permission on the container (a SAS with sp=racwdl, "
-    "the role Storage Blob Data Contributor), and let the account's firewall pass.",
-    TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, for a typo.",
+    errors.ReadOnlyStoreError: "Give this job read, write, delete and list permission on the container (a SAS with "
+    "sp=racwdl, the role Storage Blob Data Contributor), and let the account's firewall pass.",
+    errors.TableNotFoundError: "Check the container in the URI, and the account name and azure_storage_endpoint, "
+    "for a typo.",
 }
 _BOTO_CREDENTIALS = (
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
@@ -247,7 +232,7 @@ _BOTO_UNREACHABLE = ("ConnectionError", "HTTPClientError", "MetadataRetrievalErr
 
 
 # obstore's error where a catalog that vends credentials cannot be reached.
-_CATALOG_DOWN = f"External AWS credential provider: {StoreUnavailableError.__name__}"
+_CATALOG_DOWN = f"External AWS credential provider: {errors.StoreUnavailableError.__name__}"
 
 
 def is_transient(exc: BaseException) -> bool:
@@ -256,7 +241,7 @@ def is_transient(exc: BaseException) -> bool:
     This includes 409 ``ConditionalRequestConflict``: S3's response to a conditional write that is concurrent with
     another one or with a delete; the object may not exist at all.
     """
-    if isinstance(exc, (MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
+    if isinstance(exc, (errors.MemwalOpsError, FileNotFoundError, obstore.exceptions.PreconditionError)):
         return False
     text = str(exc)
     if _code(exc, text) in _TRANSIENT_CODES:
@@ -314,7 +299,7 @@ def is_whole_request(exc: BaseException) -> bool:
     return _STATUS_IN_BATCH.search(text) is None and _status(exc, text) is not None
 
 
-def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
+def translate(exc: BaseException, *, path: str, action: str) -> errors.MemwalOpsError:
     """The ``MemwalOpsError`` for an error of obstore, boto3 or pylance; raise it ``from exc``.
 
     Args:
@@ -326,7 +311,7 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
 
     The message contains neither secrets nor the client's debugging text.
     """
-    if isinstance(exc, MemwalOpsError):
+    if isinstance(exc, errors.MemwalOpsError):
         return exc
     text = redact(_short_text(exc))
     message = f"Cannot {action} {redact(path)!r}: {text}"
@@ -335,46 +320,48 @@ def translate(exc: BaseException, *, path: str, action: str) -> MemwalOpsError:
     remedies = _LOCAL_REMEDIES if is_local else _AZURE_REMEDIES if _is_azure(exc) else {}
     if kind in remedies:
         return kind(message, remedy=remedies[kind])
-    if kind is StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
-        return StorageCredentialsError(
+    if kind is errors.StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
+        return errors.StorageCredentialsError(
             message,
             remedy="Check the profile, role or keys (AWS_PROFILE, --storage-option). S3 also responds with 403 for an "
             "absent object if the permission s3:ListBucket is missing.",
         )
-    if kind is StoreUnavailableError and _WRONG_ADDRESS.search(str(exc)):
-        return StoreUnavailableError(message, remedy="Check the endpoint's name, its certificate and allow_http.")
-    if kind is StorageError and _INVALID_NAME.search(str(exc)):
-        return StorageError(message, remedy="Rename or remove the named object: its name cannot be listed.")
+    if kind is errors.StoreUnavailableError and _WRONG_ADDRESS.search(str(exc)):
+        return errors.StoreUnavailableError(
+            message, remedy="Check the endpoint's name, its certificate and allow_http."
+        )
+    if kind is errors.StorageError and _INVALID_NAME.search(str(exc)):
+        return errors.StorageError(message, remedy="Rename or remove the named object: its name cannot be listed.")
     return kind(message)
 
 
-def _kind(exc: BaseException, action: str) -> type[MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
+def _kind(exc: BaseException, action: str) -> type[errors.MemwalOpsError]:  # noqa: PLR0911 (one return per reason)
     text = str(exc)
     code, status = _code(exc, text), _status(exc, text)
     if _os_error(exc, text) in _FULL or status == _INSUFFICIENT_STORAGE:
         return DiskFullError
     if is_no_table(exc):
-        return TableNotFoundError
+        return errors.TableNotFoundError
     if _CATALOG_DOWN in text:
-        return StoreUnavailableError
+        return errors.StoreUnavailableError
     if code in _CREDENTIAL_CODES or _is_boto(exc, _BOTO_CREDENTIALS) or _NOT_AUTHENTICATED in text:
-        return StorageCredentialsError
+        return errors.StorageCredentialsError
     if code in _UNSUPPORTED_CODES or status == 501:
-        return ConditionalWriteUnsupportedError if _changes(action) else StorageError
+        return errors.ConditionalWriteUnsupportedError if _changes(action) else errors.StorageError
     if _denied(exc, code, status, text):
         is_write = _changes(action) and (" " not in action or _READ_REQUEST.search(text) is None)
-        return ReadOnlyStoreError if is_write else StorageCredentialsError
+        return errors.ReadOnlyStoreError if is_write else errors.StorageCredentialsError
     if status == 401 or isinstance(exc, obstore.exceptions.UnauthenticatedError) or _NO_CREDENTIALS.search(text):
-        return StorageCredentialsError
+        return errors.StorageCredentialsError
     if is_absent(exc) or status == 404 or _NO_OBJECT_TEXT.search(text):
-        return ObjectNotFoundError
+        return errors.ObjectNotFoundError
     if isinstance(exc, obstore.exceptions.UnknownConfigurationKeyError):
-        return InvalidUsageError
+        return errors.InvalidUsageError
     if isinstance(exc, NotImplementedError) or _NOT_SUPPORTED.search(text):
         return NotSupportedError
     if is_transient(exc) or (_WRONG_ADDRESS.search(text) and status is None):
-        return StoreUnavailableError
-    return StorageError
+        return errors.StoreUnavailableError
+    return errors.StorageError
 
 
 def _changes(action: str) -> bool:

@@ -11,17 +11,15 @@ import os
 import tempfile
 import zipfile
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from memwal_ops import errors
-from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
+from memwal_ops.storage import api
 from memwal_ops.storage.object_store import checked_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 FORMAT = 1
 _ABOUT, _OBJECTS, _FILES = "export.json", "objects.jsonl", "files/"
@@ -44,13 +42,11 @@ class ExportedObject:
     """An object of the table.
 
     Attributes:
-        meta: its size and time.
         contents: without values; None: they are left out.
-        listed: whether listings have it.
         opened: whether a library that opens files by itself needs the contents.
     """
 
-    meta: ObjectMeta
+    meta: api.ObjectMeta
     contents: bytes | None = None
     listed: bool = True
     opened: bool = False
@@ -89,7 +85,6 @@ class ExportedStore:
 
     Attributes:
         about: the document that describes the export.
-        taken: when it was written.
         folder: a local folder with the files that a library opens by itself, until :meth:`close`.
         left_out: the paths whose contents were asked for and are not in the export.
     """
@@ -147,11 +142,11 @@ class ExportedStore:
         """Refused: an export has no entity tags."""
         raise self._read_only(path)
 
-    def head(self, path: str) -> ObjectMeta | None:
+    def head(self, path: str) -> api.ObjectMeta | None:
         """The object's size and time in the table; also of one that listings leave out."""
         return self._objects.get(path)
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """The objects below a folder, in order."""
         begin = f"{prefix.removesuffix('/')}/" if prefix else ""
         for at in range(bisect_left(self._names, begin), len(self._names)):
@@ -161,11 +156,11 @@ class ExportedStore:
             if after is None or name > after:
                 yield self._objects[name]
 
-    def list_level(self, prefix: str = "") -> Listing:
+    def list_level(self, prefix: str = "") -> api.Listing:
         """The entries directly in a folder."""
         begin = f"{prefix.removesuffix('/')}/" if prefix else ""
         directories: list[str] = []
-        objects: list[ObjectMeta] = []
+        objects: list[api.ObjectMeta] = []
         at = bisect_left(self._names, begin)
         while at < len(self._names) and self._names[at].startswith(begin):
             name = self._names[at]
@@ -176,7 +171,7 @@ class ExportedStore:
             else:
                 objects.append(self._objects[name])
                 at += 1
-        return Listing(tuple(directories), tuple(objects))
+        return api.Listing(tuple(directories), tuple(objects))
 
     def put(self, path: str, data: bytes) -> NoReturn:
         """Refused."""
@@ -193,7 +188,7 @@ class ExportedStore:
         del data, e_tag
         raise self._read_only(path)
 
-    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+    def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """Refused."""
         raise self._read_only(next(iter(paths), ""))
 
@@ -246,9 +241,9 @@ class ExportedStore:
             )
         return document
 
-    def _read_objects(self) -> tuple[dict[str, ObjectMeta], set[str], set[str]]:
+    def _read_objects(self) -> tuple[dict[str, api.ObjectMeta], set[str], set[str]]:
         """All objects, the paths that listings leave out, and those of which a library needs the contents."""
-        objects: dict[str, ObjectMeta] = {}
+        objects: dict[str, api.ObjectMeta] = {}
         hidden: set[str] = set()
         needed: set[str] = set()
         for line in self._member(_OBJECTS).splitlines():
@@ -256,7 +251,7 @@ class ExportedStore:
             path, size = entry.get("path"), entry.get("size")
             if not isinstance(path, str) or type(size) is not int or size < 0:
                 raise self._invalid("has an entry that is not an object.")
-            objects[path] = ObjectMeta(path, size, self._time(entry.get("modified")), None)
+            objects[path] = api.ObjectMeta(path, size, self._time(entry.get("modified")), None)
             if entry.get("listed") is False:
                 hidden.add(path)
             if entry.get("opened") is True:

@@ -20,9 +20,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memwal_ops import errors
-from memwal_ops.storage import api, metering
+from memwal_ops.storage import api, locations, metering
 from memwal_ops.storage.errors import call, is_absent
-from memwal_ops.storage.locations import DYNAMODB, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.wrapper import StoreWrapper
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from memwal_ops.storage.dynamodb import VersionEntries
     from memwal_ops.storage.errors import RetryPolicy
-    from memwal_ops.storage.locations import Location
 
 _ROOT_FOLDER = "_versions"
 _FOLDER = rf"(?P<folder>(?:tree/.+/)?{_ROOT_FOLDER})"
@@ -62,7 +60,7 @@ def manifest_entries(store: api.Store) -> ManifestEntryStore | None:
 
 
 def refuse_plain_uri(
-    location: Location, store: api.Store, listed: Iterable[api.ObjectMeta], is_own: Callable[[str], bool]
+    location: locations.Location, store: api.Store, listed: Iterable[api.ObjectMeta], is_own: Callable[[str], bool]
 ) -> None:
     """Refuse ``s3://`` for a table whose versions are recorded in DynamoDB, as far as its files show that.
 
@@ -70,8 +68,6 @@ def refuse_plain_uri(
     copied with the table's files counts for nothing. No request if there is none.
 
     Args:
-        location: of the table, on S3.
-        store: of the table.
         listed: the objects of ``_versions/``.
         is_own: whether the staged manifest with a path may be left by a killed job of memwal-ops.
 
@@ -86,9 +82,9 @@ def refuse_plain_uri(
     if MARK in names:
         with suppress(errors.ObjectNotFoundError, ValueError, KeyError, TypeError):
             mark = json.loads(store.get(names[MARK]))
-            table, of_this = mark["table"], mark["base_uri"] == bucket_and_prefix(location)[1] or of_this
+            table, of_this = mark["table"], mark["base_uri"] == locations.bucket_and_prefix(location)[1] or of_this
     if of_this:
-        uri = f"{DYNAMODB}{location.uri.removeprefix('s3')}?ddbTableName={table}"
+        uri = f"{locations.DYNAMODB}{location.uri.removeprefix('s3')}?ddbTableName={table}"
         name = MARK if MARK in names else staged
         raise errors.UnsupportedFeatureError(
             f"The versions of {location.uri} are recorded in DynamoDB, as {name} shows: what is committed to s3:// "
@@ -103,12 +99,7 @@ class ManifestEntryStore(ObjectStore):
 
     Args:
         client: obstore's client, rooted at ``root``.
-        root: the root as a URI.
-        bucket: that of the root.
         prefix: the root's path in the bucket, which is ``base_uri`` of the table's entries.
-        entries: the entries.
-        delete_batch: see :class:`ObjectStore`.
-        retry: see :class:`ObjectStore`.
     """
 
     def __init__(

@@ -31,23 +31,17 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from stat import S_ISDIR, S_ISLNK, S_ISREG
-from typing import TYPE_CHECKING
 
-from memwal_ops.errors import BusyError, InvalidUsageError, ObjectNotFoundError
+from memwal_ops import errors
 from memwal_ops.storage import api, metering
-from memwal_ops.storage.errors import translate
+from memwal_ops.storage.errors import RetryPolicy, translate
 from memwal_ops.storage.object_store import ObjectStore, checked_path
 from memwal_ops.storage.probe import unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from memwal_ops.storage.errors import RetryPolicy
-
 
 _PAGE = 1000
 
@@ -61,10 +55,6 @@ class FolderListings:
 
     A folder in which it finds fewer objects than are expected is listed by itself: some are gone, the store does not
     list in order (local files, S3 Express), or the folder was asked for out of order.
-
-    Args:
-        store: the store.
-        parent: the folder that has the folders.
     """
 
     def __init__(self, store: api.Store, parent: str) -> None:
@@ -269,7 +259,9 @@ class LocalObjectStore(ObjectStore):
     def _checked(self, path: str) -> str:
         checked_path(path)
         if _UNSUPPORTED_NAME.search(path):
-            raise InvalidUsageError(f"{path!r} cannot be a local file here: its name ends in '#1', 'x:' or the like.")
+            raise errors.InvalidUsageError(
+                f"{path!r} cannot be a local file here: its name ends in '#1', 'x:' or the like."
+            )
         self._refuse_links(path)
         return path
 
@@ -393,7 +385,7 @@ class LockedFolder(LocalObjectStore):
         with self._translated(path), self._lock_file():
             try:
                 current = self.get(path)
-            except ObjectNotFoundError:
+            except errors.ObjectNotFoundError:
                 return False
             if _hash(current) != e_tag:
                 return False
@@ -415,7 +407,7 @@ class LockedFolder(LocalObjectStore):
         try:
             holder = lock_within(handle, wait)
             if holder is not None:
-                raise BusyError(
+                raise errors.BusyError(
                     f"Process {holder} is writing to {self._root}, and did not end that within {wait:g} s.",
                     remedy=f"If process {holder} is suspended, continue it (kill -CONT {holder}) or end it, then run "
                     "this again. What was published before stays.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -20,17 +21,12 @@ from obstore.exceptions import UnknownConfigurationKeyError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from memwal_ops.errors import InvalidUsageError
+from memwal_ops.storage import locations
 from memwal_ops.storage.errors import translate
-from memwal_ops.storage.locations import S3, bucket_and_prefix
 from memwal_ops.storage.options import is_ours, known_options, split_for_obstore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from obstore.store import ClientConfig, RetryConfig
-
-    from memwal_ops.storage.locations import Location
-
 
 Client: TypeAlias = "AzureStore | GCSStore | LocalStore | MemoryStore | S3Store"
 
@@ -38,7 +34,7 @@ _memory: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
-def remote_client(location: Location) -> Client:
+def remote_client(location: locations.Location) -> Client:
     """The client of a remote or memory location.
 
     Memory locations with the same URI share one store, for the life of the process. Raises ``InvalidUsageError``: an
@@ -47,7 +43,7 @@ def remote_client(location: Location) -> Client:
     if location.scheme == "memory":
         with _memory_lock:
             return _memory.setdefault(location.uri, MemoryStore())
-    bucket, prefix = bucket_and_prefix(location)
+    bucket, prefix = locations.bucket_and_prefix(location)
     config, client_options = split_for_obstore(location.lance_options)
     arguments: dict[str, Any] = {
         "prefix": prefix or None,
@@ -55,7 +51,7 @@ def remote_client(location: Location) -> Client:
         "retry_config": _no_retry(),
     }
     try:
-        if location.scheme in S3:
+        if location.scheme in locations.S3:
             return _s3(location, bucket, config, arguments)
         if location.scheme == "gs":
             return GCSStore(bucket, config=cast("Any", config), **arguments)
@@ -98,7 +94,7 @@ def local_client(root: str) -> LocalStore:
     return LocalStore(root, automatic_cleanup=True)
 
 
-def _s3(location: Location, bucket: str, config: dict[str, str], arguments: dict[str, Any]) -> S3Store:
+def _s3(location: locations.Location, bucket: str, config: dict[str, str], arguments: dict[str, Any]) -> S3Store:
     provider = location.aws.provider() if location.aws is not None else None
     if provider is not None:
         # With a provider, obstore must not see the keys as well: they would never be renewed.
@@ -121,13 +117,7 @@ _ONE_BY_ONE, _LOCAL = "GCSStore", "LocalStore"
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests by kind, and bytes.
-
-    Attributes:
-        requests: by :data:`Kind`.
-        bytes_read: of objects; the answers of listings are not counted.
-        bytes_written: of objects.
-    """
+    """Requests by kind, and bytes. ``bytes_read``: of objects; the answers of listings are not counted."""
 
     requests: Mapping[str, int] = field(default_factory=dict)
     bytes_read: int = 0

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING
 
+import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from memwal_ops.errors import (
@@ -37,8 +38,7 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     TableNotFoundError,
 )
-from memwal_ops.storage import metering
-from memwal_ops.storage.api import DeleteReport, Listing, ObjectMeta
+from memwal_ops.storage import api, metering, probe
 from memwal_ops.storage.errors import (
     RetryPolicy,
     call,
@@ -52,12 +52,6 @@ from memwal_ops.storage.errors import (
     starts_beyond_end,
     translate,
 )
-from memwal_ops.storage.probe import accepted_spelling, bare, unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import obstore
 
 
 class ListingPages:
@@ -76,7 +70,7 @@ class ListingPages:
         self._seen: str | None = None
         self._in_order = True
 
-    def attempt(self) -> tuple[ObjectMeta, ...] | None:
+    def attempt(self) -> tuple[api.ObjectMeta, ...] | None:
         """The next page of at most 1,000 objects, possibly empty; None after the last.
 
         Raises:
@@ -125,14 +119,14 @@ def _same_in_every_order(path: str) -> bool:
     return all(character < "\ud800" for character in path)
 
 
-def to_meta(entry: obstore.ObjectMeta) -> ObjectMeta:
+def to_meta(entry: obstore.ObjectMeta) -> api.ObjectMeta:
     """Convert obstore's metadata of an object."""
     e_tag = entry["e_tag"]
-    return ObjectMeta(
+    return api.ObjectMeta(
         path=entry["path"],
         size=entry["size"],
         last_modified=entry["last_modified"],
-        e_tag=None if e_tag is None else bare(e_tag),
+        e_tag=None if e_tag is None else probe.bare(e_tag),
     )
 
 
@@ -149,14 +143,13 @@ def delete_many(
     batch_size: int,
     policy: RetryPolicy,
     delete_one: Callable[[str], None] | None = None,
-) -> DeleteReport:
+) -> api.DeleteReport:
     """Delete all ``paths``, at most ``batch_size`` in each request.
 
     Args:
         paths: consumed lazily.
         delete: sends one request; raises if any of its objects could not be deleted.
         check: raises ``MemwalOpsError`` for a path that must not be deleted.
-        batch_size: objects per request.
         policy: for transient errors of one request.
         delete_one: deletes one object by another kind of request, for stores that may refuse batches.
 
@@ -181,7 +174,7 @@ def delete_many(
             deleted += len(allowed) - (len(failed) - before)
         else:
             failed.update({path: str(broken) for path in allowed})
-    return DeleteReport(deleted=deleted, failed=failed)
+    return api.DeleteReport(deleted=deleted, failed=failed)
 
 
 def _delete_batch(
@@ -269,7 +262,6 @@ class ObjectStore:
         client: obstore's client, rooted at ``root``; None if a subclass makes it later.
         root: the root as a URI, without credentials.
         delete_batch: the maximum number of objects in a delete request.
-        retry: how long transient errors are retried.
 
     Attributes:
         service: identifies the service and the bucket for what is remembered of them beyond this process; None: nothing
@@ -318,7 +310,7 @@ class ObjectStore:
 
         data, tag = call(attempt, path=path, action="read", policy=self._retry)
         if tag is None:
-            raise unsupported(self._root, "gives its objects no entity tags")
+            raise probe.unsupported(self._root, "gives its objects no entity tags")
         return data, tag
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
@@ -341,11 +333,11 @@ class ObjectStore:
 
         return call(attempt, path=path, action="read", policy=self._retry)
 
-    def head(self, path: str) -> ObjectMeta | None:
+    def head(self, path: str) -> api.ObjectMeta | None:
         """Metadata of one object; None if it does not exist."""
         name = self._checked(path)
 
-        def attempt() -> ObjectMeta | None:
+        def attempt() -> api.ObjectMeta | None:
             try:
                 return to_meta(metering.head(self._client(), name))
             except Exception as exc:
@@ -355,7 +347,7 @@ class ObjectStore:
 
         return call(attempt, path=path, action="read", policy=self._retry)
 
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[ObjectMeta]:
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """All objects below the folder ``prefix``, streamed a page of 1,000 at a time.
 
         ``after``: only objects with a whole path that sorts after it.
@@ -365,13 +357,13 @@ class ObjectStore:
         """
         return self._pages(self._folder(prefix), after)
 
-    def list_level(self, prefix: str = "") -> Listing:
+    def list_level(self, prefix: str = "") -> api.Listing:
         """The entries directly in the folder ``prefix``; an absent folder is empty."""
         folder = self._folder(prefix)
 
-        def attempt() -> Listing:
+        def attempt() -> api.Listing:
             listing = metering.list_with_delimiter(self._client(), folder or None)
-            return Listing(
+            return api.Listing(
                 directories=tuple(sorted(listing["common_prefixes"])),
                 # A key that ends in "/", as consoles create them, is listed as the folder itself.
                 objects=tuple(to_meta(entry) for entry in listing["objects"] if entry["path"] != folder),
@@ -433,8 +425,8 @@ class ObjectStore:
         self._checked(path)
         with self._tag_lock:
             if self._tag_spelling is None:
-                self._tag_spelling = accepted_spelling(self, self._swap)
-        return self._swap(path, data, self._tag_spelling.format(bare(e_tag)))
+                self._tag_spelling = probe.accepted_spelling(self, self._swap)
+        return self._swap(path, data, self._tag_spelling.format(probe.bare(e_tag)))
 
     def _swap(self, path: str, data: bytes, sent: str) -> bool:
         """One compare-and-swap with the tag spelled as ``sent``."""
@@ -450,7 +442,7 @@ class ObjectStore:
                 return False
             except Exception as exc:
                 if isinstance(exc, NotImplementedError) or has_no_swap(exc):
-                    raise unsupported(self._root, "has no compare-and-swap") from exc
+                    raise probe.unsupported(self._root, "has no compare-and-swap") from exc
                 raise
             return True
 
@@ -461,11 +453,11 @@ class ObjectStore:
             content, current_tag = stored
             if content == data:
                 return True
-            return None if current_tag == bare(sent) else False
+            return None if current_tag == probe.bare(sent) else False
 
         return conditional_write(write, read_back, path=path, policy=self._retry)
 
-    def delete_many(self, paths: Iterable[str]) -> DeleteReport:
+    def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """Delete in batches; an absent object counts as deleted; a failure does not stop the remaining deletions.
 
         Only if the store itself is unreachable or refuses the credentials, the rest is
@@ -488,7 +480,7 @@ class ObjectStore:
     def _delete(self, names: Sequence[str]) -> None:
         metering.delete(self._client(writing=True), names)
 
-    def _pages(self, folder: str, after: str | None) -> Iterator[ObjectMeta]:
+    def _pages(self, folder: str, after: str | None) -> Iterator[api.ObjectMeta]:
         pages = ListingPages(self._client, folder, after)
         while True:
             page = call(pages.attempt, path=folder, action="list", policy=self._retry)

@@ -6,7 +6,7 @@ The store on Azure Blob Storage: refuse backslashes in names, and delete singly 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from obstore.exceptions import BaseError
@@ -14,19 +14,13 @@ from obstore.store import AzureStore, HTTPStore
 
 from memwal_ops.errors import InvalidUsageError, InvariantViolatedError
 from memwal_ops.storage import metering
+from memwal_ops.storage.api import Store
+from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.local import LocalObjectStore
-from memwal_ops.storage.locations import bucket_and_prefix
+from memwal_ops.storage.locations import Location, bucket_and_prefix
 from memwal_ops.storage.object_store import ObjectStore
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import service_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.errors import RetryPolicy
-    from memwal_ops.storage.locations import Location
-
 
 # obstore's names of options, and the environment variables that it reads by itself.
 _SAS = ("sas_key", ("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"))

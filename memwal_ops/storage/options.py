@@ -17,15 +17,11 @@ import difflib
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from memwal_ops.errors import InvalidUsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 MASK = "***"
 
@@ -69,8 +65,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # key_with_underscore: value, Header-Name: value. A plain word before a colon is not a key but prose.
     (
         re.compile(
-            rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*){_NO_SENTENCE}{_VALUE}",
-            re.IGNORECASE,
+            rf"(\b(?=[\w.-]{_SOME}[_-])[\w.-]{_SOME}{_SENSITIVE}[\w.-]{_SOME}:\s*){_NO_SENTENCE}{_VALUE}", re.IGNORECASE
         ),
         rf"\1{MASK}",
     ),

@@ -28,23 +28,18 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import obstore
 
-from memwal_ops.errors import ConditionalWriteUnsupportedError, MemwalOpsError, StoreUnavailableError
+from memwal_ops import errors
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.errors import translate
+from memwal_ops.storage.locations import Location
 from memwal_ops.storage.options import is_lance_only, is_secret_key
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from memwal_ops.storage.api import Store
-    from memwal_ops.storage.locations import Location
-
 
 CACHE_VARIABLE = "MEMWAL_OPS_CACHE"
 _VALID_SECONDS = 86_400.0
@@ -183,7 +178,7 @@ def probe_conditional_writes(store: Store, *, again: bool = False) -> None:
         _has_one_winner(store, raced)
         if store.root.startswith("/"):
             _links_are_exclusive(os.path.join(store.root, name))
-    except ConditionalWriteUnsupportedError:
+    except errors.ConditionalWriteUnsupportedError:
         with _lock:
             _proven.discard(key)
         if service is not None:
@@ -215,15 +210,16 @@ def probe_compare_and_swap(store: Store) -> None:
         meta = store.head(name)
         tag = meta.e_tag if meta is not None else None
         if tag is None:
-            raise ConditionalWriteUnsupportedError(f"{store.root} gives its objects no entity tags.", remedy=NO_SWAP)
+            raise errors.ConditionalWriteUnsupportedError(
+                f"{store.root} gives its objects no entity tags.", remedy=NO_SWAP
+            )
         rivals = [f"rival {number} ".encode() + os.urandom(16) for number in range(_RIVALS)]
         with ThreadPoolExecutor(_RIVALS) as pool:
             results = pool.map(lambda data: store.compare_and_swap(name, data, tag), rivals)
             won = [rival for rival, first in zip(rivals, results, strict=True) if first]
         if len(won) != 1 or store.get(name) != won[0]:
-            raise ConditionalWriteUnsupportedError(
-                f"{store.root} let {len(won)} of {_RIVALS} writers replace one object at the same time.",
-                remedy=NO_SWAP,
+            raise errors.ConditionalWriteUnsupportedError(
+                f"{store.root} let {len(won)} of {_RIVALS} writers replace one object at the same time.", remedy=NO_SWAP
             )
     finally:
         if written:
@@ -234,13 +230,13 @@ def create_object(store: Store, name: str, data: bytes, written: list[str]) -> N
     """Create an object; if the store refuses it, its name is removed from ``written``: there is nothing to delete."""
     try:
         created = store.put_if_absent(name, data)
-    except StoreUnavailableError:
+    except errors.StoreUnavailableError:
         raise  # it may have succeeded
-    except MemwalOpsError:
+    except errors.MemwalOpsError:
         written.remove(name)
         raise
     if not created:
-        raise ConditionalWriteUnsupportedError(f"{store.root} refused to create an object that did not exist.")
+        raise errors.ConditionalWriteUnsupportedError(f"{store.root} refused to create an object that did not exist.")
 
 
 def _refuses_second(store: Store, name: str, written: list[str]) -> None:
@@ -248,7 +244,7 @@ def _refuses_second(store: Store, name: str, written: list[str]) -> None:
     create_object(store, name, first, written)
     taken = store.put_if_absent(name, second)
     if taken or store.get(name) != first:
-        raise ConditionalWriteUnsupportedError(
+        raise errors.ConditionalWriteUnsupportedError(
             f"{store.root} overwrote an object that was to be created only if absent."
         )
 
@@ -259,7 +255,7 @@ def _has_one_winner(store: Store, name: str) -> None:
         results = pool.map(lambda data: store.put_if_absent(name, data), rivals)
         won = [rival for rival, first in zip(rivals, results, strict=True) if first]
     if len(won) != 1 or store.get(name) != won[0]:
-        raise ConditionalWriteUnsupportedError(
+        raise errors.ConditionalWriteUnsupportedError(
             f"{store.root} let {len(won)} of {_RIVALS} writers create one object at the same time."
         )
 
@@ -272,10 +268,10 @@ def _links_are_exclusive(existing: str) -> None:
             os.link(existing, other)
         except FileExistsError:
             return
-        raise ConditionalWriteUnsupportedError("The file system replaced an existing file by a hard link.")
+        raise errors.ConditionalWriteUnsupportedError("The file system replaced an existing file by a hard link.")
     except OSError as exc:
         if exc.errno in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
-            raise ConditionalWriteUnsupportedError(
+            raise errors.ConditionalWriteUnsupportedError(
                 "The file system has no hard links, by which a file is created exclusively."
             ) from exc
         raise translate(exc, path=other, action="write") from exc
@@ -302,7 +298,6 @@ def accepted_spelling(store: Store, swap: Callable[[str, bytes, str], bool]) -> 
     writer had just written.
 
     Args:
-        store: the store.
         swap: one conditional write of (path, data, the tag exactly as it is sent).
 
     Raises:
@@ -329,6 +324,6 @@ def accepted_spelling(store: Store, swap: Callable[[str, bytes, str], bool]) -> 
     raise unsupported(store.root, "does not enforce compare-and-swap (If-Match)")
 
 
-def unsupported(root: str, why: str) -> ConditionalWriteUnsupportedError:
+def unsupported(root: str, why: str) -> errors.ConditionalWriteUnsupportedError:
     """The error for a store without compare-and-swap."""
-    return ConditionalWriteUnsupportedError(f"{root} {why}.", remedy=NO_SWAP)
+    return errors.ConditionalWriteUnsupportedError(f"{root} {why}.", remedy=NO_SWAP)

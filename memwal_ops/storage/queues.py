@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from memwal_ops.errors import InvalidUsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 # The longest that SQS has, so that an empty queue costs three requests a minute.
 WAIT_SECONDS = 20
@@ -27,8 +25,6 @@ class QueueMessage:
     """One message.
 
     Attributes:
-        handle: by which it is deleted.
-        receives: how often it was received.
         sent: when it was sent, in seconds since 1970 by the clock of SQS; None: the queue did not say.
     """
 
@@ -52,7 +48,6 @@ def address_of(queue: str, endpoint: str | None = None) -> Address:
     """Return where the queue of a URL or an ARN is.
 
     Args:
-        queue: the URL or the ARN.
         endpoint: of requests; None: the host of the URL.
 
     Raises:
@@ -80,7 +75,6 @@ class Queue:
     """One queue. Used by one thread.
 
     Args:
-        address: where it is.
         storage_options: ``aws_*`` options for credentials and the region, as those of tables.
         region: that of the queue; None: that of the address, else of the options.
     """
@@ -107,9 +101,7 @@ class Queue:
             region_name=region or address.region or access.region,
             endpoint_url=address.endpoint,
             config=Config(
-                retries={"mode": "standard", "total_max_attempts": 2},
-                connect_timeout=5,
-                read_timeout=WAIT_SECONDS + 10,
+                retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=5, read_timeout=WAIT_SECONDS + 10
             ),
         )
 

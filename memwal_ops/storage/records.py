@@ -8,12 +8,10 @@ without a number.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from memwal_ops.errors import UnsupportedFeatureError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FORMAT = "format"
 
@@ -27,8 +25,6 @@ def decode_record(data: bytes, path: str, newest: int = 1) -> Any:
     """Return the document that is stored in ``data``, without the number of its format.
 
     Args:
-        data: the stored form.
-        path: of the record, for the message.
         newest: the latest format that this release reads.
 
     Raises:

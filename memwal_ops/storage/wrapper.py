@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from memwal_ops.storage import api
-
+from memwal_ops.storage import api
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

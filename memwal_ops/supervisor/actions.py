@@ -5,26 +5,21 @@ Each action is decided on the scheduler's thread, so that it sees and changes on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.registry import package_of
 from memwal_ops.supervisor.scheduling.due import ignores_triggers
-from memwal_ops.supervisor.state import tables
-from memwal_ops.supervisor.state.pauses import FLEET, Pause
+from memwal_ops.supervisor.scheduling.scheduler import Scheduler
+from memwal_ops.supervisor.state import pauses, tables
 from memwal_ops.supervisor.workers.protocol import HoldRequest, RunRequest
 from memwal_ops.text import counted, parse_duration
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from memwal_ops.supervisor.scheduling.scheduler import Scheduler
-    from memwal_ops.supervisor.state.pauses import Scope
-
-    _Then = Callable[[Mapping[str, Any]], None]
-    _Wanted = Callable[[], bool]
+_Then = Callable[[Mapping[str, Any]], None]
+_Wanted = Callable[[], bool]
 
 REQUEST = "request"
 """Why a job runs that a user requested."""
@@ -174,8 +169,8 @@ class Actions:
         at_once = self._scheduler.cancel(entry, by)
         return {**_target(entry), "run": entry.run.number, "at_once": at_once}
 
-    def _pause(self, scope: Scope, by: str, until: datetime | None, reason: str) -> dict[str, Any]:
-        pause = Pause(until, reason, by, self._scheduler.clock.now())
+    def _pause(self, scope: pauses.Scope, by: str, until: datetime | None, reason: str) -> dict[str, Any]:
+        pause = pauses.Pause(until, reason, by, self._scheduler.clock.now())
         self._scheduler.pauses.set(scope, pause)
         running = [_target(entry) for entry in self._covered(scope) if entry.run is not None]
         return {"paused": pause.to_json(), "still_running": running}
@@ -192,9 +187,9 @@ class Actions:
         if self._scheduler.stopping:
             raise ActionConflictError("The service is stopping.")
 
-    def _scope(self, table: str | None, job: str | None) -> Scope:
+    def _scope(self, table: str | None, job: str | None) -> pauses.Scope:
         if table is None:
-            return FLEET
+            return pauses.FLEET
         if job is None:
             self._check_table(table)
             return (table,)
@@ -220,7 +215,7 @@ class Actions:
             return [self._entry(table, job)]
         return self._covered(self._scope(table, None))
 
-    def _covered(self, scope: Scope) -> list[tables.TableJob]:
+    def _covered(self, scope: pauses.Scope) -> list[tables.TableJob]:
         return [entry for entry in self._scheduler.entries() if entry.key[: len(scope)] == scope]
 
 

@@ -9,30 +9,23 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, unquote_plus
 
 from memwal_ops.core.protocols import AnnouncesCommits
 from memwal_ops.core.registry import formats, short_name
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.log import get_logger
-from memwal_ops.storage import locations
+from memwal_ops.storage import locations, queues
 from memwal_ops.storage.options import redact
-from memwal_ops.storage.queues import Queue, address_of
-from memwal_ops.supervisor.scheduling.discovery import is_wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from memwal_ops.storage.queues import QueueMessage
-    from memwal_ops.supervisor.config.effective import TableSettings
-    from memwal_ops.supervisor.config.model import EventsConfig
-    from memwal_ops.supervisor.observe.status_document import EventsStatus
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-
+from memwal_ops.supervisor.config.effective import TableSettings
+from memwal_ops.supervisor.config.model import EventsConfig
+from memwal_ops.supervisor.observe.status_document import EventsStatus
+from memwal_ops.supervisor.scheduling.discovery import FoundTable, is_wanted
 
 _CREATED = "ObjectCreated:"
 _EVENT_BRIDGE_CREATED = "Object Created"
@@ -102,7 +95,6 @@ class TableRoutes:
     """The tables of a service that are in S3, by bucket and prefix.
 
     Args:
-        tables: all that are known.
         entries: those of the configuration; a pattern may match tables that are not known yet.
     """
 
@@ -199,7 +191,7 @@ class EventListener:
         on_new: Callable[[str], None],
         on_alive: Callable[[bool], None],
         count: Callable[[str], None],
-        queue: Callable[[], Queue] | None = None,
+        queue: Callable[[], queues.Queue] | None = None,
     ) -> None:
         self.routes = TableRoutes()
         self._config, self._shared = config, shared
@@ -256,7 +248,7 @@ class EventListener:
     # -- its own thread
 
     def _work(self) -> None:
-        queue: Queue | None = None
+        queue: queues.Queue | None = None
         wait = _FIRST_WAIT
         while not self._stopping.wait(0.0 if self._ready() else _FIRST_WAIT):
             if not self._ready():
@@ -279,9 +271,9 @@ class EventListener:
             self._stopping.wait(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
 
-    def _open(self) -> Queue:
+    def _open(self) -> queues.Queue:
         config = self._config
-        return Queue(address_of(config.queue, config.endpoint), config.storage_options, config.region)
+        return queues.Queue(queues.address_of(config.queue, config.endpoint), config.storage_options, config.region)
 
     def _set_alive(self, error: str | None) -> None:
         with self._lock:
@@ -294,15 +286,15 @@ class EventListener:
             else:
                 self._log.warning("events_unreachable", queue=redact(self._config.queue), error=error)
 
-    def _take(self, queue: Queue, messages: Sequence[QueueMessage]) -> None:
+    def _take(self, queue: queues.Queue, messages: Sequence[queues.QueueMessage]) -> None:
         """Have tables polled, then delete the messages: a process that dies in between polls all as it starts."""
         if self._stopping.is_set():
             # Others may have its tables by now, and poll them at an event alone.
             queue.hide((message, 0) for message in messages)
             return
         polled: dict[str, None] = {}
-        done: list[QueueMessage] = []
-        hidden: list[tuple[QueueMessage, int]] = []
+        done: list[queues.QueueMessage] = []
+        hidden: list[tuple[queues.QueueMessage, int]] = []
         for message in messages:
             outcome, names = self._outcome(message)
             self._count(outcome)
@@ -320,7 +312,7 @@ class EventListener:
         queue.hide(hidden)
         self._left = float("-inf") if messages else self._left
 
-    def _outcome(self, message: QueueMessage) -> tuple[str, list[str]]:
+    def _outcome(self, message: queues.QueueMessage) -> tuple[str, list[str]]:
         """Return what becomes of a message, and the tables to be polled."""
         try:
             created = objects_created(message.body)
@@ -368,7 +360,7 @@ class EventListener:
         self._on_new(folder)
         return True
 
-    def _note(self, messages: Sequence[QueueMessage], *, heard: bool) -> None:
+    def _note(self, messages: Sequence[queues.QueueMessage], *, heard: bool) -> None:
         now = time.time()
         sent = [message.sent for message in messages if message.sent is not None and message.receives == 1]
         with self._lock:
@@ -377,7 +369,7 @@ class EventListener:
             if sent or not messages:
                 self._lag = round(max(0.0, now - min(sent, default=now)), 3)
 
-    def _note_unreadable(self, message: QueueMessage, why: str) -> None:
+    def _note_unreadable(self, message: queues.QueueMessage, why: str) -> None:
         with self._lock:
             count = 0 if self._unreadable is None else self._unreadable[1]
             self._unreadable = (time.time(), count + 1, why)

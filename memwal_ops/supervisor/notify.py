@@ -21,6 +21,7 @@ import time
 import urllib.error
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,22 +29,17 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from functools import partial
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from memwal_ops.errors import MemwalOpsError, import_extra
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact, remember
-from memwal_ops.supervisor.http.client import Deadline, failure_text, fetch
+from memwal_ops.supervisor.config.model import NotifyConfig, TargetConfig
+from memwal_ops.supervisor.http import client
+from memwal_ops.supervisor.observe.findings import Finding
 from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import counted, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from memwal_ops.supervisor.config.model import NotifyConfig, TargetConfig
-    from memwal_ops.supervisor.observe.findings import Finding
-
 
 Kind = Literal["new", "changed", "resolved"]
 # Amounts, ages, versions, ids: a finding is the same while only these differ.
@@ -94,8 +90,6 @@ def changes(
     A finding that has gone, while another of the same page came to the same table, is changed.
 
     Args:
-        told: by key.
-        now: all findings that hold now.
         is_known: whether the findings of a table are known now; what is not known is not resolved.
     """
     current = {found.key: found for found in now}
@@ -143,7 +137,6 @@ class Message:
     """The changes that one message tells.
 
     Attributes:
-        service: the name of the service.
         link: the address of its pages, without a slash at its end; empty: none is configured.
         sent: when, ISO 8601.
         test: it only tries a target.
@@ -263,7 +256,7 @@ def send(target: TargetConfig, message: Message) -> None:
         error.close()
         raise NotificationError(f"{target.name}: the server answered {error.code}.") from None
     except (OSError, ValueError, HTTPException, smtplib.SMTPException, MemwalOpsError) as error:
-        raise NotificationError(f"{target.name}: {failure_text(error)}") from None
+        raise NotificationError(f"{target.name}: {client.failure_text(error)}") from None
 
 
 def signed(body: bytes, secret: str, number: str, timestamp: int) -> str:
@@ -297,13 +290,13 @@ def _teams(target: TargetConfig, message: Message) -> None:
 
 def _post(target: TargetConfig, body: bytes, headers: Mapping[str, str] | None = None) -> None:
     sent = {"Content-Type": "application/json", **(headers or {})}
-    fetch(_secret(target, "url") or "", MESSAGE_SECONDS, body, sent)
+    client.fetch(_secret(target, "url") or "", MESSAGE_SECONDS, body, sent)
 
 
 class _Mail(smtplib.SMTP):
     """A connection to a mail server, which ends in time."""
 
-    def __init__(self, deadline: Deadline, *server: Any, **options: Any) -> None:
+    def __init__(self, deadline: client.Deadline, *server: Any, **options: Any) -> None:
         self._deadline = deadline
         super().__init__(*server, **options)
 
@@ -325,7 +318,7 @@ def _email(target: TargetConfig, message: Message) -> None:
     mail.set_content(message.text())
     host, context = target.host or "", ssl.create_default_context()
     password = _secret(target, "password")
-    with Deadline(MESSAGE_SECONDS) as deadline, ExitStack() as opened:
+    with client.Deadline(MESSAGE_SECONDS) as deadline, ExitStack() as opened:
         if target.security == "tls":
             server: smtplib.SMTP = _TlsMail(deadline, host, target.port or 465, timeout=_TIMEOUT, context=context)
         else:
@@ -367,12 +360,7 @@ def _secret(target: TargetConfig, key: str) -> str | None:
 
 @dataclass
 class Told:
-    """What one target knows.
-
-    Attributes:
-        found: the findings that it was told, by key.
-        sent: when messages were sent in the last hour, seconds since the epoch.
-    """
+    """What one target knows. ``sent``: when messages were sent in the last hour, seconds since the epoch."""
 
     found: Mapping[str, TableFinding] = field(default_factory=dict)
     sent: list[float] = field(default_factory=list)
@@ -382,7 +370,6 @@ class ToldFile:
     """The state of all targets, in a file of the state folder. One that cannot be read or written is logged."""
 
     def __init__(self, path: str) -> None:
-        """Read the file, if there is one."""
         self._path = path
         self._written = ""
         self.targets: dict[str, Told] = {}
@@ -438,7 +425,6 @@ class FindingNotifier:
 
     Args:
         read: returns what holds now; None if it is not known yet.
-        path: of the file with what was told.
         service: the name of this service, for messages.
         on_result: called with a target's name and ``succeeded`` or ``failed``.
         now: the wall clock, in seconds.
@@ -454,7 +440,6 @@ class FindingNotifier:
         on_result: Callable[[str, str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Send nothing yet."""
         self._config = config
         self._read = read
         self._path = path

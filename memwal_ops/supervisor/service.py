@@ -11,9 +11,10 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.fleet_budget import Others
 from memwal_ops.core.holds import user_at_host
@@ -21,15 +22,18 @@ from memwal_ops.core.leases import Holder
 from memwal_ops.errors import HistoryError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor import notify
 from memwal_ops.supervisor.actions import Actions
+from memwal_ops.supervisor.config.effective import Settings, TableSettings
 from memwal_ops.supervisor.config.loader import load_settings
+from memwal_ops.supervisor.config.model import NotifyConfig
 from memwal_ops.supervisor.events import EventListener, TableRoutes
 from memwal_ops.supervisor.http.access import token_file_of
 from memwal_ops.supervisor.http.acting import Audit
 from memwal_ops.supervisor.http.connections import Certificate
 from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.membership.member import FoundTables, Member
-from memwal_ops.supervisor.notify import FindingNotifier, Findings, TableFinding
+from memwal_ops.supervisor.observe import status_document
 from memwal_ops.supervisor.observe.findings import NOT_READ, not_read_text, service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat, SystemdNotifier
 from memwal_ops.supervisor.observe.metrics import Metrics, push
@@ -43,24 +47,16 @@ from memwal_ops.supervisor.observe.status import (
     published_budget,
     status_of,
 )
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
-from memwal_ops.supervisor.state.directory import StateDir, history_path, state_dir
+from memwal_ops.supervisor.state import directory
 from memwal_ops.supervisor.state.history import History
 from memwal_ops.supervisor.state.pauses import FLEET, Pauses
 from memwal_ops.supervisor.state.samples import Sampler, budget_sample
 from memwal_ops.supervisor.workers.leasing import LeaseClient
-from memwal_ops.supervisor.workers.pools import Pools
+from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from memwal_ops.supervisor.config.effective import Settings, TableSettings
-    from memwal_ops.supervisor.config.model import NotifyConfig
-    from memwal_ops.supervisor.observe.status_document import DeliveryFault, ServiceStatus, StatusDocument
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 _STEP_SECONDS = 0.5
 _STALLED_SECONDS = 30.0
@@ -110,10 +106,10 @@ class Service:
         self._stop_began: float | None = None
         self._sampler = Sampler()
         self._notifier = SystemdNotifier(os.environ)
-        self._state = StateDir(state_dir(settings.config, os.environ))
+        self._state = directory.StateDir(directory.state_dir(settings.config, os.environ))
         try:
             pauses = Pauses(self._state.path)
-            self._history = History.open(history_path(settings.config, os.environ))
+            self._history = History.open(directory.history_path(settings.config, os.environ))
             killed = self._history.mark_killed(self._started)
         except MemwalOpsError:
             self._state.close()
@@ -145,7 +141,7 @@ class Service:
         self._timers = Timers(self.scheduler, settings.config.misfire_grace)
         self._spending = Spending(self._history, lambda: self.scheduler.settings.config.prices)
         self._pages = self._make_pages(settings)
-        self._notifications = FindingNotifier(
+        self._notifications = notify.FindingNotifier(
             settings.config.notify,
             read=self._findings,
             path=os.path.join(self._state.path, "notified.json"),
@@ -255,12 +251,12 @@ class Service:
             return False, "joining the fleet"
         return (True, "ready") if self._timers.running else (False, "the timers are not running")
 
-    def status(self) -> StatusDocument:
+    def status(self) -> status_document.StatusDocument:
         """Return the document of ``/api/v1/status``."""
         tables, pools = status_of(self.scheduler, self._timers)
         return {"service": self._service_status(), "pools": pools, "tables": tables}
 
-    def _service_status(self) -> ServiceStatus:
+    def _service_status(self) -> status_document.ServiceStatus:
         settings = self.scheduler.settings
         return {
             "version": __version__,
@@ -287,7 +283,7 @@ class Service:
             "events": None if self._listener is None else events_status(self.scheduler, self._listener),
         }
 
-    def _delivery_faults(self) -> list[DeliveryFault]:
+    def _delivery_faults(self) -> list[status_document.DeliveryFault]:
         faults = {**self._notifications.faults, **({"heartbeat": why} if (why := self._heartbeat.fault) else {})}
         return [{"target": target, "error": redact(error)} for target, error in sorted(faults.items())]
 
@@ -496,7 +492,7 @@ class Service:
         self._metrics.init_targets(target.name for target in config.targets)
         self._notifications.configure(config)
 
-    def _findings(self) -> Findings | None:
+    def _findings(self) -> notify.Findings | None:
         """What is wrong now, for notifications; None: not known yet."""
         if not (self._ready or self._once):
             return None
@@ -504,13 +500,13 @@ class Service:
         # Not what is wrong with the targets: one of them would be told once it is right again.
         service: dict[str, Any] = {**status["service"], "delivery_faults": []}
         of_service = service_findings(service, self._found.faults, self.scheduler.settings.path)
-        findings, unread = [TableFinding.of("", finding) for finding in of_service], set()
+        findings, unread = [notify.TableFinding.of("", finding) for finding in of_service], set()
         for table in status["tables"]:
             if table["state"] == NOT_READ:
                 unread.add(table["name"])
             else:
-                findings += [TableFinding.of(table["name"], finding) for finding in self._pages.findings(table)]
-        return Findings(tuple(findings), frozenset(unread))
+                findings += [notify.TableFinding.of(table["name"], finding) for finding in self._pages.findings(table)]
+        return notify.Findings(tuple(findings), frozenset(unread))
 
     def _take_samples(self) -> None:
         """Record the figures of tables that are due, for charts, and what polls used."""

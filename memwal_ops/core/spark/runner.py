@@ -49,7 +49,6 @@ class TaskRunner:
     Args:
         master: see :func:`memwal_ops.core.spark.session.session`.
         context: for progress, figures and stop requests, which are heard while a stage runs.
-        app_name: shown in the cluster's UI.
     """
 
     def __init__(self, master: str | None, context: RunContext, app_name: str) -> None:
@@ -77,8 +76,6 @@ class TaskRunner:
 
         Args:
             table: for messages, and where lost attempts may have left files.
-            stage: see :class:`SparkStage`.
-            tasks: of any type that can be pickled.
             work: called on an executor with the task and a function that counts rows and bytes for the progress. Of
                 credentials, it may hold the table's location.
 

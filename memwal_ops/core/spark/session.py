@@ -32,7 +32,6 @@ class Java:
     """A Java on this machine.
 
     Attributes:
-        path: path of the program.
         version: major version; None if it does not run or prints none.
         output: first line of ``java -version``, or why it does not run.
     """
@@ -147,7 +146,6 @@ def session(master: str | None = None, *, app_name: str = "memwal-ops merge") ->
     Args:
         master: as for ``spark-submit``; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active
             session, else every core of this machine.
-        app_name: shown in the cluster's UI.
 
     Raises:
         SparkUnavailableError: PySpark, pandas or Java is missing or of an unsupported version, or Spark does not start.

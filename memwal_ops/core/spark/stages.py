@@ -249,12 +249,9 @@ class Stages:
     """Runs named stages and adds up their cost.
 
     Attributes:
-        context: the Spark context.
-        table: the table's URI, for the UI.
         counters: where tasks count, for ``on_progress``.
         on_progress: called about twice a second while a stage runs, and when it ends.
         checkpoint: called as often: raises if the run is to stop, and the jobs of the stage are cancelled then.
-        seconds: per stage.
         metrics: tasks, failed and killed attempts, bytes written to the shuffle, seconds of executors.
         failed_group: the job group of the stage that failed.
     """

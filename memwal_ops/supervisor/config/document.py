@@ -10,8 +10,9 @@ import difflib
 import os
 import re
 import typing
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -19,10 +20,6 @@ from yaml.composer import Composer
 
 from memwal_ops.storage.options import remember
 from memwal_ops.supervisor.config.model import Config
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
 
 Place = tuple[str | int, ...]
 _VARIABLE = re.compile(

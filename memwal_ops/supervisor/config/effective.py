@@ -6,23 +6,20 @@ Of four layers the last one wins: ``default`` (of the job itself), ``fleet`` (``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from zoneinfo import ZoneInfo
 
+from memwal_ops.core.job import JobSpec, Objective
 from memwal_ops.core.registry import formats
+from memwal_ops.core.triggers import Trigger
 from memwal_ops.storage.options import MASK, is_secret_key, redact
 from memwal_ops.supervisor.config import model
+from memwal_ops.supervisor.config.document import Problem
+from memwal_ops.supervisor.scheduling.schedules import Schedule, Window
 from memwal_ops.text import duration_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from zoneinfo import ZoneInfo
-
-    from memwal_ops.core.job import JobSpec, Objective
-    from memwal_ops.core.triggers import Trigger
-    from memwal_ops.supervisor.config.document import Problem
-    from memwal_ops.supervisor.scheduling.schedules import Schedule, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,6 @@ class TableSettings:
         format: the table's format; None if it must be detected from the table.
         poll: how often its backlog is read; idle_poll: the longest time between two polls while it is idle.
         expect_writes_within: a longer time without a write to its log is a finding; None: any time is as expected.
-        by_format: the jobs of each format.
         branches: of each table those that are maintained, too; None: all.
         weight: how much its savings count, beside those of other tables.
         objectives: what it is to keep, by name.

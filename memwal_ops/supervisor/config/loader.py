@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 
-from memwal_ops.core.registry import all_job_specs, formats, job_specs
+from memwal_ops.core import registry
 from memwal_ops.errors import InvalidConfigError, JobPluginError
 from memwal_ops.supervisor.config.document import (
     Document,
+    Place,
     Problem,
     explained,
     place_text,
     read_document,
     without_invalid,
 )
+from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.model import Config, HttpConfig
 from memwal_ops.supervisor.config.resolver import Resolver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from memwal_ops.supervisor.config.document import Place
-    from memwal_ops.supervisor.config.effective import Settings
-
 
 # Values are validated again after the invalid ones are removed, which others may have needed.
 _ROUNDS = 5
@@ -58,9 +53,12 @@ def load_settings(path: str, environ: Mapping[str, str] | None = None) -> Settin
     document = read_document(path, environ)
     if document.problems and document.data is None:
         raise ConfigProblemsError(path, document.problems)
-    all_job_specs()  # raises if any of them cannot be loaded
+    registry.all_job_specs()  # raises if any of them cannot be loaded
     config, removed = _validated(document)
-    known = {name: {job: spec for job, spec in job_specs(name).items() if not spec.by_hand} for name in formats()}
+    known = {
+        name: {job: spec for job, spec in registry.job_specs(name).items() if not spec.by_hand}
+        for name in registry.formats()
+    }
     # Resolved also after errors of types, to report all problems at once.
     first = len(document.problems)
     settings = Resolver(document, config, known).resolve()

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from memwal_ops.core.cost import CURRENCY, LIST_PRICES, Prices
+from memwal_ops import text
+from memwal_ops.core import cost
 from memwal_ops.core.job import Objective
 from memwal_ops.errors import InvalidUsageError
-from memwal_ops.storage.catalogs import PROPERTY, Catalog, is_secret_property
+from memwal_ops.storage import catalogs
 from memwal_ops.storage.locations import DATABASE_TABLES, below
 from memwal_ops.storage.queues import address_of
-from memwal_ops.text import duration_text, parse_duration, parse_size
 
 # A longer one, added to the current time, would exceed the range of datetime.
 _MAX_DURATION = timedelta(days=100 * 365)
@@ -29,7 +29,7 @@ def _duration(value: Any) -> timedelta:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a duration, for example 90s, 15m, 2h or 3d")  # noqa: TRY004 - pydantic's own
-    span = parse_duration(str(value))
+    span = text.parse_duration(str(value))
     if span > _MAX_DURATION:
         raise ValueError(f"expected a duration of at most {_MAX_DURATION.days // 365} years")
     return span
@@ -39,7 +39,7 @@ def read_size(value: Any) -> int:
     """Return the bytes of a size in a file."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("expected a size, for example 64MiB, 1GiB or 500MB")  # noqa: TRY004 - pydantic's own
-    return value if isinstance(value, int) else parse_size(str(value))
+    return value if isinstance(value, int) else text.parse_size(str(value))
 
 
 def _no_bool(value: Any) -> Any:
@@ -197,9 +197,9 @@ class Erasing(Model):
 
     @model_validator(mode="after")
     def _options_of_erase(self) -> Self:
-        given: dict[str, Any] = {} if self.erase is None else {"within": duration_text(self.erase.within)}
+        given: dict[str, Any] = {} if self.erase is None else {"within": text.duration_text(self.erase.within)}
         if self.ttl is not None:
-            given["ttl"] = {"column": self.ttl.column, "keep": duration_text(self.ttl.keep)}
+            given["ttl"] = {"column": self.ttl.column, "keep": text.duration_text(self.ttl.keep)}
         job = self.jobs.get("erase", JobConfig())
         if twice := sorted(given.keys() & job.options.keys()):
             raise ValueError(f"{twice[0]} is given twice: here, and among jobs.erase.options")
@@ -231,12 +231,16 @@ class NamespaceConfig(Model):
     @property
     def uri(self) -> str:
         """Its URI; properties that may be secrets are not part of it."""
-        return Catalog(self.impl, tuple(self.path), self.properties).uri()
+        return catalogs.Catalog(self.impl, tuple(self.path), self.properties).uri()
 
     @property
     def secrets(self) -> dict[str, str]:
         """The other properties, as storage options."""
-        return {f"{PROPERTY}{key}": value for key, value in self.properties.items() if is_secret_property(key, value)}
+        return {
+            f"{catalogs.PROPERTY}{key}": value
+            for key, value in self.properties.items()
+            if catalogs.is_secret_property(key, value)
+        }
 
 
 class ObjectivesConfig(Model):
@@ -335,30 +339,30 @@ class StorePrices(Model):
 
 def _with_list_prices(store: str) -> Any:
     """Values of a file over the list prices of a store: a field's type and default."""
-    listed = {name: getattr(LIST_PRICES[store], name) for name in StorePrices.model_fields}
+    listed = {name: getattr(cost.LIST_PRICES[store], name) for name in StorePrices.model_fields}
     return BeforeValidator(lambda given: {**listed, **given} if isinstance(given, dict) else given)
 
 
 def _list_prices(store: str) -> StorePrices:
-    return StorePrices(**{name: getattr(LIST_PRICES[store], name) for name in StorePrices.model_fields})
+    return StorePrices(**{name: getattr(cost.LIST_PRICES[store], name) for name in StorePrices.model_fields})
 
 
 class PricesConfig(Model):
     """What stores cost; a price that is not given is the list price."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = CURRENCY
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = cost.CURRENCY
     s3: Annotated[StorePrices, _with_list_prices("s3")] = _list_prices("s3")
     gcs: Annotated[StorePrices, _with_list_prices("gcs")] = _list_prices("gcs")
     azure: Annotated[StorePrices, _with_list_prices("azure")] = _list_prices("azure")
     local: Annotated[StorePrices, _with_list_prices("local")] = _list_prices("local")
 
-    def by_store(self) -> dict[str, Prices]:
+    def by_store(self) -> dict[str, cost.Prices]:
         """The prices by the store that a run's ``used`` names; with date and source as far as they are listed."""
         prices = {}
-        for store, listed in LIST_PRICES.items():
+        for store, listed in cost.LIST_PRICES.items():
             given = getattr(self, store).model_dump()
             same = all(getattr(listed, name) == value for name, value in given.items())
-            prices[store] = listed if same else Prices(**given, source="the configuration file")
+            prices[store] = listed if same else cost.Prices(**given, source="the configuration file")
         return prices
 
 
@@ -535,7 +539,7 @@ class Config(Model):
         for table in self.tables:
             layers = [layer.jobs["erase"].options for layer in (table, self.defaults) if "erase" in layer.jobs]
             if any("ttl" in layer for layer in layers) and not any("within" in layer for layer in layers):
-                layers[0]["within"] = duration_text(within)
+                layers[0]["within"] = text.duration_text(within)
         return self
 
     @model_validator(mode="after")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
+from memwal_ops.core import registry, triggers
+from memwal_ops.core.job import JobSpec
 from memwal_ops.core.options import OptionError, Options, describe
-from memwal_ops.core.registry import format_of_folder, format_with_catalog, short_name
 from memwal_ops.core.run import unexpected_error
-from memwal_ops.core.triggers import Trigger, TriggerError, parse_trigger
 from memwal_ops.errors import InvalidUsageError, MemwalOpsError
 from memwal_ops.storage import locations
 from memwal_ops.storage.catalogs import PROPERTY, is_secret_property
@@ -26,11 +27,6 @@ from memwal_ops.supervisor.config import effective, model
 from memwal_ops.supervisor.config.document import Document, Place, Problem, place_text, suggest
 from memwal_ops.supervisor.scheduling import schedules
 from memwal_ops.text import duration_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from memwal_ops.core.job import JobSpec
 
 
 def option_names(options: type[Options]) -> list[str]:
@@ -267,12 +263,12 @@ class Resolver:
                 return entry.format
             fix = suggest(entry.format, self._jobs, "The formats that are installed: {}.")
             self._problem((*place, "format"), f"There is no format {entry.format!r}.", fix)
-        if entry.uri is not None and (catalog := format_with_catalog(entry.uri)) is not None:
+        if entry.uri is not None and (catalog := registry.format_with_catalog(entry.uri)) is not None:
             return catalog.name
         if len(self._jobs) == 1:
             return next(iter(self._jobs))
         if entry.uri is not None and entry.uri.startswith(("/", "~", "file://")):
-            return format_of_folder(os.path.expanduser(entry.uri.removeprefix("file://")))
+            return registry.format_of_folder(os.path.expanduser(entry.uri.removeprefix("file://")))
         return None
 
     def _check_jobs(self, place: Place, jobs: Iterable[str]) -> None:
@@ -359,8 +355,8 @@ class Resolver:
 
         def parses(text: str, name: str) -> bool:
             try:
-                parse_trigger(text, self._units[name])
-            except TriggerError:
+                triggers.parse_trigger(text, self._units[name])
+            except triggers.TriggerError:
                 return False
             return True
 
@@ -370,10 +366,10 @@ class Resolver:
 
         return foreign
 
-    def _trigger(self, place: Place | None, text: str, format_name: str) -> Trigger | None:
+    def _trigger(self, place: Place | None, text: str, format_name: str) -> triggers.Trigger | None:
         try:
-            return parse_trigger(text, self._units[format_name])
-        except TriggerError as error:
+            return triggers.parse_trigger(text, self._units[format_name])
+        except triggers.TriggerError as error:
             # Each format lists metrics of its own in the message.
             fix = "Write for example generations >= 8 or bytes >= 1GiB."
             self._problem(place or (), f"{text!r}: {error}.", fix, once=text)
@@ -450,7 +446,7 @@ class Resolver:
                     (*place, key), "A catalog has no pattern.", "Write namespace: {impl: ..., properties: ...}."
                 )
             return
-        if key == "uri" and format_with_catalog(uri) is not None:
+        if key == "uri" and registry.format_with_catalog(uri) is not None:
             return
         self._check_folder((*place, key), uri)
         uri = locations.split_query(uri)[0]
@@ -580,7 +576,7 @@ class Resolver:
         if entry.name is not None:
             return entry.name
         if entry.uri is not None:
-            return short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
+            return registry.short_name(entry.uri.rstrip("/").rsplit("/", 1)[-1]) or entry.uri
         return str(entry.glob)
 
     def _source(self, place: Place, layer: str) -> effective.ValueSource:

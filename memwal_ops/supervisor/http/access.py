@@ -17,22 +17,17 @@ import stat
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from memwal_ops.errors import InvalidConfigError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import remember
-from memwal_ops.supervisor.http.connections import HttpError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from memwal_ops.supervisor.config.model import HttpConfig
-    from memwal_ops.supervisor.http.connections import Request
-
+from memwal_ops.supervisor.config.model import HttpConfig
+from memwal_ops.supervisor.http.connections import HttpError, Request
 
 EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -95,7 +90,6 @@ class TokenFile:
     """The tokens of a file. ``managed``: the service manager made it, and its mode is not checked."""
 
     def __init__(self, path: str, *, managed: bool = False) -> None:
-        """Read nothing yet."""
         self.path = path
         self._managed = managed
         self._stamp: object = None
@@ -104,8 +98,7 @@ class TokenFile:
     def tokens(self) -> tuple[Token, ...]:
         """Return the tokens of the file as it is now.
 
-        Raises:
-            InvalidConfigError: it cannot be used; then nobody may act.
+        Raises ``InvalidConfigError``: it cannot be used; then nobody may act.
         """
         try:
             status = os.stat(self.path)
@@ -149,8 +142,7 @@ def digest(secret: str) -> bytes:
 def read_tokens(path: str, *, managed: bool = False) -> list[tuple[Role, str, str]]:
     """Return role, name and text of each token of a file.
 
-    Raises:
-        InvalidConfigError: it cannot be read, others may read or change it, or a line is invalid.
+    Raises ``InvalidConfigError``: it cannot be read, others may read or change it, or a line is invalid.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -222,7 +214,6 @@ class Sessions:
     """All sessions, in memory: a restart ends them. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """There is none yet."""
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[bytes, Session] = {}
@@ -316,7 +307,6 @@ class Access:
     """Checks requests that act; ``tokens``: None if none is configured."""
 
     def __init__(self, tokens: TokenFile | None, names: HostNames, clock: Callable[[], float] = time.monotonic) -> None:
-        """No session has begun."""
         self._tokens, self._names = tokens, names
         self._sessions = Sessions(clock)
         self._failed = FailedAttempts(clock)
@@ -336,8 +326,7 @@ class Access:
     def check_origin(self, request: Request) -> None:
         """Refuse what a page of another site sends: the browser names that site, and adds the cookie by itself.
 
-        Raises:
-            HttpError: 403.
+        Raises ``HttpError``: 403.
         """
         host = request.headers.get("Host")
         foreign = [
@@ -352,9 +341,8 @@ class Access:
     def caller(self, request: Request, csrf: Callable[[], str]) -> Caller:
         """Return who acts; ``csrf`` returns the value that the form sent back, for a session.
 
-        Raises:
-            HttpError: 401 without a valid token, 403 for a role that may not or a foreign form, 429 after many failed
-                attempts, 503 if the file of tokens cannot be used.
+        Raises ``HttpError``: 401 without a valid token, 403 for a role that may not or a foreign form, 429 after many
+        failed attempts, 503 if the file of tokens cannot be used.
         """
         if self._tokens is None:
             raise HttpError(403, _ENABLE)
@@ -376,8 +364,7 @@ class Access:
     def sign_in(self, request: Request, secret: str) -> tuple[Token, tuple[str, str]]:
         """Begin a session; return the token, and the header that sets its cookie.
 
-        Raises:
-            HttpError: 401, 403, 429 or 503, as :meth:`caller`.
+        Raises ``HttpError``: 401, 403, 429 or 503, as :meth:`caller`.
         """
         if self._tokens is None:
             raise HttpError(403, _ENABLE)
@@ -426,7 +413,6 @@ class FailedAttempts:
     """Wrong tokens by the address of the client: at most 10 in a minute."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """There was none."""
         self._clock = clock
         self._lock = threading.Lock()
         self._times: dict[str, deque[float]] = {}

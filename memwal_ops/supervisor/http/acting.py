@@ -9,24 +9,20 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
-from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError, end_of_pause
+from memwal_ops.supervisor.actions import ActionConflictError, Actions, UnknownTargetError, end_of_pause
+from memwal_ops.supervisor.http.access import Caller
 from memwal_ops.supervisor.http.connections import SEPARATOR, SEVERAL
 from memwal_ops.supervisor.http.routes import Route
 from memwal_ops.supervisor.state.directory import private_opener
 from memwal_ops.text import parse_duration
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from memwal_ops.supervisor.actions import Actions
-    from memwal_ops.supervisor.http.access import Caller
-
-    _Act = Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]]
+_Act = Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]]
 
 
 FILE = "audit.jsonl"
@@ -37,7 +33,6 @@ class Audit:
     """The audit log; ``folder``: the state folder, None: only the log. Of 4 MiB and more, one older file is kept."""
 
     def __init__(self, folder: str | None) -> None:
-        """Write nothing yet."""
         self._path = None if folder is None else os.path.join(folder, FILE)
         self._lock = threading.Lock()
         self._log = get_logger(__name__)
@@ -209,11 +204,7 @@ def _by(fields: Mapping[str, str], caller: Caller) -> str:
 
 
 def check_fields(route: Route, fields: Mapping[str, str]) -> None:
-    """Refuse fields that an action does not have, and texts that are too long.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse fields that an action does not have, and texts that are too long. Raises ``ValueError``: there is one."""
     unknown = sorted(fields.keys() - route.fields.keys())
     if unknown:
         known = ", ".join(route.fields)

@@ -122,10 +122,8 @@ def fetch(
 ) -> None:
     """Send a request to another server, with a body as POST; the whole takes at most ``seconds``.
 
-    A user and a password in the URL are sent as basic authentication.
-
-    Raises:
-        OSError, ValueError, HTTPException: there is no response in time, or one that is not good.
+    A user and a password in the URL are sent as basic authentication. Raises ``OSError`` or ``ValueError`` or
+    ``HTTPException``: there is no response in time, or one that is not good.
     """
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
@@ -167,7 +165,6 @@ class ServiceClient:
     """Sends requests to the service at ``http``; ``token``: to act."""
 
     def __init__(self, http: HttpConfig, token: str | None = None) -> None:
-        """Send nothing yet."""
         host = _EVERYWHERE.get(http.host, http.host)
         self.address = f"{f'[{host}]' if ':' in host else host}:{http.port}"
         self._base = f"{'http' if http.tls_certificate is None else 'https'}://{self.address}"
@@ -182,8 +179,7 @@ class ServiceClient:
     def get(self, path: str) -> Any:
         """Return the document at a path.
 
-        Raises:
-            OSError, ValueError, HTTPException: there is no response, or one that is not JSON.
+        Raises ``OSError`` or ``ValueError`` or ``HTTPException``: there is no response, or one that is not JSON.
         """
         with self._opener.open(f"{self._base}{path}", timeout=_SECONDS) as response:
             return _document(response)
@@ -191,8 +187,7 @@ class ServiceClient:
     def act(self, path: str, fields: Mapping[str, str]) -> Any:
         """Act, and return the document of what was done.
 
-        Raises:
-            InvalidUsageError: the service does not respond, or refuses it; with its reason.
+        Raises ``InvalidUsageError``: the service does not respond, or refuses it; with its reason.
         """
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(  # noqa: S310 - http or https

@@ -37,11 +37,7 @@ class Certificate:
     """A certificate and its key. A pair that does not fit, while it is replaced, leaves the previous one in effect."""
 
     def __init__(self, certificate: str, key: str) -> None:
-        """Read both files.
-
-        Raises:
-            InvalidConfigError: they cannot be read, or do not belong together.
-        """
+        """Read both files. Raises ``InvalidConfigError``: they cannot be read, or do not belong together."""
         self._files = (certificate, key)
         self._stamp = self._stamped()
         try:
@@ -120,8 +116,7 @@ class Request:
     def fields(self) -> dict[str, str]:
         """Return the fields of the body, a JSON object or a form; a null counts as not given.
 
-        Raises:
-            HttpError: it is neither, or a field is given twice or is neither text nor a number.
+        Raises ``HttpError``: it is neither, or a field is given twice or is neither text nor a number.
         """
         if not self.body:
             return {}

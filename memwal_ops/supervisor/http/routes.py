@@ -5,23 +5,19 @@ from __future__ import annotations
 import re
 import types
 import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from memwal_ops.supervisor.http.connections import HttpError, Response, json_response, long_json_response
+from memwal_ops.supervisor.http import connections
+from memwal_ops.supervisor.http.access import Caller
 from memwal_ops.supervisor.observe.findings import not_read
 from memwal_ops.supervisor.observe.status_document import StatusDocument
 from memwal_ops.text import printable
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from memwal_ops.supervisor.http.access import Caller
-    from memwal_ops.supervisor.http.connections import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Route:
     method: str
     template: str
     summary: str
-    read: Callable[[Request, Mapping[str, str]], Response] | None = None
+    read: Callable[[connections.Request, Mapping[str, str]], connections.Response] | None = None
     act: Callable[[Mapping[str, str], Mapping[str, str], Caller], tuple[int, dict[str, Any]]] | None = None
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -74,7 +70,6 @@ class Routes:
     """All routes."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        """Keep them, in their order."""
         self.all = (*routes,)
 
     def find(self, method: str, path: str) -> tuple[Route | None, dict[str, str], list[str]]:
@@ -287,33 +282,34 @@ def reading_routes(sources: Sources, routes: Callable[[], Routes]) -> Iterator[R
         answers={200: ("It does", "text/plain"), 503: ("It starts or stops", "text/plain")},
     )  # fmt: skip
     yield Route(
-        "GET", "/metrics", "Metrics for Prometheus", lambda *_: Response(200, CONTENT_TYPE_LATEST, sources.metrics()),
+        "GET", "/metrics", "Metrics for Prometheus",
+        lambda *_: connections.Response(200, CONTENT_TYPE_LATEST, sources.metrics()),
         answers={200: ("Prometheus' text format", "text/plain")},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/status", "The status of the service, of all tables and jobs",
-        lambda *_: long_json_response(sources.status()),
+        lambda *_: connections.long_json_response(sources.status()),
         answers={200: ("The status", "StatusDocument")},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/tables", "The status of all tables; before its first poll one is not_read, and looked_at null",
-        lambda *_: long_json_response(_tables(sources.status()["tables"])),
+        lambda *_: connections.long_json_response(_tables(sources.status()["tables"])),
         answers={200: ("All tables, and how many of them were not read yet", "Tables")},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/runs", "Runs, the newest first",
-        lambda request, _: long_json_response(_page(sources, request)),
+        lambda request, _: connections.long_json_response(_page(sources, request)),
         parameters=_RUN_FILTERS,
         answers={200: ("A page of runs", "Runs"), 400: _INVALID, 503: _NO_HISTORY},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/runs/{id}", "One run, with its report, log lines and error",
-        lambda _, found: json_response(200, _run(sources, found["id"])),
+        lambda _, found: connections.json_response(200, _run(sources, found["id"])),
         answers={200: ("The run", "RunWithLog"), 404: ("There is no such run", "Error"), 503: _NO_HISTORY},
     )  # fmt: skip
     yield Route(
         "GET", "/api/v1/openapi.json", "This description",
-        lambda *_: json_response(200, openapi(routes())),
+        lambda *_: connections.json_response(200, openapi(routes())),
         answers={200: ("OpenAPI 3.1", "Document")},
     )  # fmt: skip
 
@@ -326,7 +322,7 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tables": tables, "total": len(tables), "not_read": not_read(tables)}
 
 
-def _page(sources: Sources, request: Request) -> dict[str, Any]:
+def _page(sources: Sources, request: connections.Request) -> dict[str, Any]:
     filters = run_filters(request.query)
     limit = filters["limit"]
     runs = sources.runs(**{**filters, "limit": limit + 1})
@@ -338,15 +334,14 @@ def _run(sources: Sources, number: str) -> dict[str, Any]:
     digits = number.isascii() and number.isdigit() and len(number) < len(str(_LARGEST_ID))
     run = sources.run(int(number)) if digits else None
     if run is None:
-        raise HttpError(404, "There is no such run: it may have been pruned (history.keep).")
+        raise connections.HttpError(404, "There is no such run: it may have been pruned (history.keep).")
     return run
 
 
 def run_filters(query: str) -> dict[str, Any]:
     """Return the filters of runs in a query string, as those of ``History.runs``.
 
-    Raises:
-        ValueError: one is unknown or invalid.
+    Raises ``ValueError``: one is unknown or invalid.
     """
     given = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
     unknown = sorted(given.keys() - _RUN_FILTERS.keys())
@@ -373,5 +368,5 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _state(good: bool, why: str) -> Response:  # noqa: FBT001 - the result of the two probes
-    return Response(200 if good else 503, _TEXT, f"{printable(why)}\n".encode())
+def _state(good: bool, why: str) -> connections.Response:  # noqa: FBT001 - the result of the two probes
+    return connections.Response(200 if good else 503, _TEXT, f"{printable(why)}\n".encode())

@@ -17,26 +17,13 @@ from memwal_ops.errors import HistoryError, InvalidUsageError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.actions import ActionConflictError, UnknownTargetError
-from memwal_ops.supervisor.http.access import Access, HostNames
+from memwal_ops.supervisor.http import access, connections, routes
 from memwal_ops.supervisor.http.acting import Audit, acting_routes, check_fields
-from memwal_ops.supervisor.http.connections import (
-    FORM,
-    JSON,
-    BoundedServer,
-    Handler,
-    HttpError,
-    Response,
-    json_response,
-)
-from memwal_ops.supervisor.http.routes import Routes, Sources, reading_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from memwal_ops.supervisor.actions import Actions
-    from memwal_ops.supervisor.http.access import TokenFile, Viewer
-    from memwal_ops.supervisor.http.connections import Certificate, Request
-    from memwal_ops.supervisor.http.routes import Route
     from memwal_ops.supervisor.observe.pages import Page
 
 _SIGN_IN, _SIGN_OUT = "/sign-in", "/sign-out"
@@ -78,31 +65,27 @@ class HttpServer:
         status: Callable[[], Mapping[str, Any]],
         runs: Callable[..., list[dict[str, Any]]],
         run: Callable[[int], dict[str, Any] | None] = lambda _: None,
-        pages: Callable[[str, str, Viewer], Page | None] = lambda *_: None,
+        pages: Callable[[str, str, access.Viewer], Page | None] = lambda *_: None,
         sign_in: Callable[[str], Page] | None = None,
         refused: Callable[[int, str, str], Page] | None = None,
-        acted: Callable[[Mapping[str, Any], str, Viewer], Page | None] = lambda *_: None,
+        acted: Callable[[Mapping[str, Any], str, access.Viewer], Page | None] = lambda *_: None,
         allowed_hosts: Iterable[str] = (),
         actions: Actions | None = None,
-        tokens: TokenFile | None = None,
+        tokens: access.TokenFile | None = None,
         audit: Audit | None = None,
-        certificate: Certificate | None = None,
+        certificate: connections.Certificate | None = None,
     ) -> None:
-        """Bind the address, and start to serve.
-
-        Raises:
-            InvalidUsageError: the address cannot be bound.
-        """
+        """Bind the address, and start to serve. Raises ``InvalidUsageError``: the address cannot be bound."""
         self._sign_in_page, self._refused_page, self._acted_page = sign_in, refused, acted
-        self._names = HostNames(host, allowed_hosts)
-        self._access = Access(tokens, self._names)
+        self._names = access.HostNames(host, allowed_hosts)
+        self._access = access.Access(tokens, self._names)
         self._audit = audit or Audit(None)
         self._rendered = _RenderedPages(pages)
-        sources = Sources(alive, ready, metrics, status, runs, run)
+        sources = routes.Sources(alive, ready, metrics, status, runs, run)
         acting = () if actions is None else acting_routes(actions)
-        self._routes = Routes([*reading_routes(sources, lambda: self._routes), *acting])
+        self._routes = routes.Routes([*routes.reading_routes(sources, lambda: self._routes), *acting])
         try:
-            self._server = BoundedServer((host, port), Handler, self.response_to, certificate)
+            self._server = connections.BoundedServer((host, port), connections.Handler, self.response_to, certificate)
         except OSError as error:
             raise InvalidUsageError(
                 f"The HTTP address {host}:{port} cannot be bound: {error.strerror}.",
@@ -117,30 +100,37 @@ class HttpServer:
         self._server.server_close()
         self._server.wait(seconds)
 
-    def response_to(self, request: Request) -> Response:
+    def response_to(self, request: connections.Request) -> connections.Response:
         """Return the response to a request; to a form that is refused, a page that says why."""
         response = self._response_to(request)
-        if request.kind != FORM or response.kind != JSON or response.status < _REFUSED or self._refused_page is None:
+        if (
+            request.kind != connections.FORM
+            or response.kind != connections.JSON
+            or response.status < _REFUSED
+            or self._refused_page is None
+        ):
             return response
         try:
             after = request.fields().get("next", "/")
-        except HttpError:
+        except connections.HttpError:
             after = "/"
         page = self._refused_page(response.status, str(json.loads(response.body)["error"]), _own(after))
         return replace(_of(page), headers=response.headers)
 
-    def _response_to(self, request: Request) -> Response:
+    def _response_to(self, request: connections.Request) -> connections.Response:
         try:
             return self._respond(request)
-        except HttpError as error:
+        except connections.HttpError as error:
             return error.response()
         except tuple(_STATUSES) as error:
-            return json_response(_status_of(error), {"error": redact(str(error) or "The service is busy: ask again.")})
+            return connections.json_response(
+                _status_of(error), {"error": redact(str(error) or "The service is busy: ask again.")}
+            )
         except Exception as error:  # noqa: BLE001 - a response must not contain a traceback
             get_logger(__name__).exception("http_failed", path=request.path[:200])
-            return json_response(500, {"error": redact(f"{type(error).__name__}: {error}")})
+            return connections.json_response(500, {"error": redact(f"{type(error).__name__}: {error}")})
 
-    def _respond(self, request: Request) -> Response:
+    def _respond(self, request: connections.Request) -> connections.Response:
         self._check_host(request)
         if request.path in {_SIGN_IN, _SIGN_OUT}:
             return self._signed(request)
@@ -152,21 +142,23 @@ class HttpServer:
         if methods or request.method not in _PAGE_METHODS:
             allowed = methods or _PAGE_METHODS
             message = f"Use {' or '.join(allowed)} here." if methods else "Pages are read-only: use GET or HEAD."
-            raise HttpError(405, message, ("Allow", ", ".join(allowed)))
+            raise connections.HttpError(405, message, ("Allow", ", ".join(allowed)))
         viewer = self._access.viewer(request)
         page = self._rendered.get(request.path, request.query, viewer)
         if page is None:
-            raise HttpError(404, "Try /, /healthz, /readyz, /metrics, or the paths in /api/v1/openapi.json.")
+            raise connections.HttpError(
+                404, "Try /, /healthz, /readyz, /metrics, or the paths in /api/v1/openapi.json."
+            )
         return replace(_of(page), secret=viewer.csrf is not None)
 
-    def _check_host(self, request: Request) -> None:
+    def _check_host(self, request: connections.Request) -> None:
         hosts = [str(header) for header in request.headers.get_all("Host", [])]
         foreign = [host for host in hosts if not self._names.is_own(host)]
         if foreign:
             message = f"The host {foreign[0][:200]!r} is not a name of this service: use its address, or add the host"
-            raise HttpError(421, f"{message} to http.allowed_hosts.")
+            raise connections.HttpError(421, f"{message} to http.allowed_hosts.")
 
-    def _act(self, request: Request, route: Route, found: Mapping[str, str]) -> Response:
+    def _act(self, request: connections.Request, route: routes.Route, found: Mapping[str, str]) -> connections.Response:
         self._access.check_origin(request)
         fields: dict[str, str] = {}
 
@@ -191,31 +183,31 @@ class HttpServer:
         finally:
             self._rendered.forget()
         self._audit.record(route.action, status, who=caller.name, client=request.client, **record)
-        if request.kind == FORM and caller.session:
+        if request.kind == connections.FORM and caller.session:
             page = self._acted_page(document, _own(after), self._access.viewer(request))
             return _see_other(after) if page is None else replace(_of(page), secret=True)
-        return json_response(status, document)
+        return connections.json_response(status, document)
 
-    def _signed(self, request: Request) -> Response:
+    def _signed(self, request: connections.Request) -> connections.Response:
         """Sign in or out: the form of a page of ours, and nothing else."""
         out = request.path == _SIGN_OUT
         if request.method in _PAGE_METHODS and not out and self._sign_in_page is not None:
             return _of(self._sign_in_page(""))
         if request.method != "POST":
             allowed = "POST" if out else "GET, HEAD, POST"
-            raise HttpError(405, f"Use {allowed} here.", ("Allow", allowed))
+            raise connections.HttpError(405, f"Use {allowed} here.", ("Allow", allowed))
         self._access.check_origin(request)
         if out:
             return _see_other("/", self._access.sign_out(request))
         fields = request.fields()
         try:
             token, cookie = self._access.sign_in(request, fields.get("token", ""))
-        except HttpError as error:
+        except connections.HttpError as error:
             # Not in the audit log: guesses would push out what was done. The log has them.
-            if self._sign_in_page is None or request.kind != FORM:
+            if self._sign_in_page is None or request.kind != connections.FORM:
                 raise
             page = _of(self._sign_in_page(str(error)))
-            return Response(error.status, page.kind, page.body, page.policy, error.headers)
+            return connections.Response(error.status, page.kind, page.body, page.policy, error.headers)
         self._audit.record("sign-in", 303, who=token.name, client=request.client, role=token.role)
         return _see_other(fields.get("next", "/"), cookie)
 
@@ -226,10 +218,10 @@ _MAX_RENDERED = 64
 class _RenderedPages:
     """The last pages, each rendered once until what it shows has changed, however many requests ask for it."""
 
-    def __init__(self, render: Callable[[str, str, Viewer], Page | None]) -> None:
+    def __init__(self, render: Callable[[str, str, access.Viewer], Page | None]) -> None:
         self._render = render
         self._lock = threading.Lock()
-        self._pages: dict[tuple[str, str, Viewer], tuple[threading.Lock, list[Page]]] = {}
+        self._pages: dict[tuple[str, str, access.Viewer], tuple[threading.Lock, list[Page]]] = {}
 
     def get(self, *key: Any) -> Page | None:
         """Return the page of a path, a query string and a viewer."""
@@ -255,13 +247,13 @@ def _status_of(error: Exception) -> int:
     return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
-def _of(page: Page) -> Response:
-    return Response(page.status, page.kind, page.body, page.policy)
+def _of(page: Page) -> connections.Response:
+    return connections.Response(page.status, page.kind, page.body, page.policy)
 
 
-def _see_other(path: str, *headers: tuple[str, str]) -> Response:
+def _see_other(path: str, *headers: tuple[str, str]) -> connections.Response:
     """Redirect to a path of this service; anything else becomes its first page."""
-    return Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", _own(path)), *headers))
+    return connections.Response(303, "text/plain; charset=utf-8", b"", headers=(("Location", _own(path)), *headers))
 
 
 def _own(path: str) -> str:

@@ -13,10 +13,13 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memwal_ops.core.fleet_budget import Others
+from memwal_ops.core.leases import Holder
 from memwal_ops.errors import AlreadyRunningError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.catalogs import resolve
@@ -25,29 +28,22 @@ from memwal_ops.storage.locations import scheme_of
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
+from memwal_ops.supervisor.config.effective import TableSettings
+from memwal_ops.supervisor.config.model import FleetConfig
 from memwal_ops.supervisor.membership.reading import BEATS, FleetView, Read, Reading, owner
 from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords, is_same, name_taken
+from memwal_ops.supervisor.observe.status_document import FleetDocument, MemberStatus
 from memwal_ops.supervisor.scheduling.discovery import (
     Discovery,
     Fault,
+    FoundTable,
     by_store,
     discover_in_store,
     discover_stores,
     merged,
 )
+from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from memwal_ops.core.fleet_budget import Others
-    from memwal_ops.core.leases import Holder
-    from memwal_ops.supervisor.config.effective import TableSettings
-    from memwal_ops.supervisor.config.model import FleetConfig
-    from memwal_ops.supervisor.observe.status_document import FleetDocument, MemberStatus
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.scheduling.scheduler import Scheduler
-
 
 JOINING, JOINED, UNREACHABLE = "joining", "joined", "unreachable"
 _SILENT_AFTER = 2
@@ -57,8 +53,6 @@ class Member:
     """One member of a fleet (see the module).
 
     Args:
-        config: the fleet.
-        holder: this supervisor.
         alive: whether this supervisor works: if not, it lets the others take its tables.
         on_change: called on another thread when :meth:`share` may return other tables.
         on_refusal: called on another thread when it cannot be a member, with the reason.
@@ -318,7 +312,6 @@ class FoundTables:
 
     Attributes:
         tables: all of them; of a fleet, the scheduler has this member's share.
-        faults: of the last discovery.
         on_found: called with the tables after each discovery.
     """
 

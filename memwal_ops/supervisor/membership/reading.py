@@ -12,22 +12,17 @@ conditional writes of its jobs decide what is published.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from memwal_ops.core.fleet_budget import Others
 from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.objects import open_store
-from memwal_ops.supervisor.membership.records import MemberRecords, Use, others_of, use_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from memwal_ops.core.fleet_budget import Others
-    from memwal_ops.supervisor.config.model import FleetConfig
-    from memwal_ops.supervisor.membership.records import MemberListing, MemberRecord
-
+from memwal_ops.supervisor.config.model import FleetConfig
+from memwal_ops.supervisor.membership.records import MemberListing, MemberRecord, MemberRecords, Use, others_of, use_of
 
 BEATS = 3
 _DEAD_AFTER = 1.5
@@ -101,8 +96,6 @@ class FleetView:
 
         Args:
             newest: the number of the newest record of each other member that has one.
-            began: when the request was sent.
-            ended: when its response was there.
         """
         gap = self.read is not None and began - self.read > _MAX_GAP * self.heartbeat
         seen = {}
@@ -146,7 +139,6 @@ class Reading:
     """What one member has read of the others. It is called on the thread of the member alone.
 
     Args:
-        records: of the fleet.
         instance: of this member's state folder.
         heartbeat: of the fleet, in seconds.
 

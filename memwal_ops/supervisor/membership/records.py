@@ -11,23 +11,20 @@ identity the newest counts, whatever the names of the members, and its own super
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops import errors
 from memwal_ops.core import fleet_budget
 from memwal_ops.core.leases import NumberedRecords
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.records import decode_record, encode_record
 from memwal_ops.text import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from memwal_ops.storage.api import Store
-
-    Published = Mapping[str, Any]
+Published = Mapping[str, Any]
 
 
 MAX_CHARGES = 32
@@ -101,8 +98,6 @@ def use_of(
         instance: of its state folder.
         found: what :func:`published` returned there.
         written: when it was written, by the clock of the store.
-        store_now: the time of the store.
-        now: the time of the reader.
         per: of the reader's budget: whatever the limits of the other are, it is charged as long as a run of the reader.
     """
     if found is None:
@@ -208,12 +203,7 @@ class MemberListing:
 
 
 class MemberRecords:
-    """The records of all members, and the writer of one of them.
-
-    Args:
-        store: that of the fleet.
-        name: of this member.
-    """
+    """The records of all members, and the writer of one of them."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name

@@ -6,21 +6,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
-from memwal_ops.core.answers import ASKED_BY, PAGE as ANSWERS_PAGE, bad_answers
-from memwal_ops.core.figures import backlog_of, jobs_of
+from memwal_ops import text
+from memwal_ops.core import answers, figures
 from memwal_ops.errors import TableCorruptError, runbook
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
-from memwal_ops.text import counted, counted_as, time_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from memwal_ops.core.figures import Figures
-    from memwal_ops.supervisor.scheduling.discovery import Fault
+from memwal_ops.supervisor.scheduling.discovery import Fault
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 WORDS = {OK: "ok", WARNING: "warning", CRITICAL: "critical", UNKNOWN: "unknown"}
@@ -78,7 +73,7 @@ class Limits:
     waiting: tuple[int, int]
     age: tuple[float, float]
 
-    def level(self, backlog: Figures) -> int:
+    def level(self, backlog: figures.Figures) -> int:
         """Return the level of a backlog."""
         waiting, age = backlog.amount("backlog") or 0, backlog.amount("age") or 0
         return max(level_of(waiting, self.waiting), level_of(age, self.age))
@@ -115,7 +110,7 @@ def not_read(tables: Sequence[Mapping[str, Any]]) -> int:
 
 def not_read_text(count: int, tables: int) -> str:
     """Return how many of the tables were not read yet, in words."""
-    return f"not read yet: {count:,} of {counted(tables, 'table')}"
+    return f"not read yet: {count:,} of {text.counted(tables, 'table')}"
 
 
 def level_of(value: float, limits: tuple[float, float]) -> int:
@@ -129,11 +124,11 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
     failures = state["consecutive_failures"]
     if failures:
         level = CRITICAL if failures >= _FAILURES_CRITICAL else WARNING
-        yield level, f"{name} failed {counted(failures, 'time')} in a row"
+        yield level, f"{name} failed {text.counted(failures, 'time')} in a row"
     breaker = state.get("breaker")
     if breaker is not None and breaker["reason"] == "saves_nothing":
         until = f"{breaker['until'][:16].replace('T', ' ')} UTC"
-        runs = counted(breaker["runs"], "run")
+        runs = text.counted(breaker["runs"], "run")
         yield WARNING, f"the last {runs} of {name} by trigger achieved nothing: its triggers are ignored until {until}"
     every, since = state["schedule_seconds"], state["seconds_since_success"]
     # A job that another supervisor runs, or that is deferred by a window or budget, is not late.
@@ -145,10 +140,10 @@ def job_findings(name: str, state: Mapping[str, Any]) -> Iterator[tuple[int, str
 
 def partial_fault(job: str) -> tuple[int, str]:
     """Return the fault of a job whose last run was partial: level and text."""
-    return (CRITICAL, f"{job} found damage") if job == ASKED_BY else (WARNING, f"{job} left a part undone")
+    return (CRITICAL, f"{job} found damage") if job == answers.ASKED_BY else (WARNING, f"{job} left a part undone")
 
 
-def last_run_fault(job: str, outcome: str | None, backlog: Figures) -> tuple[int, str] | None:
+def last_run_fault(job: str, outcome: str | None, backlog: figures.Figures) -> tuple[int, str] | None:
     """Return the fault that the last run of the job shows that reduces a backlog: level and text; None: none.
 
     A run opens the files that a poll only lists. With nothing left to do, its outcome does not matter any more.
@@ -232,7 +227,7 @@ def event_findings(service: Mapping[str, Any] | None) -> Iterator[Finding]:
         what = f"The queue of events has messages that are not S3's ({count}): {why}."
         yield finding(WARNING, what, "Give the service a queue of its own.", _EVENTS)
     if (events["lag_seconds"] or 0.0) > _LATE_EVENTS:
-        what = f"Events are {time_text(events['lag_seconds'])} old when they are received."
+        what = f"Events are {text.time_text(events['lag_seconds'])} old when they are received."
         yield finding(WARNING, what, "Let the bucket notify of manifests alone.", _EVENTS)
 
 
@@ -262,10 +257,9 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
 
     Args:
         table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
-        errors: what the document does not have.
         file: the configuration file, for commands; empty if there is none.
     """
-    error, backlog = table["error"], backlog_of(table)
+    error, backlog = table["error"], figures.backlog_of(table)
     if table.get("state") == NOT_READ:
         todo = f"Wait for the first poll, or read it by hand: {_inspect(table)}"
         yield finding(UNKNOWN, "It has not been read yet: nothing is known of it.", todo, None)
@@ -280,12 +274,12 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
     parts = int(backlog.amount("blocked") or 0)
     if parts and len(blocked) != min(parts, MAX_BLOCKED):
-        what = f"{counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
+        what = f"{text.counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
-    for bad_answer in bad_answers(table["answers"]):
+    for bad_answer in answers.bad_answers(table["answers"]):
         what = bad_answer.describe()
         todo = bad_answer.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
-        yield finding(CRITICAL if bad_answer.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, ANSWERS_PAGE)
+        yield finding(CRITICAL if bad_answer.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, answers.PAGE)
     yield from writer_findings(table)
     for failure in failures:
         yield failure.finding(table, file)
@@ -294,7 +288,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield from _late(table, [name for name in applicable_jobs(table) if name not in failing], file)
     behind = limits.level(backlog)
     if behind:
-        count = counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
+        count = text.counted_as(int(backlog.amount("backlog") or 0), backlog.noun_of("backlog"))
         waits = f"{count} wait{f', the oldest for {age_text(backlog)}' if age_text(backlog) else ''}"
         why, todo = _why_behind(table, file)
         name, job = backlog_job(table)
@@ -305,7 +299,7 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
 
 def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what a table's log shows of its writers: rows that none has flushed, and no write for too long."""
-    backlog, expected = backlog_of(table), table.get("expect_writes_seconds")
+    backlog, expected = figures.backlog_of(table), table.get("expect_writes_seconds")
     if other := backlog.amount("merged_elsewhere"):
         what = f"Another program, of Lance {other:.0f}, merges it, too, and may put older rows over newer ones."
         yield finding(OK, what, f"Let one program merge, or give merge accept_drained: {_inspect(table)}", _ELSEWHERE)
@@ -313,16 +307,16 @@ def writer_findings(table: Mapping[str, Any]) -> Iterator[Finding]:
     if since is None:
         return
     if left and since >= _LEFT_BEHIND:
-        oldest = time_text(backlog.amount("unflushed_age") or 0)
+        oldest = text.time_text(backlog.amount("unflushed_age") or 0)
         what = (
-            f"{counted(left, 'log entry', 'log entries')} with acknowledged rows: no writer has flushed them, the "
-            f"oldest for {oldest}, and nothing was written for {time_text(since)}. They are not in the base table, and "
-            "no job can merge them."
+            f"{text.counted(left, 'log entry', 'log entries')} with acknowledged rows: no writer has flushed them, the "
+            f"oldest for {oldest}, and nothing was written for {text.time_text(since)}. They are not in the base "
+            "table, and no job can merge them."
         )
         todo = f"Start the writer again: it replays the log, and flushes. See the regions: {_inspect(table)}"
         yield finding(WARNING, what, todo, _UNFLUSHED)
     if expected is not None and since >= expected:
-        what = f"No writer has written for {time_text(since)}; it is expected within {time_text(expected)}."
+        what = f"No writer has written for {text.time_text(since)}; it is expected within {text.time_text(expected)}."
         yield finding(WARNING, what, f"See whether its writers run: {_inspect(table)}", _NO_WRITES)
 
 
@@ -335,8 +329,6 @@ class _Failure:
     """Jobs of a table that failed for one reason.
 
     Attributes:
-        jobs: their names.
-        level: the worst of them.
         what: what is wrong with the first one, as a clause.
         error: the error of its last run; None: it is not recorded.
         undone: it did not fail, but left a part undone.
@@ -384,7 +376,7 @@ def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
     return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
-def _unreadable(level: int, error: Mapping[str, Any], backlog: Figures, failures: list[_Failure]) -> Finding:
+def _unreadable(level: int, error: Mapping[str, Any], backlog: figures.Figures, failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
     part = "cannot be read" if not backlog.values else "cannot be read as a whole"
     same = [failure for failure in failures if failure.error is not None and _is_same_error(failure.error, error)]
@@ -438,8 +430,8 @@ def _why_behind(table: Mapping[str, Any], file: str) -> tuple[str, str]:
         return f"No {name} is configured for it.", f"Enable it in {file}, or {name} by hand: {by_hand}"
     ran = _ask_history(file, table, name)
     reasons = (
-        (backlog_of(table).amount("blocked"), "A part of it is blocked.", "Fix what blocks it."),
-        (job["state"] == "running", f"A {name} has been running for {time_text(job['running_seconds'])}.", ran),
+        (figures.backlog_of(table).amount("blocked"), "A part of it is blocked.", "Fix what blocks it."),
+        (job["state"] == "running", f"A {name} has been running for {text.time_text(job['running_seconds'])}.", ran),
         (
             job["lease"]["state"] != "free",
             f"Another holder has the lease of its {name}: {holder_text(job)}.",
@@ -460,7 +452,7 @@ def level_of_finding(finding: Mapping[str, Any]) -> int:
 
 def backlog_job(table: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return the name of the job that processes the backlog, and its status; None if it is not configured."""
-    known = jobs_of("backlog")
+    known = figures.jobs_of("backlog")
     jobs = applicable_jobs(table)
     name = next((job for job in known if job in jobs), known[0])
     return name, jobs.get(name)
@@ -486,11 +478,11 @@ def waits_text(job: Mapping[str, Any]) -> str:
 def due_text(job: Mapping[str, Any]) -> str:
     """Return when a job is due next."""
     if job["backoff_seconds"]:
-        return f"in {time_text(job['backoff_seconds'])}"
+        return f"in {text.time_text(job['backoff_seconds'])}"
     if job["next_due"] is None:
         return f"when {job['when']}" if job["when"] else "never"
     seconds = seconds_until(job["next_due"])
-    return "now" if seconds <= 0 else f"in {time_text(seconds)}"
+    return "now" if seconds <= 0 else f"in {text.time_text(seconds)}"
 
 
 def holder_text(job: Mapping[str, Any]) -> str:
@@ -501,10 +493,10 @@ def holder_text(job: Mapping[str, Any]) -> str:
     return f"{lease['holder']['name']}, until {lease['expires'][11:19]} UTC"
 
 
-def age_text(backlog: Figures) -> str:
+def age_text(backlog: figures.Figures) -> str:
     """Return the age of the oldest pending part; empty if there is none."""
     age = backlog.amount("age")
-    return time_text(age) if age else ""
+    return text.time_text(age) if age else ""
 
 
 def seconds_until(when: str) -> float:

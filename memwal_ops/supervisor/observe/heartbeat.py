@@ -10,18 +10,14 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from memwal_ops.log import get_logger
 from memwal_ops.supervisor.http.client import failure_text, fetch
 from memwal_ops.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 _MAX_QUEUED = 100
 
@@ -34,7 +30,6 @@ class Heartbeat:
     """
 
     def __init__(self, on_result: Callable[[str], None]) -> None:
-        """Fetch nothing yet."""
         self._on_result = on_result
         self._waiting: dict[str, queue.Queue[tuple[str, float]]] = {}
         self.fault = ""
@@ -89,7 +84,6 @@ class SystemdNotifier:
     """Sends the service's state to systemd. Does nothing if systemd did not start the service."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Read the environment."""
         environ = os.environ if environ is None else environ
         self._address = environ.get("NOTIFY_SOCKET", "")
         mine = environ.get("WATCHDOG_PID") in {None, str(os.getpid())}

@@ -27,15 +27,15 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from memwal_ops.core import tracing
 from memwal_ops.core.figures import Figures, backlog_of, exported_metrics
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.tracing import exports, not_installed, resource
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.events import OUTCOMES
+from memwal_ops.supervisor.observe import status_document
 from memwal_ops.supervisor.observe.findings import CRITICAL, not_read, state_level
-from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
 from memwal_ops.text import printable
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
     from memwal_ops.core.job import MetricSpec
-    from memwal_ops.supervisor.observe.status_document import EventsStatus, FleetDocument, StatusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,6 @@ class Family:
     Attributes:
         name: as it is exposed: that of a counter ends with ``_total``.
         kind: ``counter`` or ``gauge``.
-        help: one sentence.
-        labels: the names of the labels.
         rows: of each series the values of its labels, in the order of ``labels``, and its value; read once.
     """
 
@@ -146,17 +143,13 @@ class OtlpMetrics:
     """Pushes the metrics of a registry from a thread: a collector that is away delays nothing."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Start to push.
-
-        Raises:
-            ImportError: the extra ``otel`` is not installed.
-        """
+        """Start to push. Raises ``ImportError``: the extra ``otel`` is not installed."""
         self._registry = registry
         self._export: Any = import_module("opentelemetry.sdk.metrics.export")
         scope: Any = import_module("opentelemetry.sdk.util.instrumentation")
         otlp: Any = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
         self._exporter = otlp.OTLPMetricExporter(timeout=_TIMEOUT_SECONDS, max_export_batch_size=_BATCH)
-        self._resource, self._scope = resource(), scope.InstrumentationScope("memwal_ops", __version__)
+        self._resource, self._scope = tracing.resource(), scope.InstrumentationScope("memwal_ops", __version__)
         self._began = time.time_ns()
         self._closed = threading.Event()
         self._interval = _interval(os.environ)
@@ -223,12 +216,12 @@ class OtlpMetrics:
 
 def push(registry: CollectorRegistry) -> OtlpMetrics | None:
     """Push the metrics of a registry, if the environment names a collector; a missing package is only logged."""
-    if not exports("metrics", os.environ):
+    if not tracing.exports("metrics", os.environ):
         return None
     try:
         return OtlpMetrics(registry)
     except ImportError as error:
-        not_installed("metrics_not_exported", error)
+        tracing.not_installed("metrics_not_exported", error)
         return None
 
 
@@ -261,7 +254,6 @@ class TableCounter(Collector):
     def __init__(
         self, name: str, text: str, tables: Mapping[str, Sequence[str]], *, per_job: bool, words: Sequence[str] = ()
     ) -> None:
-        """All are 0."""
         self.name, self.text, self.label_names = f"{PREFIX}_{name}", text, ("table", *(["job"] * per_job), *words[:1])
         self._tables, self._per_job, self._words = tables, per_job, words[1:]
         self._values: dict[tuple[str, ...], float] = {}
@@ -305,8 +297,7 @@ class TableCounter(Collector):
 class Metrics:
     """The metrics registry of one service. Gauges are made from ``status``, the document of ``/api/v1/status``."""
 
-    def __init__(self, status: Callable[[], StatusDocument]) -> None:
-        """Create all metrics."""
+    def __init__(self, status: Callable[[], status_document.StatusDocument]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series, and add nothing
         self.registry = CollectorRegistry()
         counter, of_tables = self._counter, self._of_tables
@@ -440,7 +431,7 @@ def _amount(of: Mapping[str, Any], name: str) -> float:
 class _StatusCollector(Collector):
     """Gauges, made from the status at each scrape."""
 
-    def __init__(self, status: Callable[[], StatusDocument], registry: CollectorRegistry) -> None:
+    def __init__(self, status: Callable[[], status_document.StatusDocument], registry: CollectorRegistry) -> None:
         self._status = status
         self._registry = registry
 
@@ -462,7 +453,7 @@ class _StatusCollector(Collector):
                 taken.add(family.name)
                 yield family
 
-    def _job_gauges(self, status: StatusDocument) -> Iterator[Family]:
+    def _job_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
         exported = exported_metrics("backlog")
         rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in exported}
         for table in status["tables"]:
@@ -473,7 +464,7 @@ class _StatusCollector(Collector):
         for name, metric in exported.items():
             yield self._gauge(name, metric.help, rows[name], "table")
 
-    def _answer_gauges(self, status: StatusDocument) -> Iterator[Family]:
+    def _answer_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
         asked = [
             ((table["name"], str(answer["index"])), answer) for table in status["tables"] for answer in table["answers"]
         ]
@@ -489,9 +480,11 @@ class _StatusCollector(Collector):
         yield self._gauge("index_findings", text, findings, *labels)
         yield self._gauge("index_segments", "Segments of an index, by the last verification.", segments, *labels)
 
-    def _service_gauges(self, status: StatusDocument) -> Iterator[Family]:
+    def _service_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
         service, tables, pools = status["service"], status["tables"], status["pools"]
-        jobs = [((table["name"], job), of) for table in tables for job, of in applicable_jobs(table).items()]
+        jobs = [
+            ((table["name"], job), of) for table in tables for job, of in status_document.applicable_jobs(table).items()
+        ]
         yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
         yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
         unread = [((), float(not_read(tables)))]
@@ -543,7 +536,7 @@ class _StatusCollector(Collector):
         yield from self._fleet_gauges(service.get("fleet"))
         yield from self._event_gauges(service.get("events"))
 
-    def _fleet_gauges(self, fleet: FleetDocument | None) -> Iterator[Family]:
+    def _fleet_gauges(self, fleet: status_document.FleetDocument | None) -> Iterator[Family]:
         reached = [] if fleet is None else [((), float(fleet["error"] is None))]
         yield self._gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
         members = [] if fleet is None else [((member["name"],), member) for member in fleet["members"]]
@@ -554,7 +547,7 @@ class _StatusCollector(Collector):
         ages = [(name, member["seconds_since_heartbeat"]) for name, member in members]
         yield self._gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
 
-    def _event_gauges(self, events: EventsStatus | None) -> Iterator[Family]:
+    def _event_gauges(self, events: status_document.EventsStatus | None) -> Iterator[Family]:
         good = [] if events is None else [((), float(events["error"] is None))]
         yield self._gauge("events_ok", "1 if the queue of events could be read.", good)
         lag = [] if events is None else [((), events["lag_seconds"] or 0.0)]

@@ -10,8 +10,9 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from memwal_ops.core.figures import backlog_of
@@ -24,19 +25,13 @@ from memwal_ops.supervisor.observe.findings import (
     UNKNOWN,
     WARNING,
     WORDS,
+    Finding,
     level_of,
     level_of_finding,
     severity,
     worst,
 )
-from memwal_ops.supervisor.observe.status_document import applicable_jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from memwal_ops.supervisor.observe.findings import Finding
-    from memwal_ops.supervisor.observe.status_document import TableStatus
-
+from memwal_ops.supervisor.observe.status_document import TableStatus, applicable_jobs
 
 _CHUNK = 100
 # A job becomes late without any event; the shortest time after which it is late is three minutes.
@@ -69,17 +64,13 @@ class Row:
 
     Attributes:
         state: ``not_read``, ``unreadable`` or ``read``.
-        level: the level of its worst finding.
         what: its worst finding; ``findings``: how many there are.
         folder: the folder of a database, or the catalog, that the table is in.
         held: bytes that only older revisions need, ``free``: when the last of them can go, by ISO 8601.
         coverage: the share of rows that the least complete index covers; ``recall``: the lowest of its vector indexes.
         waiting: the backlog, counted in ``noun``; ``age``: seconds that its oldest part waits.
         last: the job that ran last, its outcome and when it ended; ``next``: the job that is due next, and when.
-        running: the jobs that run.
-        paused: its runs are paused, or those of a job.
         cost: what its runs of the last week cost.
-        labels: those of the configuration.
     """
 
     name: str
@@ -155,7 +146,6 @@ class Overview:
     """The rows of all tables. Safe on any thread."""
 
     def __init__(self, tables: Tables, findings: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
-        """Make no row yet."""
         self._tables, self._findings = tables, findings
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[object, float, Row]] = {}

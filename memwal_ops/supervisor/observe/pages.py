@@ -10,11 +10,12 @@ import json
 import shlex
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
 import memwal_ops
@@ -24,58 +25,31 @@ from memwal_ops.core.figures import Figures, backlog_of
 from memwal_ops.core.options import describe
 from memwal_ops.core.registry import all_job_specs
 from memwal_ops.errors import runbook
+from memwal_ops.pages import rendering
 from memwal_ops.pages.charts import story
 from memwal_ops.pages.documents import document
-from memwal_ops.pages.rendering import content_security_policy, render, runbook_title, script
-from memwal_ops.supervisor.http.access import ANONYMOUS
-from memwal_ops.supervisor.observe.findings import DEFAULT_LIMITS, WORDS, findings_of, no_tables, service_findings
-from memwal_ops.supervisor.observe.overview import (
-    FleetQuery,
-    Overview,
-    columns_of,
-    first_look,
-    group_names,
-    groups_of,
-    page_of,
-    totals,
+from memwal_ops.supervisor.http.access import ANONYMOUS, Viewer
+from memwal_ops.supervisor.observe import overview, status_document, table_view
+from memwal_ops.supervisor.observe.findings import (
+    DEFAULT_LIMITS,
+    WORDS,
+    Finding,
+    findings_of,
+    no_tables,
+    service_findings,
 )
+from memwal_ops.supervisor.observe.spending import Spending
 from memwal_ops.supervisor.observe.status import RunReports
-from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_notes
-from memwal_ops.supervisor.observe.table_view import (
-    answers_view,
-    asked_view,
-    budget_chart,
-    charts_of,
-    cost_chart,
-    cost_view,
-    figures_of,
-    history_view,
-    recall_chart,
-    run_figures,
-    runs_chart,
-    view_of,
-    writes_chart,
-)
+from memwal_ops.supervisor.scheduling.discovery import Fault
 from memwal_ops.supervisor.state.samples import BUDGET
 from memwal_ops.supervisor.workers.protocol import NOT_APPLICABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from memwal_ops.supervisor.http.access import Viewer
-    from memwal_ops.supervisor.observe.findings import Finding
-    from memwal_ops.supervisor.observe.overview import Tables
-    from memwal_ops.supervisor.observe.spending import Spending
-    from memwal_ops.supervisor.observe.status_document import ServiceStatus
-    from memwal_ops.supervisor.scheduling.discovery import Fault
-
 
 _MAX_JOBS = 3
 
 
 def add_buttons(view: dict[str, Any], table: Mapping[str, Any]) -> None:
     """Add the buttons to the view of a table: those of its findings, and of its jobs."""
-    jobs = applicable_jobs(table)
+    jobs = status_document.applicable_jobs(table)
     for finding in view["findings"]:
         named = [name for name in finding["jobs"] if name in jobs and jobs[name]["state"] != "running"]
         finding["buttons"] = [_start(table["name"], name, jobs[name]) for name in named[:_MAX_JOBS]]
@@ -101,7 +75,7 @@ def table_buttons(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 def commands_of(table: Mapping[str, Any], file: str) -> Iterator[str]:
     """Yield the commands that do the same as the buttons, for a viewer without them; ``file``: the configuration."""
     given = f"--config {shlex.quote(file)} --table {shlex.quote(table['name'])}"
-    for name, job in applicable_jobs(table).items():
+    for name, job in status_document.applicable_jobs(table).items():
         action = "cancel" if job["state"] == "running" else "retry" if _waits(job) else "run"
         yield f"memwal-ops service {action} {given} --job {name}"
     yield f"memwal-ops service {'resume' if table.get('paused') else 'pause'} {given}"
@@ -139,7 +113,7 @@ def run_view(run: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]
     return {
         **{name: run[name] for name in shown},
         "versions": run["versions"] or [],
-        "figures": run_figures(run, table),
+        "figures": table_view.run_figures(run, table),
     }
 
 
@@ -153,8 +127,8 @@ def run_page(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]
         "level": _LEVELS.get(run["outcome"], "critical"),
         "page": runbook(run["exit_code"] or 0, run["error"]["reason"]) if run["error"] else None,
         "phases": [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in phases.items()],
-        "figures": figures_of(Figures(run["figures"] or {}, table_format, "run")),
-        "backlog": figures_of(Figures(plan.get("backlog") or {}, table_format)),
+        "figures": table_view.figures_of(Figures(run["figures"] or {}, table_format, "run")),
+        "backlog": table_view.figures_of(Figures(plan.get("backlog") or {}, table_format)),
         "command": command_of(run),
         "log": "\n".join(map(str, lines)) if isinstance(lines, list) else lines or "",
         "report": json.dumps(run["report"], indent=2, default=str) if run["report"] else "",
@@ -229,8 +203,8 @@ class Pages:
     def __init__(
         self,
         *,
-        service: Callable[[], ServiceStatus],
-        tables: Tables,
+        service: Callable[[], status_document.ServiceStatus],
+        tables: overview.Tables,
         runs: Callable[..., list[dict[str, Any]]],
         run: Callable[[int], Mapping[str, Any] | None],
         samples: Callable[[str, datetime], Sequence[tuple[int, Mapping[str, float]]]],
@@ -241,13 +215,12 @@ class Pages:
         file: str,
         elsewhere: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """Render nothing yet."""
         self._service, self._tables, self._run, self._history = service, tables, run, history
         self._samples, self._faults, self._format_of = samples, faults, format_of
         self._spending = spending
         self._runs = _CachedRuns(runs)
         self._file, self._elsewhere = file, elsewhere
-        self.overview = Overview(tables, self.findings)
+        self.overview = overview.Overview(tables, self.findings)
 
     def page_at(self, path: str, query: str = "", viewer: Viewer = ANONYMOUS) -> Page | None:
         """Return the page of a path and a query string, for someone who looks at it; None if there is none."""
@@ -256,7 +229,7 @@ class Pages:
         if path.startswith(_RUNBOOKS):
             return _runbook(path[1:], viewer)
         if path == _SCRIPT:
-            return Page("text/javascript; charset=utf-8", script())
+            return Page("text/javascript; charset=utf-8", rendering.script())
         if path.startswith(_RUNS):
             return self.run(path.removeprefix(_RUNS), viewer)
         if path.startswith(_TABLES) and path != _TABLES:
@@ -282,35 +255,35 @@ class Pages:
 
     def tables(self, query: str = "", viewer: Viewer = ANONYMOUS) -> Page:
         """Return the page of all tables."""
-        wanted, every = FleetQuery.read(query), self.overview.rows()
+        wanted, every = overview.FleetQuery.read(query), self.overview.rows()
         matching = [row for row in every if wanted.matches(row)]
-        rows, pages = page_of(matching, wanted)
+        rows, pages = overview.page_of(matching, wanted)
         service, faults = self._service(), self._faults()
         findings = [*service_findings(service, faults, self._file)]
         if not every and not faults and not service.get("discovery_pending"):
             findings.append(no_tables())
-        groups = groups_of(matching, wanted) if wanted.group else []
+        groups = overview.groups_of(matching, wanted) if wanted.group else []
         shown = self.overview.renewed(rows)
         page = _html(
             "overview",
             _Shell("tables", wanted.link(page=wanted.page), viewer),
             service=service,
-            budget=" ".join(budget_notes(service["budget"])),
+            budget=" ".join(status_document.budget_notes(service["budget"])),
             charts=self._budget_chart(service["budget"]),
             service_state="Stopping" if service["stopping"] else "Runs" if service["ready"] else "Not ready yet",
             service_findings=findings,
             query=wanted,
-            all=totals(every),
-            shown=totals(matching),
+            all=overview.totals(every),
+            shown=overview.totals(matching),
             rows=shown,
             page=min(wanted.page, pages),
             pages=pages,
             groups=groups[:_MAX_GROUPS],
             more_groups=max(0, len(groups) - _MAX_GROUPS),
-            groups_by=group_names(every),
+            groups_by=overview.group_names(every),
             formats=sorted({row.format or "unknown" for row in every}),
-            has=columns_of(every),
-            look=first_look(every),
+            has=overview.columns_of(every),
+            look=overview.first_look(every),
             week=self._spending.total(),
             may_act=viewer.may_act,
             money=lambda amount: "" if amount is None else money_text(amount, self._spending.currency),
@@ -346,21 +319,21 @@ class Pages:
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
         history = self._history(name)
         later = self._tables.deletable_later().get(name) or {}
-        view = view_of(self._document(table), self.findings(table))
+        view = table_view.view_of(self._document(table), self.findings(table))
         if viewer.may_act:
             add_buttons(view, table)
         page = _html(
             "table",
             shell,
-            **history_view(history, None if collected is None else collected["report"]),
+            **table_view.history_view(history, None if collected is None else collected["report"]),
             **self._charts(table, history, query, here),
-            answers=answers_view(table),
+            answers=table_view.answers_view(table),
             history_note="" if history else _NO_HISTORY,
             table=view,
             leases=None,
             later=later if later.get("by") else None,
             runs=[run_view(run, table) for run in runs if run["decision"] != NOT_APPLICABLE],
-            asked=asked_view(table, runs),
+            asked=table_view.asked_view(table, runs),
             may_act=viewer.may_act,
             acts=table_buttons(table) if viewer.may_act else [],
             commands=[*commands_of(table, self._file)],
@@ -393,14 +366,14 @@ class Pages:
         first = max(since.timestamp(), min(known, default=0.0))
         scale = min(first, now.timestamp() - _MIN_SCALE), now.timestamp()
         asked = self._runs.get(_stamp(table), table=name, job=ASKED_BY, limit=_MAX_ASKED)
-        lanes = [*writes_chart(history, *scale), *runs_chart(ran, table["format"], *scale)]
-        lanes += charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
-        lanes += recall_chart(asked, *scale)
+        lanes = [*table_view.writes_chart(history, *scale), *table_view.runs_chart(ran, table["format"], *scale)]
+        lanes += table_view.charts_of(samples, *scale, backlog_of(table) if table["looked_at"] else None)
+        lanes += table_view.recall_chart(asked, *scale)
         spent = ((run["finished"], run["money"]) for run in ran)
-        lanes += cost_chart(spent, self._spending.currency, *scale, each, each_text)
+        lanes += table_view.cost_chart(spent, self._spending.currency, *scale, each, each_text)
         charts = story(lanes, *scale)
         ranges = [(span, here if span == _RANGE else f"{here}?range={span}", span == wanted) for span in RANGES]
-        return {"charts": charts, "ranges": ranges, "cost": cost_view(ledger)}
+        return {"charts": charts, "ranges": ranges, "cost": table_view.cost_view(ledger)}
 
     def _budget_chart(self, budget: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the chart of the budget over its period, if there is one."""
@@ -408,7 +381,7 @@ class Pages:
         since = now - timedelta(seconds=_MIN_SCALE if budget is None else budget["per_seconds"])
         scale = since.timestamp(), now.timestamp()
         samples = self._samples(BUDGET, since) if budget is not None else ()
-        return story(budget_chart(samples, budget or {"limits": ()}, *scale), *scale)
+        return story(table_view.budget_chart(samples, budget or {"limits": ()}, *scale), *scale)
 
     def _reports(self, table: Mapping[str, Any]) -> RunReports:
         """What its runs reported, read again once another one has ended."""
@@ -466,8 +439,8 @@ class _Shell:
 
 
 def _html(template: str, shell: _Shell, status: int = 200, /, **model: Any) -> Page:
-    policy = f"{content_security_policy()}; frame-ancestors 'none'"
-    return Page(_HTML, render(template, shell=shell, **model), policy, status)
+    policy = f"{rendering.content_security_policy()}; frame-ancestors 'none'"
+    return Page(_HTML, rendering.render(template, shell=shell, **model), policy, status)
 
 
 def _runbook(path: str, viewer: Viewer) -> Page:
@@ -479,7 +452,7 @@ def _runbook(path: str, viewer: Viewer) -> Page:
         back = {"back": _RUNBOOKS, "back_text": "All runbooks"}
         return _html("missing", shell, 404, kind="page", name=path, why=why, **back)
     text = files(memwal_ops).joinpath(*path.split("/")).read_text(encoding="utf-8")
-    return _html("document", shell, title=runbook_title(path), text=document(text, path, _is_runbook))
+    return _html("document", shell, title=rendering.runbook_title(path), text=document(text, path, _is_runbook))
 
 
 def _is_runbook(path: str) -> bool:

@@ -9,24 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from memwal_ops.core.cost import money_of, monthly_storage, relative_error
+from memwal_ops.core import cost
 from memwal_ops.core.usage import SUMS
 from memwal_ops.storage.metering import KINDS
+from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from memwal_ops.core.cost import Prices
-    from memwal_ops.supervisor.config.model import PricesConfig
-
-    Spent = tuple[dict[str, Any], Sequence[Mapping[str, Any]]]
+Spent = tuple[dict[str, Any], Sequence[Mapping[str, Any]]]
 
 
 By = Literal["table", "job", "day"]
@@ -49,7 +45,7 @@ class Sums:
     achieved: Counter[str] = field(default_factory=Counter)
     saves: float = 0.0
 
-    def add(self, run: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+    def add(self, run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> None:
         """Add one run of :meth:`memwal_ops.supervisor.state.history.History.ledger`."""
         used, achieved = run["used"], run["achieved"] or {}
         self.runs += 1
@@ -61,7 +57,7 @@ class Sums:
         self._add_used(used, prices)
         self.peak_memory = max(self.peak_memory, used.get("peak_memory") or 0)
         self.achieved.update({name: achieved[name] for name in SUMS if name in achieved})
-        self.saves += monthly_storage(achieved.get("bytes_freed", 0), str(used.get("store")), prices)
+        self.saves += cost.monthly_storage(achieved.get("bytes_freed", 0), str(used.get("store")), prices)
 
     def add_sums(self, other: Sums) -> None:
         """Add the runs of others."""
@@ -70,15 +66,15 @@ class Sums:
         for name in ("requests", "used", "achieved"):
             getattr(self, name).update(getattr(other, name))
 
-    def add_polls(self, polls: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+    def add_polls(self, polls: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> None:
         """Add one entry of :meth:`memwal_ops.supervisor.state.history.History.polls`."""
         self.polls += polls["polls"]
         self._add_used(polls["used"], prices)
 
-    def _add_used(self, used: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+    def _add_used(self, used: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> None:
         self.requests.update(used.get("requests") or {})
         self.used.update({name: used.get(name) or 0 for name in ("bytes_read", "bytes_written", "cpu_seconds")})
-        self.money += money_of(used, prices)
+        self.money += cost.money_of(used, prices)
 
     def to_json(self) -> dict[str, Any]:
         """The sums: ``money`` is what they cost, ``saves_monthly`` what storing the bytes they freed would."""
@@ -107,13 +103,13 @@ class Shadow:
     money: float = 0.0
     others: int = 0
 
-    def add(self, run: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+    def add(self, run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> None:
         """Add one run of a ledger."""
         would = ((run["plan"] or {}).get("shadow") or {}).get("would")
         self.others += would == "run_other"
         if would == OVER_BUDGET:
             self.held += 1
-            self.money += money_of(run["used"] or {}, prices)
+            self.money += cost.money_of(run["used"] or {}, prices)
 
     def to_json(self) -> dict[str, Any]:
         """The entry ``shadow``."""
@@ -122,7 +118,7 @@ class Shadow:
 
 def ledger_document(
     runs: Iterable[Mapping[str, Any]],
-    prices: Mapping[str, Prices],
+    prices: Mapping[str, cost.Prices],
     currency: str,
     by: By,
     since: datetime,
@@ -164,15 +160,15 @@ def ledger_document(
     }
 
 
-def _errors(run: Mapping[str, Any], prices: Mapping[str, Prices]) -> list[float]:
+def _errors(run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> list[float]:
     """How wrong the estimate was that was made when a run began: none if there was none."""
     expected = (run["plan"] or {}).get("cost")
     if not expected or not run["used"] or run["outcome"] != "succeeded":
         return []
-    actual = money_of(run["used"], prices)
+    actual = cost.money_of(run["used"], prices)
     if actual:
-        return [relative_error(float(expected["money"]), actual)]
-    return [relative_error(float(expected["seconds"]), max(0.001, run["finished"] - run["started"]))]
+        return [cost.relative_error(float(expected["money"]), actual)]
+    return [cost.relative_error(float(expected["seconds"]), max(0.001, run["finished"] - run["started"]))]
 
 
 def _day(started: float) -> str:
@@ -202,7 +198,6 @@ class Spending:
     """What runs cost. Safe on any thread."""
 
     def __init__(self, history: UsageLedger, prices: Callable[[], PricesConfig]) -> None:
-        """Read nothing yet."""
         self._history, self._prices = history, prices
         self._lock = threading.Lock()
         self._began: PricesConfig | None = None
@@ -229,8 +224,7 @@ class Spending:
     def read(self) -> None:
         """Read the runs that have ended since the last call; all of the week at first, and when prices have changed.
 
-        Raises:
-            HistoryError: the history cannot be read.
+        Raises ``HistoryError``: the history cannot be read.
         """
         with self._lock:
             configured, now = self._prices(), datetime.now(UTC)
@@ -247,7 +241,7 @@ class Spending:
                     self._add(run, prices)
             self._sum_up(now)
 
-    def _add(self, run: Mapping[str, Any], prices: Mapping[str, Prices]) -> None:
+    def _add(self, run: Mapping[str, Any], prices: Mapping[str, cost.Prices]) -> None:
         number, table, ended, used = (run[name] for name in ("id", "table", "finished", "used"))
         self._after = max(self._after, number)
         if ended is None:
@@ -257,7 +251,7 @@ class Spending:
         self._sums[int(ended // _BUCKET_SECONDS)].add(run, prices)
         if used:
             bucket = self._buckets[int(ended // _BUCKET_SECONDS)]
-            bucket[table] = bucket.get(table, 0.0) + money_of(used, prices)
+            bucket[table] = bucket.get(table, 0.0) + cost.money_of(used, prices)
 
     def _sum_up(self, now: datetime) -> None:
         first = int((now - WEEK).timestamp() // _BUCKET_SECONDS)
@@ -300,4 +294,4 @@ class Spending:
         recent = [run for run in runs if run["finished"] >= week.timestamp()]
         ended = [run for run in reversed(runs) if run["finished"] >= since.timestamp()]
         document = ledger_document(recent, prices, self.currency, "job", week)
-        return document, [{**run, "money": money_of(run["used"] or {}, prices)} for run in ended]
+        return document, [{**run, "money": cost.money_of(run["used"] or {}, prices)} for run in ended]

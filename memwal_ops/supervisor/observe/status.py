@@ -12,57 +12,45 @@ import queue
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypedDict
 
+from memwal_ops.core import registry
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.job import POOLS
-from memwal_ops.core.leases import list_leases
+from memwal_ops.core.leases import Lease, list_leases
 from memwal_ops.core.outlook import next_run, rates_of
-from memwal_ops.core.registry import all_job_specs, format_errors, formats, open_table
 from memwal_ops.core.run import unexpected_error
 from memwal_ops.core.table_history import poll_table
 from memwal_ops.errors import HistoryError, MemwalOpsError, StoreUnavailableError, runbook
 from memwal_ops.log import get_logger
 from memwal_ops.storage.locations import store_key
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor.config.effective import Settings, TableSettings
+from memwal_ops.supervisor.events import EventListener
+from memwal_ops.supervisor.observe import status_document
 from memwal_ops.supervisor.observe.findings import NOT_READ, state_of
-from memwal_ops.supervisor.observe.status_document import JobStatus, TableStatus
+from memwal_ops.supervisor.observe.spending import Spending
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.due import breaker_status
+from memwal_ops.supervisor.scheduling.scheduler import Scheduler
+from memwal_ops.supervisor.scheduling.timers import Timers
 from memwal_ops.supervisor.state.directory import history_path, state_dir
 from memwal_ops.supervisor.state.history import COMPLETED, History
 from memwal_ops.supervisor.state.outcomes import last_answers, past_runs
-from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from datetime import timedelta
-
-    from memwal_ops.core.leases import Lease
-    from memwal_ops.supervisor.config.effective import Settings, TableSettings
-    from memwal_ops.supervisor.events import EventListener
-    from memwal_ops.supervisor.observe.spending import Spending
-    from memwal_ops.supervisor.observe.status_document import (
-        BudgetStatus,
-        EventsStatus,
-        LeaseStatus,
-        PauseStatus,
-        PoolStatus,
-    )
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.scheduling.scheduler import Scheduler
-    from memwal_ops.supervisor.scheduling.timers import Timers
-    from memwal_ops.supervisor.state.pauses import Scope
-    from memwal_ops.supervisor.state.tables import TableState
-
+from memwal_ops.supervisor.state.pauses import Scope
+from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob, TableState
 
 # The year of the due time of a cron line that never fires.
 _NEVER = 9999
 
 
-def status_of(scheduler: Scheduler, timers: Timers | None = None) -> tuple[list[TableStatus], dict[str, PoolStatus]]:
+def status_of(
+    scheduler: Scheduler, timers: Timers | None = None
+) -> tuple[list[status_document.TableStatus], dict[str, status_document.PoolStatus]]:
     """Return ``tables`` and ``pools`` of the status; ``timers``: when schedules and polls are due next."""
     with scheduler.lock:
         now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
@@ -72,7 +60,9 @@ def status_of(scheduler: Scheduler, timers: Timers | None = None) -> tuple[list[
         return tables, pools
 
 
-def tables_status(scheduler: Scheduler, names: Iterable[str], timers: Timers | None = None) -> list[TableStatus]:
+def tables_status(
+    scheduler: Scheduler, names: Iterable[str], timers: Timers | None = None
+) -> list[status_document.TableStatus]:
     """Return the status of some tables, of those that exist, in the order of ``names``."""
     with scheduler.lock:
         now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
@@ -98,7 +88,7 @@ def table_stamps(scheduler: Scheduler, names: Iterable[str] | None = None) -> di
         }
 
 
-def _pool(scheduler: Scheduler, pool: Any) -> PoolStatus:
+def _pool(scheduler: Scheduler, pool: Any) -> status_document.PoolStatus:
     workers = [worker for worker in scheduler.pools.all() if worker.pool == pool]
     if pool == WATCH:
         queued = sum(state.poll_due is not None for state in scheduler.tables.values())
@@ -116,7 +106,7 @@ def _table(
     mono: float,
     timers: Timers | None,
     limits: Mapping[tuple[str, str], str],
-) -> TableStatus:
+) -> status_document.TableStatus:
     fingerprint = None if state.reading is None else state.reading.fingerprint
 
     def fires(entry: TableJob) -> datetime | None:
@@ -156,7 +146,7 @@ def _applying(*, applies: bool) -> Any:
     return {"applies": True} if applies else {"applies": False, "last_success": None, "seconds_since_success": None}
 
 
-def budget_status(scheduler: Scheduler) -> BudgetStatus | None:
+def budget_status(scheduler: Scheduler) -> status_document.BudgetStatus | None:
     """Return the budget of the fleet; None: none is configured."""
     with scheduler.lock:
         return scheduler.ranking.to_json(scheduler.begun(), scheduler.clock.now())
@@ -168,14 +158,14 @@ def published_budget(scheduler: Scheduler) -> Mapping[str, Any] | None:
         return scheduler.ranking.published(scheduler.begun(), scheduler.clock.now())
 
 
-def events_status(scheduler: Scheduler, listener: EventListener) -> EventsStatus:
+def events_status(scheduler: Scheduler, listener: EventListener) -> status_document.EventsStatus:
     """Return whether events of the store come."""
     with scheduler.lock:
         covered, missed = scheduler.announced.covered(), scheduler.announced.missed()
     return listener.status(covered, missed)
 
 
-def paused(scheduler: Scheduler, scope: Scope) -> PauseStatus | None:
+def paused(scheduler: Scheduler, scope: Scope) -> status_document.PauseStatus | None:
     """Return the pause of exactly a scope."""
     pause = scheduler.pauses.of(scope, scheduler.clock.now())
     return None if pause is None else pause.to_json()
@@ -193,8 +183,8 @@ def job_status(
     mono: float,
     fires: datetime | None = None,
     figures: Mapping[str, float] | None = None,
-    pause: PauseStatus | None = None,
-) -> JobStatus:
+    pause: status_document.PauseStatus | None = None,
+) -> status_document.JobStatus:
     """Return the status of a job on a table.
 
     ``fires``: when its timer fires, which a run by backlog does not change; without a timer it follows from the last
@@ -239,7 +229,7 @@ def job_status(
     }
 
 
-def _lease(entry: TableJob, now: datetime) -> LeaseStatus:
+def _lease(entry: TableJob, now: datetime) -> status_document.LeaseStatus:
     lease = entry.lease or entry.other
     state = "held" if entry.lease is not None else "free" if entry.other is None else "elsewhere"
     return {
@@ -291,7 +281,7 @@ class ErrorDocument(TypedDict):
     runbook: str | None
 
 
-class FleetTable(TableStatus):
+class FleetTable(status_document.TableStatus):
     """A table as in the service's status.
 
     It has the error of reading it, too, and the ``blocked`` entries of reports.
@@ -327,7 +317,7 @@ class RunReports:
 
     def part_of(self, uri: str, blocked: Mapping[str, Any]) -> tuple[str, str]:
         """Return the name of the part of a table that a ``blocked`` entry is about, and the place in it."""
-        table_format = formats().get(self.format_of(uri) or "")
+        table_format = registry.formats().get(self.format_of(uri) or "")
         return ("", "") if table_format is None else table_format.part_of(blocked)
 
 
@@ -335,7 +325,6 @@ class FleetStatus(RunReports):
     """Reads all tables and the history."""
 
     def __init__(self, settings: Settings, status: Mapping[str, Any] | None) -> None:
-        """Open the history, if there is one."""
         self._formats: dict[str, str | None] = {}
         super().__init__(self._runs, self._formats.get)
         tables = [] if status is None else status["tables"]
@@ -403,8 +392,13 @@ class FleetStatus(RunReports):
         }
 
     def _job(
-        self, entry: TableJob, lease: Lease | None, known: JobStatus | None, now: datetime, figures: Mapping[str, float]
-    ) -> JobStatus:
+        self,
+        entry: TableJob,
+        lease: Lease | None,
+        known: status_document.JobStatus | None,
+        now: datetime,
+        figures: Mapping[str, float],
+    ) -> status_document.JobStatus:
         """Return a job's status: from the running service, else from the history; the lease is the table's."""
         entry = self._with_history(entry, now)
         if lease is not None:
@@ -487,7 +481,7 @@ def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, Tab
             began[table.name] = datetime.now(UTC)
             results.put((table.name, _read(table)))
 
-    all_job_specs()
+    registry.all_job_specs()
     by_store: dict[str, list[FoundTable]] = {}
     for table in tables:
         by_store.setdefault(store_key(table.uri, table.settings.storage_options), []).append(table)
@@ -516,11 +510,11 @@ def _read_all(tables: Sequence[FoundTable], timeout: timedelta) -> dict[str, Tab
 def _read(found: FoundTable) -> TableReading:
     reading = TableReading()
     try:
-        table = open_table(found.uri, found.settings.storage_options)
+        table = registry.open_table(found.uri, found.settings.storage_options)
         enabled = {name for name, job in found.settings.jobs.items() if job.enabled}
         wanted = [table.jobs[name] for name in table.jobs if name in {*jobs_of("backlog"), *enabled}]
         options = {name: job.options for name, job in found.settings.jobs.items() if job.options}
-        with format_errors(table.format):
+        with registry.format_errors(table.format):
             figures, faults = poll_table(table, wanted, options)
             reading = TableReading(table.revision, figures, error=faults[0] if faults else None)
             reading = replace(reading, jobs=frozenset(table.jobs))
@@ -558,7 +552,7 @@ class ScheduledTables:
         """See overview.Tables."""
         return table_stamps(self._scheduler, names)
 
-    def status(self, names: Iterable[str]) -> list[TableStatus]:
+    def status(self, names: Iterable[str]) -> list[status_document.TableStatus]:
         """See overview.Tables."""
         return tables_status(self._scheduler, names, self._timers)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from memwal_ops.core.cost import money_text
 from memwal_ops.text import counted, duration_text, size_text, time_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _NOUNS = {"cpu": " of processor", "bytes_written": " written", "requests": " requests", "money": ""}
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.answers import bad_answers
 from memwal_ops.core.cost import money_text
 from memwal_ops.core.figures import Figures, backlog_of
+from memwal_ops.core.job import Role, Unit
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import lane, marks, story, value_ticks
@@ -18,6 +20,7 @@ from memwal_ops.pages.rendering import amount_text, compact_text
 from memwal_ops.supervisor.observe.findings import (
     MAX_BLOCKED,
     WORDS,
+    Finding,
     due_text,
     holder_text,
     level_of_finding,
@@ -30,14 +33,6 @@ from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from datetime import timedelta
-
-    from memwal_ops.core.job import Role, Unit
-    from memwal_ops.supervisor.observe.findings import Finding
-
 
 NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
     ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost", "asked"), None
@@ -81,12 +76,7 @@ def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
 
 
 def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the variable ``asked`` of a table's page: the runs that users requested, those not ended first.
-
-    Args:
-        table: its status document.
-        runs: its last runs, the newest first.
-    """
+    """Return the variable ``asked`` of a table's page: the runs that users requested, those not ended first."""
     shown: dict[str, dict[str, Any]] = {}
     for name, job in applicable_jobs(table).items():
         if (asked := job.get("asked")) is None:

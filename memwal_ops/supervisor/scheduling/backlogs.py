@@ -6,26 +6,21 @@ after a failure.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.figures import Figures, jobs_of
 from memwal_ops.core.leases import LastRun
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
-from memwal_ops.storage.locations import LOCAL_STORE, S3, scheme_of, store_key
+from memwal_ops.storage import locations
 from memwal_ops.supervisor.scheduling.due import DueJobs, own_backlog
+from memwal_ops.supervisor.scheduling.shared_state import SharedState
 from memwal_ops.supervisor.state.outcomes import describe_exit
-from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, PollReading
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Clock, PollReading, TableJob, TableState
+from memwal_ops.supervisor.workers.pools import WorkerProcess
 from memwal_ops.supervisor.workers.protocol import PollRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from memwal_ops.supervisor.scheduling.shared_state import SharedState
-    from memwal_ops.supervisor.state.tables import Clock, TableJob, TableState
-    from memwal_ops.supervisor.workers.pools import WorkerProcess
-
 
 # The first event after a while polls its table at once. While they keep coming, the time between two polls doubles.
 _SHORTEST, _LONGEST = 1.0, 10.0
@@ -38,7 +33,6 @@ class _Events:
     """Those of one table; all times are monotonic seconds.
 
     Attributes:
-        last: when the last one came.
         due: when the next poll is due that they ask for; None: none is.
         asked: when the last one was; ``gap``: at least so long after it the next one is.
         polled: when the last poll began that was made while events could come; before the first: always.
@@ -57,7 +51,6 @@ class Announcements:
     """Events of tables, as far as they came. Only the scheduler's thread calls it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Nothing is announced."""
         self.alive = False
         self._clock = clock
         self._tables: dict[str, _Events] = {}
@@ -184,7 +177,7 @@ class PollResults:
         version, figures, waited = state.version, state.figures, state.backlog.amount("backlog")
         state.figures, state.version = dict(result["figures"]), result["version"]
         waiting = state.backlog.amount("backlog")
-        if self._announced.alive and scheme_of(state.table.uri) in S3:
+        if self._announced.alive and locations.scheme_of(state.table.uri) in locations.S3:
             # What a writer flushes waits for a merge, and is not a version: a region's manifest announces it.
             flushed = None not in {waited, waiting} and (waiting or 0) > (waited or 0)
             committed = version is not None and (version != state.version or flushed)
@@ -206,7 +199,6 @@ class PollResults:
         """Record what blocked a run, which polls do not find: they only list objects. And the backlog that it left.
 
         Args:
-            figures: the sums of the run.
             remaining: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
                 unknown.
         """
@@ -274,7 +266,6 @@ class _StorePolls:
     Attributes:
         local: it is this machine's file system, whose tables are read first.
         waiting: the tables whose poll is due, the longest first.
-        in_flight: the workers that poll its tables.
         hangs: its last poll failed after a long time; then one at a time is begun, aside.
         began: when its last poll began, monotonic; ``answered``: when one last succeeded.
     """
@@ -299,11 +290,9 @@ class BacklogPolling:
 
     Attributes:
         announced: the tables whose commits are announced by events.
-        due: the jobs that a poll makes due.
     """
 
     def __init__(self, shared: SharedState) -> None:
-        """Poll nothing yet."""
         self._shared = shared
         self.announced = Announcements(shared.clock)
         self.due = DueJobs(shared)
@@ -394,8 +383,8 @@ class BacklogPolling:
                 asides += worker.aside
 
     def _store_of(self, state: TableState) -> _StorePolls:
-        key = store_key(state.table.uri, state.table.settings.storage_options)
-        return self._stores.setdefault(key, _StorePolls(local=key == LOCAL_STORE))
+        key = locations.store_key(state.table.uri, state.table.settings.storage_options)
+        return self._stores.setdefault(key, _StorePolls(local=key == locations.LOCAL_STORE))
 
     def on_result(self, request: int, result: Mapping[str, Any]) -> bool:
         """Process a result if ``request`` is a poll; return whether it is."""

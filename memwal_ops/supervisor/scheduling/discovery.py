@@ -9,18 +9,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from memwal_ops.core.registry import branches, locate, short_name
-from memwal_ops.errors import InvalidConfigError, InvalidUsageError, MemwalOpsError
-from memwal_ops.storage.catalogs import Catalog, branch_uri, resolve
+from memwal_ops import errors
+from memwal_ops.core import registry
+from memwal_ops.storage import catalogs, locations
 from memwal_ops.storage.errors import RetryPolicy
-from memwal_ops.storage.locations import (
-    BRANCHES_FOLDER,
-    decoded_name,
-    is_catalog,
-    is_database_table,
-    split_query,
-    store_key,
-)
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
@@ -71,19 +63,21 @@ def _with_branches(discovery: Discovery) -> Discovery:
         if wanted == ():
             continue
         try:
-            known = [one.name for one in branches(table.uri, table.settings.storage_options)]
-        except MemwalOpsError as error:
+            known = [one.name for one in registry.branches(table.uri, table.settings.storage_options)]
+        except errors.MemwalOpsError as error:
             why = redact(f"The branches of {table.name} cannot be listed: {error} {error.remedy}")
             faults.append(Fault(table.settings.pattern or table.uri, why, error.exit_code))
             continue
         tables += (
-            FoundTable(f"{table.name}/{BRANCHES_FOLDER}/{name}", branch_uri(table.uri, name), table.settings)
+            FoundTable(
+                f"{table.name}/{locations.BRANCHES_FOLDER}/{name}", catalogs.branch_uri(table.uri, name), table.settings
+            )
             for name in known
             if wanted is None or name in wanted
         )
         if missing := sorted({*(wanted or ())} - {*known}):
             why = f"{table.name} has no branch {', '.join(missing)}; it has {', '.join(('main', *known))}."
-            faults.append(Fault(table.settings.pattern or table.uri, why, InvalidUsageError.exit_code))
+            faults.append(Fault(table.settings.pattern or table.uri, why, errors.InvalidUsageError.exit_code))
     return Discovery(tuple(tables), tuple(faults))
 
 
@@ -108,7 +102,7 @@ def by_store(entries: Iterable[TableSettings]) -> dict[str, list[TableSettings]]
     """Return the entries of each store, see :func:`memwal_ops.storage.locations.store_key`."""
     stores: dict[str, list[TableSettings]] = {}
     for entry in entries:
-        stores.setdefault(store_key(str(entry.pattern or entry.uri), entry.storage_options), []).append(entry)
+        stores.setdefault(locations.store_key(str(entry.pattern or entry.uri), entry.storage_options), []).append(entry)
     return stores
 
 
@@ -144,8 +138,8 @@ def discover_in_store(entries: Iterable[TableSettings], formats: MutableMapping[
 
 def _detect_format(table: FoundTable) -> tuple[str, str | None]:
     try:
-        return table.uri, locate(table.uri, table.settings.storage_options)[0].name
-    except MemwalOpsError:
+        return table.uri, registry.locate(table.uri, table.settings.storage_options)[0].name
+    except errors.MemwalOpsError:
         return table.uri, None
 
 
@@ -176,7 +170,7 @@ def _expand(entries: Iterable[TableSettings]) -> Discovery:
                     continue
                 if taken == entry.max_tables:
                     why = f"It matches more than max_tables = {entry.max_tables} tables."
-                    faults.append(Fault(entry.pattern, why, InvalidConfigError.exit_code))
+                    faults.append(Fault(entry.pattern, why, errors.InvalidConfigError.exit_code))
                     break
                 taken += 1
                 uris.add(_normalized(table.uri))
@@ -184,7 +178,7 @@ def _expand(entries: Iterable[TableSettings]) -> Discovery:
                     duplicates.append(table)
             if duplicates:
                 faults.append(_duplicate_names(entry.pattern, duplicates, found[duplicates[0].name]))
-        except MemwalOpsError as error:
+        except errors.MemwalOpsError as error:
             faults.append(Fault(entry.pattern, redact(f"{error} {error.remedy}"), error.exit_code))
     return Discovery(tuple(found.values()), tuple(faults))
 
@@ -193,7 +187,7 @@ def _unusable(pattern: str | None, table: FoundTable) -> Fault | None:
     """Return why a table cannot be opened or recorded by its name: it must not stop the maintenance of the others."""
     try:
         checked_path(table.name)
-    except InvalidUsageError as error:
+    except errors.InvalidUsageError as error:
         return Fault(str(pattern), f"{error} It is not maintained; rename the folder.", error.exit_code)
     return None
 
@@ -204,28 +198,32 @@ def _duplicate_names(pattern: str, tables: list[FoundTable], first: FoundTable) 
         f"{tables[0].uri} has the name {first.name!r} of {first.uri}, and is not maintained"
         f"{f' ({len(tables)} such tables)' if len(tables) > 1 else ''}. Give one of the two entries a name."
     )
-    return Fault(pattern, why, InvalidConfigError.exit_code)
+    return Fault(pattern, why, errors.InvalidConfigError.exit_code)
 
 
 def _matches(entry: TableSettings) -> Iterator[FoundTable]:
     """Yield the tables that match a pattern, by name: the part of the URI from the first wildcard on."""
-    if is_catalog(str(entry.pattern)):
+    if locations.is_catalog(str(entry.pattern)):
         yield from _catalog_tables(entry)
         return
-    pattern, query = split_query(str(entry.pattern))
+    pattern, query = locations.split_query(str(entry.pattern))
     pattern = pattern.rstrip("/")
     scheme, separator, rest = pattern.rpartition("://")
     parts = rest.split("/")
     fixed = next(number for number, part in enumerate(parts) if _WILD.search(part))
     root = f"{scheme}{separator}{'/'.join(parts[:fixed])}"
-    store = open_store(resolve(f"{root}{query}" or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0))
+    store = open_store(
+        catalogs.resolve(f"{root}{query}" or "/", entry.storage_options), retry=RetryPolicy(deadline=30.0)
+    )
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     found = _walk(store, "", parts[fixed:])
     if entry.database:
         names = [*_walk(store, "", ["*"])]
-        found = (name for name in names if is_database_table(name) and decoded_name(name) not in names)
+        found = (
+            name for name in names if locations.is_database_table(name) and locations.decoded_name(name) not in names
+        )
     for path in found:
-        name = short_name(path)
+        name = registry.short_name(path)
         uri = f"{root}/{path}{query}"
         if is_wanted(entry, name, uri):
             yield FoundTable(f"{prefix}{name}", uri, entry)
@@ -233,7 +231,7 @@ def _matches(entry: TableSettings) -> Iterator[FoundTable]:
 
 def _catalog_tables(entry: TableSettings) -> Iterator[FoundTable]:
     """Yield the tables that a catalog lists. Whether a listed table exists is known only once it is opened."""
-    catalog = Catalog.from_uri(str(entry.pattern), entry.storage_options)
+    catalog = catalogs.Catalog.from_uri(str(entry.pattern), entry.storage_options)
     prefix = "" if entry.name == entry.pattern else f"{entry.name}/"
     for name in catalog.tables():
         uri = catalog.uri(name)
@@ -257,7 +255,7 @@ def _walk(store: Store, folder: str, parts: list[str]) -> Iterator[str]:
         if not rest:
             yield path
         elif path in linked:
-            target = open_store(resolve(f"{store.root}/{path}"))  # a root may be a link, and nothing below it
+            target = open_store(catalogs.resolve(f"{store.root}/{path}"))  # a root may be a link, and nothing below it
             yield from (f"{path}/{below}" for below in _walk(target, "", rest))
         else:
             yield from _walk(store, path, rest)

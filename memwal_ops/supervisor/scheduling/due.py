@@ -7,31 +7,21 @@ one run tries again; its schedule goes on.
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 
+from memwal_ops.core import leases
 from memwal_ops.core.answers import bad_answers
-from memwal_ops.core.leases import BY_HAND
+from memwal_ops.core.job import Objective
 from memwal_ops.core.worth import missed_objective
+from memwal_ops.supervisor.config.effective import JobSettings
+from memwal_ops.supervisor.config.model import BackoffConfig
+from memwal_ops.supervisor.observe.status_document import BreakerStatus
 from memwal_ops.supervisor.scheduling.schedules import in_window
-from memwal_ops.supervisor.state.history import COMPLETED, is_triggered
+from memwal_ops.supervisor.scheduling.shared_state import SharedState
+from memwal_ops.supervisor.state import history, tables
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
-
-    from memwal_ops.core.job import Objective
-    from memwal_ops.core.leases import LastRun, Lease
-    from memwal_ops.supervisor.config.effective import JobSettings
-    from memwal_ops.supervisor.config.model import BackoffConfig
-    from memwal_ops.supervisor.observe.status_document import BreakerStatus
-    from memwal_ops.supervisor.scheduling.shared_state import SharedState
-    from memwal_ops.supervisor.state.history import LastRuns
-    from memwal_ops.supervisor.state.tables import TableJob, TableState
-
 
 BREAKER_FAILURES = 10
 """From so many failures in a row on, a job waits for its circuit breaker."""
@@ -39,7 +29,7 @@ RUNS_SOON = frozenset({"worker", "earlier", OVER_BUDGET})
 """What a job waits for that runs before others on its table, unless the budget of the fleet defers it."""
 
 
-def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided: bool = False) -> bool:
+def must_run_before(other: tables.TableJob, entry: tables.TableJob, *, always: bool, undecided: bool = False) -> bool:
     """Whether ``other``, on the same table, must finish before ``entry`` may start.
 
     True if ``entry``'s job runs after ``other``'s (``JobSpec.after``) and it is the first run of both, or ``always``:
@@ -53,16 +43,20 @@ def must_run_before(other: TableJob, entry: TableJob, *, always: bool, undecided
         return False
     if not always and (other.started is not None or entry.started is not None):
         return False
-    return undecided or other.state in {LEASING, RUNNING} or (other.state == QUEUED and other.waiting in RUNS_SOON)
+    return (
+        undecided
+        or other.state in {tables.LEASING, tables.RUNNING}
+        or (other.state == tables.QUEUED and other.waiting in RUNS_SOON)
+    )
 
 
 def waits_for(
-    entry: TableJob,
+    entry: tables.TableJob,
     now: datetime,
     *,
     paused: bool,
-    over_budget: Callable[[TableJob], bool],
-    must_wait: Callable[[TableJob], bool],
+    over_budget: Callable[[tables.TableJob], bool],
+    must_wait: Callable[[tables.TableJob], bool],
 ) -> str:
     """Return what keeps a queued entry from starting; ``earlier`` is an upstream job, ``worker`` a free worker."""
     if paused:
@@ -82,12 +76,12 @@ MAX_FRUITLESS = 5
 """So many runs by trigger in a row may achieve nothing."""
 
 
-def ignores_triggers(entry: TableJob, longest: timedelta, now: datetime) -> bool:
+def ignores_triggers(entry: tables.TableJob, longest: timedelta, now: datetime) -> bool:
     """Whether the triggers of a job are ignored."""
     return (until := _closes(entry, longest)) is not None and now < until
 
 
-def breaker_status(entry: TableJob, longest: timedelta, now: datetime) -> BreakerStatus | None:
+def breaker_status(entry: tables.TableJob, longest: timedelta, now: datetime) -> BreakerStatus | None:
     """The document ``breaker`` of a job's status; None: it is not stopped."""
     if entry.failures >= BREAKER_FAILURES and entry.not_before is not None and now < entry.not_before:
         return {"reason": "failures", "runs": entry.failures, "until": entry.not_before.isoformat(timespec="seconds")}
@@ -98,16 +92,16 @@ def breaker_status(entry: TableJob, longest: timedelta, now: datetime) -> Breake
 
 
 def count_run(
-    entry: TableJob, outcome: str, achieved: Mapping[str, float] | None, now: datetime, *, published: bool
+    entry: tables.TableJob, outcome: str, achieved: Mapping[str, float] | None, now: datetime, *, published: bool
 ) -> None:
     """Count a run that ended. What is due by its schedule and finds nothing to do counts neither way."""
     if achieved or published:
         entry.fruitless, entry.fruitless_at = 0, None
-    elif outcome in COMPLETED and is_triggered(entry.why):
+    elif outcome in history.COMPLETED and history.is_triggered(entry.why):
         entry.fruitless, entry.fruitless_at = entry.fruitless + 1, now
 
 
-def _closes(entry: TableJob, longest: timedelta) -> datetime | None:
+def _closes(entry: tables.TableJob, longest: timedelta) -> datetime | None:
     """When it ends; None: it did not begin, or what the job achieves is not measured."""
     measured = entry.settings.apply and (entry.settings.job.saves or entry.settings.job.objectives)
     if not measured or entry.fruitless < MAX_FRUITLESS or entry.fruitless_at is None:
@@ -134,13 +128,15 @@ def wait_after(failures: int, config: BackoffConfig, random_: random.Random) -> 
     return wait * (1 + _JITTER * random_.random())
 
 
-def queue_retry(entry: TableJob, now: datetime, not_before: datetime | None) -> None:
+def queue_retry(entry: tables.TableJob, now: datetime, not_before: datetime | None) -> None:
     """Queue a job again."""
-    entry.state, entry.due, entry.why, entry.not_before = QUEUED, now, RETRY, not_before
+    entry.state, entry.due, entry.why, entry.not_before = tables.QUEUED, now, RETRY, not_before
     entry.waiting = "worker" if not_before is None else "backoff"
 
 
-def resume(entry: TableJob, last: LastRuns, config: BackoffConfig, random_: random.Random, now: datetime) -> None:
+def resume(
+    entry: tables.TableJob, last: history.LastRuns, config: BackoffConfig, random_: random.Random, now: datetime
+) -> None:
     """Queue a job at the start of the service if its last run failed or was interrupted.
 
     An interrupted one is due at once, as its own backoff was over. Otherwise the backoff continues.
@@ -151,18 +147,17 @@ def resume(entry: TableJob, last: LastRuns, config: BackoffConfig, random_: rand
         queue_retry(entry, now, (last.failed or now) + wait_after(last.failures, config, random_))
 
 
-def leave_backoff(entry: TableJob, last: LastRun, instance: str | None, skew: timedelta) -> None:
+def leave_backoff(entry: tables.TableJob, last: leases.LastRun, instance: str | None, skew: timedelta) -> None:
     """End the backoff of a job that another process has run successfully since, and make it due.
 
     It is due as the other process may have run it with other options.
 
     Args:
-        instance: this supervisor's.
         skew: how far the store's clock is behind.
     """
     finished = last.finished + skew
     newer = entry.attempted is not None and finished > entry.attempted
-    if not newer or entry.run is not None or last.instance == instance or last.outcome not in COMPLETED:
+    if not newer or entry.run is not None or last.instance == instance or last.outcome not in history.COMPLETED:
         return
     entry.failures, entry.not_before = 0, None
     entry.outcome, entry.finished = last.outcome, finished
@@ -170,16 +165,16 @@ def leave_backoff(entry: TableJob, last: LastRun, instance: str | None, skew: ti
         entry.succeeded = finished
 
 
-def found_damage(entry: TableJob, last: LastRun, instance: str | None) -> bool:
+def found_damage(entry: tables.TableJob, last: leases.LastRun, instance: str | None) -> bool:
     """Whether another supervisor's run found damage after the last run of this one, by the last run in a lease.
 
     What it is, only that one's history has.
     """
     newer = entry.attempted is None or last.finished > entry.attempted
-    return newer and _is_finding(entry, last.outcome) and last.instance not in {instance, BY_HAND}
+    return newer and _is_finding(entry, last.outcome) and last.instance not in {instance, leases.BY_HAND}
 
 
-def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, now: datetime) -> bool:
+def is_done_elsewhere(entry: tables.TableJob, lease: leases.Lease, polled: datetime | None, now: datetime) -> bool:
     """Return whether another supervisor has just done what is due, by the lease that was acquired for it; record that.
 
     Both times in the lease are from the store's clock.
@@ -197,7 +192,7 @@ def is_done_elsewhere(entry: TableJob, lease: Lease, polled: datetime | None, no
     return _take_run(entry, lease.last, lease.holder.instance, now, lease.written - lease.last.finished, within)
 
 
-def is_schedule_met(entry: TableJob, last: LastRun, instance: str, now: datetime) -> bool:
+def is_schedule_met(entry: tables.TableJob, last: leases.LastRun, instance: str, now: datetime) -> bool:
     """Return whether another supervisor has done what a schedule asks for, by the last run in a lease; record that."""
     schedule = entry.settings.schedule
     if schedule is None:
@@ -206,9 +201,11 @@ def is_schedule_met(entry: TableJob, last: LastRun, instance: str, now: datetime
     return _take_run(entry, last, instance, now, max(now - last.finished, timedelta(0)), within)
 
 
-def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age: timedelta, within: timedelta) -> bool:
+def _take_run(
+    entry: tables.TableJob, last: leases.LastRun, instance: str, now: datetime, age: timedelta, within: timedelta
+) -> bool:
     """Take a run of another instance as the last one, if it completed and is not older than ``within``."""
-    if last.instance in {instance, BY_HAND} or last.outcome not in COMPLETED or age >= within:
+    if last.instance in {instance, leases.BY_HAND} or last.outcome not in history.COMPLETED or age >= within:
         return False
     if _is_finding(entry, last.outcome):
         return False  # what it found is to be known here, too
@@ -219,7 +216,7 @@ def _take_run(entry: TableJob, last: LastRun, instance: str, now: datetime, age:
     return True
 
 
-def _is_finding(entry: TableJob, outcome: str) -> bool:
+def _is_finding(entry: tables.TableJob, outcome: str) -> bool:
     """Whether a run with that outcome is one that found damage."""
     return entry.settings.job.reads_only and outcome == "partial"
 
@@ -236,7 +233,7 @@ class DueJobs:
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
 
-    def queue_triggered(self, state: TableState, began: float) -> None:
+    def queue_triggered(self, state: tables.TableState, began: float) -> None:
         """Queue the jobs whose trigger the figures meet, and those that restore an objective."""
         for entry in filter(state.applies_to, state.entries.values()):
             why = triggered_by(entry.settings, state.figures, entry.table.settings.objectives)
@@ -248,7 +245,7 @@ class DueJobs:
             else:
                 self._shared.enqueue(*entry.key, why)
 
-    def ran_elsewhere(self, entry: TableJob, last: LastRun) -> None:
+    def ran_elsewhere(self, entry: tables.TableJob, last: leases.LastRun) -> None:
         """Take the last run of a job by its lease, which may be of another process."""
         shared = self._shared
         again = found_damage(entry, last, shared.instance)
@@ -256,7 +253,7 @@ class DueJobs:
         if again:
             shared.enqueue(*entry.key, "schedule")
 
-    def queue_asking(self, state: TableState) -> None:
+    def queue_asking(self, state: tables.TableState) -> None:
         """Queue a verification that found indexes to answer badly, if the table was written since, for example fixed.
 
         At most once an hour: on a table to which much is written, only a rebuild changes the answers.
@@ -269,7 +266,7 @@ class DueJobs:
             if bad and due and entry.settings.schedule is not None and state.version not in asked:
                 self._shared.enqueue(*entry.key, "answers")
 
-    def decide_scheduled(self, state: TableState, began: float) -> None:
+    def decide_scheduled(self, state: tables.TableState, began: float) -> None:
         """Skip scheduled runs that would find nothing to do, and queue the others."""
         now = self._shared.clock.now()
         for name, due in [*state.scheduled.items()]:
@@ -291,7 +288,7 @@ class DueJobs:
             elif entry is not None:
                 self._shared.enqueue(*entry.key, "schedule")
 
-    def _why_skip(self, entry: TableJob, state: TableState, began: float) -> str | None:
+    def _why_skip(self, entry: tables.TableJob, state: tables.TableState, began: float) -> str | None:
         """Why a scheduled run would find nothing to do; None: it may find something."""
         if self.is_unchanged(entry):
             return "unchanged"
@@ -299,14 +296,14 @@ class DueJobs:
             return None
         # What a job before it writes may make it due: after the poll began, or, with `once`, where no poll follows.
         for name in entry.settings.job.after & state.entries.keys():
-            if began < state.entries[name].ended or (self._shared.once and state.entries[name].state != IDLE):
+            if began < state.entries[name].ended or (self._shared.once and state.entries[name].state != tables.IDLE):
                 return None
         return "not_due" if entry.settings.has_nothing_to_do(state.figures) else None
 
-    def _is_stopped(self, entry: TableJob) -> bool:
+    def _is_stopped(self, entry: tables.TableJob) -> bool:
         return ignores_triggers(entry, self._shared.settings.config.backoff.longest, self._shared.clock.now())
 
-    def _is_done_elsewhere(self, entry: TableJob, last: LastRun) -> bool:
+    def _is_done_elsewhere(self, entry: tables.TableJob, last: leases.LastRun) -> bool:
         """Whether a scheduled run is not necessary, given the last run of the job by its lease."""
         shared = self._shared
         if shared.instance is None or not is_schedule_met(entry, last, shared.instance, shared.clock.now()):
@@ -314,7 +311,7 @@ class DueJobs:
         shared.metrics.skipped.add(*entry.key, "shared")
         return True
 
-    def asks_lease(self, state: TableState, entry: TableJob) -> bool:
+    def asks_lease(self, state: tables.TableState, entry: tables.TableJob) -> bool:
         """Whether the next poll reads a job's last run from its lease: another member of the fleet may have run it.
 
         What that verified counts more than an older run that found the table sound.
@@ -322,7 +319,7 @@ class DueJobs:
         unknown = state.recorded is None and (entry.started is None or entry.settings.job.reads_only)
         return unknown and not self._shared.once and self._shared.settings.config.fleet is not None
 
-    def is_unchanged(self, entry: TableJob) -> bool:
+    def is_unchanged(self, entry: tables.TableJob) -> bool:
         """Whether nothing was written to the table, and no setting changed, since before the job's last run.
 
         Files may be lost without a write: a job that only reads looks again after some skipped runs.
@@ -331,14 +328,14 @@ class DueJobs:
             return False
         return entry.unchanged_since is not None and entry.unchanged_since == self.fingerprint_and_settings(entry)
 
-    def fingerprint_and_settings(self, entry: TableJob) -> tuple[str, JobSettings] | None:
+    def fingerprint_and_settings(self, entry: tables.TableJob) -> tuple[str, JobSettings] | None:
         """The fingerprint of an entry's table as far as it is known, with the entry's settings; else None."""
         state = self._shared.tables.get(entry.table.name)
         reading = None if state is None else state.reading
         wanted = entry.settings.job.skip_if_unchanged and entry.settings.heartbeat_url is None and not self._shared.once
         return (reading.fingerprint, entry.settings) if wanted and reading is not None and reading.fingerprint else None
 
-    def _is_unproductive(self, entry: TableJob, state: TableState) -> bool:
+    def _is_unproductive(self, entry: tables.TableJob, state: tables.TableState) -> bool:
         """Whether the last run, less than 10 minutes ago, could not reduce this very backlog.
 
         Or, of a job that follows its debt, could do only a part of it: what it could not do is a debt still, and each
@@ -363,7 +360,7 @@ def triggered_by(
     return None if missed is None or settings.has_nothing_to_do(figures) else str(missed)
 
 
-def own_backlog(entry: TableJob, figures: Mapping[str, float]) -> dict[str, float]:
+def own_backlog(entry: tables.TableJob, figures: Mapping[str, float]) -> dict[str, float]:
     """Return those of the figures that are of a job's backlog: ages grow by themselves, and others flush the log."""
     metrics = entry.settings.job.backlog_metrics
     when = entry.settings.when

@@ -9,39 +9,33 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import add
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.answers import bad_answers
-from memwal_ops.core.cost import expected_cost
+from memwal_ops.core.cost import Cost, expected_cost
 from memwal_ops.core.figures import jobs_of
+from memwal_ops.core.fleet_budget import Others
+from memwal_ops.core.worth import Worth
 from memwal_ops.log import quiet
+from memwal_ops.supervisor.config.effective import Settings
+from memwal_ops.supervisor.observe.status_document import BudgetStatus
 from memwal_ops.supervisor.scheduling.backlogs import ages_of, watched_ages
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.due import breaker_status, triggered_by
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.supervisor.scheduling.timers import Timers
-from memwal_ops.supervisor.state.history import LastRuns
+from memwal_ops.supervisor.state.history import History, LastRuns
 from memwal_ops.supervisor.state.outcomes import OVER_BUDGET
-from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Clock, PollReading
+from memwal_ops.supervisor.state.pauses import Pauses
+from memwal_ops.supervisor.state.tables import IDLE, QUEUED, WATCH, Clock, PollReading, TableJob, TableState
 from memwal_ops.supervisor.workers.protocol import PollRequest, Result
 from memwal_ops.text import time_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from memwal_ops.core.cost import Cost
-    from memwal_ops.core.fleet_budget import Others
-    from memwal_ops.core.worth import Worth
-    from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.observe.status_document import BudgetStatus
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.state.history import History
-    from memwal_ops.supervisor.state.pauses import Pauses
-    from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 _SECONDS = 1.0
 """Of a run of which no past run shows it."""
@@ -56,10 +50,7 @@ class ForecastJob:
 
     Attributes:
         at: when it runs first; None: not within the time that was asked for.
-        why: what makes it run, or why it does not.
-        runs: how often it runs.
         cost: of one run; None: no past run shows it.
-        acts: whether it acts; else it only plans.
         waiting_for: what it waits for at the end, as in the service's status; None: it is not due.
         limit: that of the fleet's budget which a run would pass, until ``frees``.
     """

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from memwal_ops.core import fleet_budget
 from memwal_ops.core.cost import expected_cost, money_of
-from memwal_ops.core.figures import jobs_of
-from memwal_ops.core.fleet_budget import CHARGED, NOTHING, Amounts, FleetBudget, amounts_of
-from memwal_ops.core.job import POOLS
-from memwal_ops.core.worth import ASKED, BY_WORTH, SAFETY, Due, Turns, expected_amounts, worth_of
+from memwal_ops.core.figures import Figures, jobs_of
+from memwal_ops.core.job import POOLS, JobSpec, Pool
+from memwal_ops.core.worth import ASKED, BY_WORTH, SAFETY, Due, Turns, Worth, expected_amounts, worth_of
+from memwal_ops.supervisor.config.effective import Settings
+from memwal_ops.supervisor.config.model import FleetBudgetConfig
 from memwal_ops.supervisor.membership.records import published
-from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, is_held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from memwal_ops.core.figures import Figures
-    from memwal_ops.core.fleet_budget import BudgetGate, Others
-    from memwal_ops.core.job import JobSpec, Pool
-    from memwal_ops.core.worth import Worth
-    from memwal_ops.supervisor.config.effective import Settings
-    from memwal_ops.supervisor.config.model import FleetBudgetConfig
-    from memwal_ops.supervisor.observe.status_document import BudgetStatus
-    from memwal_ops.supervisor.state.outcomes import Charged, RunRecorder
-    from memwal_ops.supervisor.state.tables import TableJob, TableState
+from memwal_ops.supervisor.observe.status_document import BudgetStatus
+from memwal_ops.supervisor.state import outcomes
+from memwal_ops.supervisor.state.tables import TableJob, TableState
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _RETENTION = "max_bytes_held"
 
 
-def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
+def new_budget(settings: Settings, charged: Iterable[outcomes.Charged]) -> fleet_budget.FleetBudget:
     """The budget of a configuration.
 
     Args:
@@ -39,9 +31,9 @@ def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
     """
     config = settings.config.budget
     if config is None:
-        return FleetBudget({}, 1.0)
+        return fleet_budget.FleetBudget({}, 1.0)
     keeps = any(table.objectives for table in settings.tables)
-    budget = FleetBudget(config.limits(), config.per.total_seconds(), keeps=keeps)
+    budget = fleet_budget.FleetBudget(config.limits(), config.per.total_seconds(), keeps=keeps)
     for finished, used, objective in charged:
         budget.add(finished, used, objective=objective)
     return budget
@@ -49,8 +41,8 @@ def new_budget(settings: Settings, charged: Iterable[Charged]) -> FleetBudget:
 
 def budget_document(
     config: FleetBudgetConfig,
-    budget: FleetBudget,
-    expected: Amounts,
+    budget: fleet_budget.FleetBudget,
+    expected: fleet_budget.Amounts,
     now: datetime,
     currency: str,
     waits: tuple[datetime, str] | None = None,
@@ -61,12 +53,12 @@ def budget_document(
         waits: of what would pass a limit that is not reached: when the first of it fits, and the limit.
     """
     at = now.timestamp()
-    limit = budget.refuses(at, expected, NOTHING)
+    limit = budget.refuses(at, expected, fleet_budget.NOTHING)
     frees = datetime.fromtimestamp(budget.frees_at(at) if limit is not None else at, UTC)
     if limit is None and waits is not None:
         frees, limit = waits
 
-    def shown(amounts: Amounts) -> dict[str, float]:
+    def shown(amounts: fleet_budget.Amounts) -> dict[str, float]:
         return {name: round(getattr(amounts, name), 6) for name in budget.limits}
 
     return {
@@ -99,15 +91,15 @@ def waits_since(entry: TableJob) -> tuple[datetime, datetime]:
 class Ranking:
     """The order of a supervisor's runs. Only the scheduler's thread calls it."""
 
-    def __init__(self, tables: Mapping[str, TableState], recorder: RunRecorder) -> None:
+    def __init__(self, tables: Mapping[str, TableState], recorder: outcomes.RunRecorder) -> None:
         """Without a budget, until :meth:`configure`."""
         self._tables = tables
         self._recorder = recorder
         self._config: FleetBudgetConfig | None = None
-        self._budget = FleetBudget({}, 1.0)
+        self._budget = fleet_budget.FleetBudget({}, 1.0)
         self._turns = {pool: Turns() for pool in POOLS}
         self._ready: dict[tuple[str, str], TableJob] = {}
-        self._worths: dict[tuple[str, str], tuple[object, Worth, Amounts]] = {}
+        self._worths: dict[tuple[str, str], tuple[object, Worth, fleet_budget.Amounts]] = {}
         self._oldest: set[tuple[str, str]] = set()
         self._shadow: dict[tuple[str, str], dict[str, Any]] = {}
 
@@ -117,12 +109,16 @@ class Ranking:
         self._config = settings.config.budget
         self._prices = settings.config.prices.by_store()
         self._worths.clear()
-        charged = () if self._config is None else self._recorder.charged(now - CHARGED * self._config.per, self._prices)
+        charged = (
+            ()
+            if self._config is None
+            else self._recorder.charged(now - fleet_budget.CHARGED * self._config.per, self._prices)
+        )
         others = self._budget.others
         self._budget = new_budget(settings, charged)
         self.meet(others, now)
 
-    def meet(self, others: Others, now: datetime) -> None:
+    def meet(self, others: fleet_budget.Others, now: datetime) -> None:
         """Count what other members of the fleet use against its budget."""
         self._budget.meet(others, now.timestamp())
 
@@ -220,7 +216,7 @@ class Ranking:
         at = self._budget.frees_at(now.timestamp(), uses, objective=worth.missed is not None)
         return datetime.fromtimestamp(ceil(at), UTC)
 
-    def _limit(self, due: Due, refuses: BudgetGate) -> str | None:
+    def _limit(self, due: Due, refuses: fleet_budget.BudgetGate) -> str | None:
         return None if due.urgent else refuses(self._worths[due.key][2], objective=due.worth.missed is not None)
 
     # -- runs
@@ -235,13 +231,9 @@ class Ranking:
         return {"cost": self.cost(entry), **objective, **({} if shadow is None else {"shadow": shadow})}
 
     def end(self, used: Mapping[str, Any] | None, plan: Mapping[str, Any], now: datetime) -> None:
-        """Charge a run that ended.
-
-        Args:
-            used: what it used; None: that is not known.
-        """
-        if used and not is_held(plan):
-            uses = amounts_of(used, money_of(used, self._prices))
+        """Charge a run that ended. ``used``: what it used; None: that is not known."""
+        if used and not outcomes.is_held(plan):
+            uses = fleet_budget.amounts_of(used, money_of(used, self._prices))
             self._budget.add(now.timestamp(), uses, objective="objective" in plan)
 
     def to_json(self, in_flight: Iterable[TableJob], now: datetime) -> BudgetStatus | None:
@@ -283,7 +275,7 @@ class Ranking:
         safe = state is not None and is_safety(entry.settings.job, worth, state.backlog)
         return Due(entry.key, waits_since(entry), worth, ASKED if entry.at_once else SAFETY if safe else 0)
 
-    def _worth(self, entry: TableJob) -> tuple[Worth, Amounts]:
+    def _worth(self, entry: TableJob) -> tuple[Worth, fleet_budget.Amounts]:
         """What the next run is worth and uses; computed once for each poll of the table, and run of the job."""
         state = self._tables.get(entry.table.name)
         stamp = (None if state is None else state.result_at, entry.ended, id(entry.settings))
@@ -301,12 +293,16 @@ class Ranking:
                 limits=self._budget.limits,
             )
             cost = self.cost(entry)
-            uses = amounts_of(cost) if cost else expected_amounts(entry.settings.job, figures, past)._replace(money=0.0)
+            uses = (
+                fleet_budget.amounts_of(cost)
+                if cost
+                else expected_amounts(entry.settings.job, figures, past)._replace(money=0.0)
+            )
             known = self._worths[entry.key] = (stamp, worth, uses)
         return known[1], known[2]
 
-    def _expected(self, in_flight: Iterable[TableJob]) -> Amounts:
-        total = NOTHING
+    def _expected(self, in_flight: Iterable[TableJob]) -> fleet_budget.Amounts:
+        total = fleet_budget.NOTHING
         for entry in in_flight:
             total = total.plus(self._worth(entry)[1])
         return total
@@ -325,7 +321,7 @@ def _shadow(first: Due, turn: Due | None, *, allowed: bool) -> dict[str, Any]:
     if turn is not None and turn.key == first.key:
         return {"would": "run"}
     if not allowed or turn is None:
-        return {"would": OVER_BUDGET}
+        return {"would": outcomes.OVER_BUDGET}
     return {"would": "run_other", "table": turn.key[0], "job": turn.key[1]}
 
 

@@ -10,44 +10,30 @@ from __future__ import annotations
 
 import heapq
 import signal
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
 from memwal_ops.core.cost import money_of
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.job import POOLS
+from memwal_ops.core.leases import Lease
 from memwal_ops.core.outlook import MAX_RATES, rates_of
 from memwal_ops.core.past_runs import PastRun
 from memwal_ops.core.registry import package_of
-from memwal_ops.errors import LeaseLostError
+from memwal_ops.errors import LeaseLostError, MemwalOpsError
 from memwal_ops.log import get_logger
 from memwal_ops.storage.api import DiskFullError
-from memwal_ops.supervisor.scheduling.due import (
-    RUNS_SOON,
-    count_run,
-    is_done_elsewhere,
-    must_run_before,
-    queue_retry,
-    wait_after,
-    waits_for,
-)
+from memwal_ops.supervisor.scheduling import due
+from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
+from memwal_ops.supervisor.scheduling.ranking import Ranking
+from memwal_ops.supervisor.scheduling.shared_state import SharedState
+from memwal_ops.supervisor.state import outcomes
 from memwal_ops.supervisor.state.history import COMPLETED, FAILURES
-from memwal_ops.supervisor.state.outcomes import LEVELS, answers_of, error_fields, log_fields, repeated
-from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, RunState, TableJob
+from memwal_ops.supervisor.state.tables import IDLE, LEASING, QUEUED, RUNNING, Clock, RunState, TableJob
+from memwal_ops.supervisor.workers.leasing import LeaseClient
+from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 from memwal_ops.supervisor.workers.protocol import RunRequest, lease_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from memwal_ops.core.leases import Lease
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
-    from memwal_ops.supervisor.scheduling.ranking import Ranking
-    from memwal_ops.supervisor.scheduling.shared_state import SharedState
-    from memwal_ops.supervisor.state.tables import Clock
-    from memwal_ops.supervisor.workers.leasing import LeaseClient
-    from memwal_ops.supervisor.workers.pools import Pools, WorkerProcess
 
 
 class RunEnds:
@@ -76,13 +62,13 @@ class RunEnds:
                 shared.release(entry, lease, outcome if outcome in {*COMPLETED, *FAILURES} else None)
         ran, published = mono - run.began, bool(details.get("versions"))
         self._count(entry, run, outcome, details, ran)
-        count_run(entry, outcome, details.get("achieved"), now, published=published)
+        due.count_run(entry, outcome, details.get("achieved"), now, published=published)
         if outcome in {*COMPLETED, *FAILURES}:
             self._polling.results.record_run(entry, details.get("figures") or {}, remaining if published else {})
         self._update(entry, outcome, now, run.started, details.get("exit_code") or 0)
         entry.unchanged_since = run.before if outcome == "succeeded" and not published else None
         entry.skips = 0
-        self._log_end(entry, outcome, round(ran, 3), log_fields(details))
+        self._log_end(entry, outcome, round(ran, 3), outcomes.log_fields(details))
         if outcome == "succeeded" and entry.settings.heartbeat_url is not None:
             timeout = shared.settings.config.heartbeat.timeout.total_seconds()
             shared.heartbeat.beat(entry.settings.heartbeat_url, *entry.key, timeout)
@@ -95,10 +81,12 @@ class RunEnds:
         plan = {"apply": entry.settings.apply, "options": dict(entry.settings.options)}
         entry.attempted = now
         number = shared.recorder.begin(entry, plan, now)
-        details = {"reason": None, "error": None, "remedy": None} if error is None else error_fields(error)
+        details = {"reason": None, "error": None, "remedy": None} if error is None else outcomes.error_fields(error)
         shared.recorder.finish(entry, number, now, "failed", details)
         shared.metrics.runs.add(*entry.key, "failed")
-        self._log.warning("run_not_started", table=entry.table.name, job=entry.settings.name, **log_fields(details))
+        self._log.warning(
+            "run_not_started", table=entry.table.name, job=entry.settings.name, **outcomes.log_fields(details)
+        )
         self._update(entry, "failed", now, now, details.get("exit_code") or 1)
 
     def _count(self, entry: TableJob, run: RunState, outcome: str, details: Mapping[str, Any], ran: float) -> None:
@@ -106,7 +94,7 @@ class RunEnds:
         shared, now, name = self._shared, self._shared.clock.now(), entry.settings.name
         report, metrics = details.get("report"), shared.metrics
         if entry.settings.job.reads_only:
-            answers = answers_of(report, now.isoformat(timespec="milliseconds"))
+            answers = outcomes.answers_of(report, now.isoformat(timespec="milliseconds"))
             entry.answers = entry.answers if answers is None else answers
         if entry.settings.job.debt is not None and outcome == "succeeded":
             entry.rates = (*rates_of(name, [PastRun(ran, report or {})]), *entry.rates)[:MAX_RATES]
@@ -124,10 +112,10 @@ class RunEnds:
 
     def _log_end(self, entry: TableJob, outcome: str, seconds: float, fields: dict[str, Any]) -> None:
         """Log the end of a run. What blocks a part of the table is logged once, and again when it changes."""
-        level, same = LEVELS.get(outcome, 20), fields == entry.logged
+        level, same = outcomes.LEVELS.get(outcome, 20), fields == entry.logged
         entry.logged = fields if "blocked" in fields else None
         if same:
-            level, fields = 20, repeated(fields)
+            level, fields = 20, outcomes.repeated(fields)
         about = {"table": entry.table.name, "job": entry.settings.name, "outcome": outcome, "seconds": seconds}
         self._log.log(level, "run_finished", **about, **fields)
 
@@ -148,9 +136,9 @@ class RunEnds:
                 entry.succeeded = now
         elif outcome in FAILURES:
             entry.failures += 1
-            entry.not_before = now + wait_after(entry.failures, shared.settings.config.backoff, shared.random)
+            entry.not_before = now + due.wait_after(entry.failures, shared.settings.config.backoff, shared.random)
             if not shared.once and not entry.removed:
-                queue_retry(entry, now, entry.not_before)
+                due.queue_retry(entry, now, entry.not_before)
 
 
 _KILL_SECONDS = 5.0
@@ -168,7 +156,6 @@ class Watchdog:
     """Checks all runs and polls in flight. It writes this clock minus the store's into ``skews``, by table."""
 
     def __init__(self, pools: Pools, leases: LeaseClient | None, clock: Clock, skews: dict[str, float]) -> None:
-        """Check nothing yet."""
         self._pools, self._leases, self._clock, self._skews = pools, leases, clock, skews
         self._log = get_logger(__name__)
 
@@ -323,14 +310,14 @@ class Dispatcher:
             self._ranking.discard(entry)
             return
         before = entry.waiting
-        entry.waiting = waits_for(
+        entry.waiting = due.waits_for(
             entry,
             now,
             paused=shared.is_paused(entry),
             over_budget=lambda entry: shared.recorder.budget_frees(entry) is not None,
             must_wait=lambda entry: self._must_wait(entry, now),
         )
-        if (before in RUNS_SOON) != (entry.waiting in RUNS_SOON):
+        if (before in due.RUNS_SOON) != (entry.waiting in due.RUNS_SOON):
             shared.touch(entry.table.name)  # others on its table wait for it, or no longer
         if entry.waiting == "worker":
             shared.changed = True
@@ -360,7 +347,7 @@ class Dispatcher:
             return False
         state = shared.tables[entry.table.name]
         return any(
-            must_run_before(other, entry, always=shared.once, undecided=name in state.scheduled)
+            due.must_run_before(other, entry, always=shared.once, undecided=name in state.scheduled)
             and (other.state != QUEUED or self._ranking.refusal(other, shared.begun(), now) is None)
             for name, other in state.entries.items()
         )
@@ -406,7 +393,9 @@ class Starter:
                 shared.release(entry, lease, None)
         elif result is None and isinstance(error, DiskFullError) and entry.settings.job.deletes:
             # It frees the space that its lease would need. Leases save work; no proof depends on one.
-            self._log.warning("lease_not_taken", table=entry.table.name, **log_fields(error_fields(error)))
+            self._log.warning(
+                "lease_not_taken", table=entry.table.name, **outcomes.log_fields(outcomes.error_fields(error))
+            )
             self.start(entry, None)
         elif result is None:
             self._ends.not_started(entry, error)
@@ -419,7 +408,7 @@ class Starter:
         shared, now = self._shared, self._shared.clock.now()
         shared.skews[entry.table.name] = (now - lease.written).total_seconds()
         entry.other, entry.other_since = None, None
-        if entry.at_once or not is_done_elsewhere(entry, lease, shared.tables[entry.table.name].polled, now):
+        if entry.at_once or not due.is_done_elsewhere(entry, lease, shared.tables[entry.table.name].polled, now):
             self.start(entry, lease)
             return
         if entry.why != "schedule":

@@ -14,34 +14,29 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from memwal_ops.errors import WorkerDiedError
 from memwal_ops.log import get_logger
+from memwal_ops.supervisor.config.effective import JobSettings, Settings
+from memwal_ops.supervisor.scheduling import runs
 from memwal_ops.supervisor.scheduling.backlogs import BacklogPolling
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.scheduling.due import resume
 from memwal_ops.supervisor.scheduling.ranking import Ranking
-from memwal_ops.supervisor.scheduling.runs import Dispatcher, RunEnds, Starter, Watchdog
 from memwal_ops.supervisor.scheduling.shared_state import SharedState
-from memwal_ops.supervisor.state.outcomes import OVER_BUDGET, STOPPED, classify_exit, classify_result, describe_exit
-from memwal_ops.supervisor.state.tables import TableJob, TableState
+from memwal_ops.supervisor.state import outcomes
+from memwal_ops.supervisor.state.history import History
+from memwal_ops.supervisor.state.tables import RunState, TableJob, TableState
+from memwal_ops.supervisor.workers.pools import WorkerProcess
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from datetime import datetime
-
-    from memwal_ops.supervisor.config.effective import JobSettings, Settings
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.state.history import History
-    from memwal_ops.supervisor.state.tables import RunState
-    from memwal_ops.supervisor.workers.pools import WorkerProcess
-
-    _Make = Callable[[int], Any]
-    _Then = Callable[[Mapping[str, Any]], None]
-    _Wanted = Callable[[], bool]
+_Make = Callable[[int], Any]
+_Then = Callable[[Mapping[str, Any]], None]
+_Wanted = Callable[[], bool]
 
 _ASK_SECONDS = 10.0
 _Reply = TypeVar("_Reply")
@@ -55,7 +50,6 @@ class EventLoop:
     """
 
     def __init__(self, on_error: Callable[[], None]) -> None:
-        """There are none yet."""
         self.lock = threading.RLock()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._on_error = on_error
@@ -68,8 +62,7 @@ class EventLoop:
     def ask(self, question: Callable[[], _Reply], timeout: float | None = None) -> _Reply:
         """Call ``question`` on the scheduler's thread, and return its result, or raise what it raised.
 
-        Raises:
-            TimeoutError: the loop did not call it in time; it will not be called any more.
+        Raises ``TimeoutError``: the loop did not call it in time; it will not be called any more.
         """
         answer: Future[_Reply] = Future()
 
@@ -108,9 +101,7 @@ class EventLoop:
 
 
 def reconcile(
-    tables: dict[str, TableState],
-    found: Iterable[FoundTable],
-    new_entry: Callable[[FoundTable, JobSettings], TableJob],
+    tables: dict[str, TableState], found: Iterable[FoundTable], new_entry: Callable[[FoundTable, JobSettings], TableJob]
 ) -> set[str]:
     """Update ``tables`` in place, and return the names of those that were removed.
 
@@ -165,7 +156,6 @@ class Errands:
     def __init__(
         self, number: Callable[[], int], assign: Callable[[str, Any], WorkerProcess], monotonic: Callable[[], float]
     ) -> None:
-        """There is none."""
         self._number, self._assign, self._monotonic = number, assign, monotonic
         self._waiting: list[tuple[str, _Make, _Then, _Wanted]] = []
         self._running: dict[int, tuple[WorkerProcess, float, _Then]] = {}
@@ -206,7 +196,7 @@ class Errands:
 
     def on_worker_exit(self, request: int | None, status: int | None) -> bool:
         """Fail the errand of a worker that exited; return whether it had one."""
-        error = WorkerDiedError(f"The process that worked on it exited ({describe_exit(status)}).")
+        error = WorkerDiedError(f"The process that worked on it exited ({outcomes.describe_exit(status)}).")
         return request is not None and self.on_result(
             request, {"outcome": "failed", "message": str(error), "reason": error.reason, "report": None}
         )
@@ -228,11 +218,11 @@ class Scheduler(SharedState):
         self.ranking.configure(self.settings, self.clock.now())
         self._polling = BacklogPolling(self)
         self.announced = self._polling.announced
-        self._ends = RunEnds(self, self.ranking, self._polling)
-        self._starter = Starter(self, self.ranking, self._polling, self._ends)
-        self._dispatcher = Dispatcher(self, self.ranking, self._starter)
+        self._ends = runs.RunEnds(self, self.ranking, self._polling)
+        self._starter = runs.Starter(self, self.ranking, self._polling, self._ends)
+        self._dispatcher = runs.Dispatcher(self, self.ranking, self._starter)
         self.errands = Errands(self.next_number, self.assign, self.clock.monotonic)
-        self._watchdog = Watchdog(self.pools, self.leases, self.clock, self.skews)
+        self._watchdog = runs.Watchdog(self.pools, self.leases, self.clock, self.skews)
 
     # -- from any thread
 
@@ -363,7 +353,7 @@ class Scheduler(SharedState):
         """Let what waits for the budget of the fleet show it; return the limit of each."""
         deferred = self.ranking.deferred(self.begun(), self.clock.now())
         for entry in self.ranking.ready():
-            entry.waiting = OVER_BUDGET if entry.key in deferred else "worker"
+            entry.waiting = outcomes.OVER_BUDGET if entry.key in deferred else "worker"
         return deferred
 
     def next_change(self) -> datetime | None:
@@ -399,7 +389,7 @@ class Scheduler(SharedState):
     def abandon(self) -> None:
         """Record every run that is still in flight as stopped, and release its lease; its worker has exited."""
         for entry in [*self.runs.values()]:
-            self._ends.finish(entry, "stopped", dict(STOPPED))
+            self._ends.finish(entry, "stopped", dict(outcomes.STOPPED))
 
     # -- messages of workers
 
@@ -428,7 +418,7 @@ class Scheduler(SharedState):
             self.changed = True  # a worker of its pool is free
             if not self.errands.on_result(message["id"], message) and message["id"] in self.runs:
                 entry = self.runs[message["id"]]
-                self._ends.finish(entry, *classify_result(entry, message), remaining=message["remaining"])
+                self._ends.finish(entry, *outcomes.classify_result(entry, message), remaining=message["remaining"])
 
     def _on_worker_exit(self, worker: WorkerProcess) -> None:
         request, worker.request = worker.request, None
@@ -440,7 +430,7 @@ class Scheduler(SharedState):
         entry = self.runs.get(request or 0)
         if entry is not None:
             memory = self.pools.limit(worker.pool).memory
-            self._ends.finish(entry, *classify_exit(entry, worker.pid, worker.exit_status, memory))
+            self._ends.finish(entry, *outcomes.classify_exit(entry, worker.pid, worker.exit_status, memory))
 
     # -- the tables
 

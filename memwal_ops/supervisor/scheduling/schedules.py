@@ -8,18 +8,15 @@ uses APScheduler, which computes the times of cron lines.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from zoneinfo import ZoneInfo
 
 from apscheduler.triggers.cron import CronTrigger
 
 from memwal_ops.text import duration_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from zoneinfo import ZoneInfo
-
 
 _FIELDS = 5
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -79,10 +76,8 @@ _TICK = timedelta(microseconds=1)
 def cron_trigger(text: str, zone: ZoneInfo) -> Any:
     """Return the trigger of a cron line of five fields, with cron's weekdays: 0 and 7 are Sunday.
 
-    APScheduler counts them from Monday.
-
-    Raises:
-        ValueError: the line is invalid; the message can be shown to the user.
+    APScheduler counts them from Monday. Raises ``ValueError``: the line is invalid; the message can be shown to the
+    user.
     """
     fields = text.split()
     if len(fields) != _FIELDS:
@@ -182,11 +177,7 @@ class Window:
 
 
 def parse_window(text: str) -> Window:
-    """Parse one window.
-
-    Raises:
-        ValueError: the text is invalid; the message can be shown to the user.
-    """
+    """Parse one window. Raises ``ValueError``: the text is invalid; the message can be shown to the user."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a window; write for example 22:00-06:00 or Mon-Fri 20:00-24:00.")

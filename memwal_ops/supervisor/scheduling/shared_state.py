@@ -28,14 +28,10 @@ class SharedState:
     """Holds the tables of a scheduler.
 
     Attributes:
-        settings: the effective configuration.
-        recorder: records runs in the history.
         leases: the lease client; None if leases are disabled.
-        pauses: what is paused.
         once: run what is due once: no retries, no repeated polls.
         changed: a job may have become able to start since the last dispatch.
         touched: the tables of whose queued jobs that may be true, or whose turn may have changed; None: all.
-        leasing: the jobs that wait for their lease.
         runs: the jobs that run, by the number of their request.
         skews: this clock minus the store's, by table.
         codes: with ``once``, the exit codes of the runs.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from memwal_ops.errors import AlreadyRunningError, HistoryError
 from memwal_ops.places import default_state_dir
 from memwal_ops.storage.local import lock_within
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from memwal_ops.supervisor.config.model import Config
+from memwal_ops.supervisor.config.model import Config
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -17,19 +17,16 @@ import sqlite3
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from memwal_ops.errors import HistoryError
 from memwal_ops.storage.metering import KINDS
 from memwal_ops.supervisor.state.directory import make_private, private_opener
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

@@ -7,28 +7,21 @@ and a job with unreadable runs counts as one that never ran.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core import cost
-from memwal_ops.core.fleet_budget import amounts_of
-from memwal_ops.core.outlook import rates_of
+from memwal_ops.core.fleet_budget import Amounts, amounts_of
+from memwal_ops.core.outlook import Rate, rates_of
 from memwal_ops.core.past_runs import PastRun
-from memwal_ops.errors import HistoryError, JobHungError, LeaseLostError, WorkerDiedError, runbook
+from memwal_ops.errors import HistoryError, JobHungError, LeaseLostError, MemwalOpsError, WorkerDiedError, runbook
 from memwal_ops.log import get_logger
 from memwal_ops.storage.metering import KINDS
-from memwal_ops.supervisor.state.history import BY_HAND, LastRuns
+from memwal_ops.supervisor.state.history import BY_HAND, History, LastRuns
+from memwal_ops.supervisor.state.tables import Clock, TableJob
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from memwal_ops.core.fleet_budget import Amounts
-    from memwal_ops.core.outlook import Rate
-    from memwal_ops.errors import MemwalOpsError
-    from memwal_ops.supervisor.state.history import History
-    from memwal_ops.supervisor.state.tables import Clock, TableJob
-
-    Charged = tuple[float, Amounts, bool]
+Charged = tuple[float, Amounts, bool]
 
 LEVELS = {"failed": 30, "partial": 30, "died": 40, "hung": 40, "lost": 30}
 """Log levels by outcome; all others are INFO."""

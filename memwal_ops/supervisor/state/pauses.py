@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from memwal_ops.errors import HistoryError
+from memwal_ops.supervisor.observe.status_document import PauseStatus
 from memwal_ops.supervisor.state.directory import private_opener
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from memwal_ops.supervisor.observe.status_document import PauseStatus
 
 FILE = "pauses.json"
 Scope = tuple[str, ...]

@@ -8,14 +8,12 @@ ones. Ages alone are no change.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from memwal_ops.core.job import Role
-    from memwal_ops.supervisor.observe.status_document import BudgetStatus
-    from memwal_ops.supervisor.state.tables import TableState
+from memwal_ops.core.job import Role
+from memwal_ops.supervisor.observe.status_document import BudgetStatus
+from memwal_ops.supervisor.state.tables import TableState
 
 ROLES: tuple[Role, ...] = (
     *("backlog", "age", "table_rows", "table_bytes", "held", "parts", "versions", "indexes", "uncovered"),

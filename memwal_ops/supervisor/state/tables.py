@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from memwal_ops.core.figures import Figures
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import timedelta
-
-    from memwal_ops.core.leases import LastRun, Lease
-    from memwal_ops.core.outlook import Rate
-    from memwal_ops.supervisor.config.effective import JobSettings
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
-    from memwal_ops.supervisor.state.history import LastRuns
-    from memwal_ops.supervisor.workers.pools import WorkerProcess
+from memwal_ops.core.leases import LastRun, Lease
+from memwal_ops.core.outlook import Rate
+from memwal_ops.supervisor.config.effective import JobSettings
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
+from memwal_ops.supervisor.state.history import LastRuns
+from memwal_ops.supervisor.workers.pools import WorkerProcess
 
 
 class Clock:
@@ -53,12 +49,10 @@ class RunState:
         progress: when it last made progress.
         cpu: processor seconds of the worker at that time.
         ended_by: why the supervisor ends it: hung, timeout, memory, lost, stop, cancel, or abort (cancelled at once).
-        cancelled_by: who cancelled it.
         log: the last lines that its worker logged.
         opened: what the worker opened last, if a signal ended it.
         signalled: when the worker was asked to end it.
         before: the table's fingerprint and the job's settings before it, see :attr:`TableJob.unchanged_since`.
-        plan: what was recorded when it began.
         doing: what its job reported last, a document of :class:`memwal_ops.core.context.Progress`; ``doing_since``:
             when it began that activity, and how much of it was done then.
     """
@@ -117,7 +111,6 @@ class TableJob:
         lease: the lease that this supervisor holds for it.
         renewed: when that was last renewed, monotonic; ``renew_at``: when to renew it next.
         other: the lease that another supervisor holds; ``other_since``: since when it has prevented a run.
-        failures: consecutive failures.
         attempted: when its last run began, however that ended.
         ended: when its last run in this process ended, monotonic.
         unproductive_backlog: the backlog that the last run could not reduce: it published nothing, or was blocked; its
@@ -202,12 +195,7 @@ class TableJob:
             setattr(self, name, None if when is None else min(when, now))
 
     def remembered(self, mono: float, fingerprint: str | None) -> dict[str, Any]:
-        """What the scheduler knows of it beside its status, by which a forecast goes on; only what is set.
-
-        Args:
-            mono: the time.
-            fingerprint: that of its table.
-        """
+        """What the scheduler knows of it beside its status, by which a forecast goes on; only what is set."""
         kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT if getattr(self, name)}
         kept |= {name: when.isoformat() for name in _KEPT_TIMES if (when := getattr(self, name)) is not None}
         kept |= {"ended_seconds": mono - self.ended} if self.ended > float("-inf") else {}
@@ -296,12 +284,7 @@ class TableState:
         return Figures(self.figures, self.table.settings.format)
 
     def remembered(self, mono: float, next_poll: datetime | None) -> dict[str, Any]:
-        """What the scheduler knows of it beside its status, by which a forecast goes on.
-
-        Args:
-            mono: the time.
-            next_poll: when its timer polls it next.
-        """
+        """What the scheduler knows of it beside its status, by which a forecast goes on."""
         reading = self.reading
         return {
             "next_poll": None if next_poll is None else next_poll.isoformat(),

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 from memwal_ops.core import leases
 from memwal_ops.core.registry import location_of
 from memwal_ops.errors import MemwalOpsError, TableNotFoundError
 from memwal_ops.log import get_logger
+from memwal_ops.storage.api import Store
 from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.objects import is_empty, open_store
 from memwal_ops.storage.options import redact
+from memwal_ops.supervisor.scheduling.discovery import FoundTable
 from memwal_ops.supervisor.state.history import COMPLETED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from memwal_ops.storage.api import Store
-    from memwal_ops.supervisor.scheduling.discovery import FoundTable
 
 _THREADS = 8
 # A store that is down must not occupy a slot of a pool for a minute.
@@ -29,13 +26,7 @@ _RETRY = RetryPolicy(deadline=10.0)
 
 
 class LeaseClient:
-    """Acquires, renews and releases leases for one holder.
-
-    Args:
-        holder: this supervisor.
-        ttl: time to live of every lease.
-        post: calls a function on the scheduler's thread.
-    """
+    """Acquires, renews and releases leases for one holder. ``post``: calls a function on the scheduler's thread."""
 
     def __init__(self, holder: leases.Holder, ttl: timedelta, post: Callable[[Callable[[], None]], None]) -> None:
         self.holder = holder

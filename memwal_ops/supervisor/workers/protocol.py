@@ -15,17 +15,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memwal_ops.core.leases import Holder, Lease
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 RELEASE_VARIABLE = "MEMWAL_OPS_WORKER_RELEASE"
 """The release of the service, in the environment of its workers."""
@@ -105,7 +102,6 @@ class Result:
 
     Attributes:
         outcome: succeeded, partial (it did all it could; the exit code shows what is left), failed, stopped or lost.
-        decision: the decision of the report.
         report: the report, truncated if it is larger than 64 KiB; ``text``: of a plan, the same for people.
         figures: of a poll, the backlog; of a run, its sums.
         remaining: of a run that published and was blocked: the job's backlog after it, which it cannot reduce.

@@ -15,56 +15,30 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import structlog
 
-from memwal_ops import log as logging_setup
+from memwal_ops import errors, log as logging_setup
 from memwal_ops.allocators import bound_allocators
-from memwal_ops.core import tracing
+from memwal_ops.core import leases, registry, table_history, tracing
 from memwal_ops.core.anchors import LeaseGuard
 from memwal_ops.core.context import Progress, RunContext, StopRequested
 from memwal_ops.core.figures import Figures
 from memwal_ops.core.holds import release_hold, take_hold
-from memwal_ops.core.leases import check, lease_files, read_lease
-from memwal_ops.core.protocols import RecordsRevisions
-from memwal_ops.core.registry import all_job_specs, location_of, open_table
+from memwal_ops.core.protocols import RecordsRevisions, Table
 from memwal_ops.core.report import bounded
 from memwal_ops.core.run import Run, failure, unexpected_error
-from memwal_ops.core.table_history import (
-    fingerprint_of,
-    history_document,
-    is_unchanged,
-    poll_table,
-)
 from memwal_ops.core.usage import Measurement
-from memwal_ops.errors import JobPluginError, MemwalOpsError, UnsupportedFeatureError
-from memwal_ops.log import LastOpened
 from memwal_ops.storage.objects import open_store
 from memwal_ops.storage.options import redact
 from memwal_ops.storage.probe import probe_conditional_writes
-from memwal_ops.supervisor.workers.protocol import (
-    LAST_OPENED_VARIABLE,
-    NOT_APPLICABLE,
-    RELEASE_VARIABLE,
-    Result,
-    become_subreaper,
-    children,
-    encode,
-    lease_from_document,
-    signal_children,
-    signal_group,
-    terminate_children,
-)
+from memwal_ops.supervisor.workers import protocol
 from memwal_ops.text import printable
 from memwal_ops.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
-
-    from memwal_ops.core.protocols import Table
 
 _PROGRESS_SECONDS = 0.3
 _CHECK_SECONDS = 2.0
@@ -104,14 +78,14 @@ class Worker:
                 return
             self._current, self._doing = request["id"], None
             self._lines = _MAX_LINES if request["do"] == "run" else 0
-            LastOpened.note("")
+            logging_setup.LastOpened.note("")
             self._send({"type": "began", "id": request["id"]})
             structlog.contextvars.bind_contextvars(job=request.get("job", request["do"]), table=request["uri"])
             try:
                 _check_release()
                 others = {"poll": _polled, "hold": _hold}
                 result = others.get(request["do"], self._run)(request)
-            except MemwalOpsError as error:
+            except errors.MemwalOpsError as error:
                 result = _failed(request["id"], error)
             except BaseException as error:  # noqa: BLE001 - the service must get a result, whatever a job does
                 structlog.get_logger(__name__).exception("unexpected_error")
@@ -119,8 +93,10 @@ class Worker:
             if os.getpid() != self._pid:
                 # A job forked, and its child returned here as well: it would send a second result, and wait forever.
                 os._exit(0)
-            if request["do"] == "poll" and children():
-                terminate_children(0.0)  # no built-in poll starts a process; those of runs end with their worker
+            if request["do"] == "poll" and protocol.children():
+                protocol.terminate_children(
+                    0.0
+                )  # no built-in poll starts a process; those of runs end with their worker
             structlog.contextvars.clear_contextvars()
             self._current = None
             self._send(result)
@@ -138,17 +114,17 @@ class Worker:
                 else:
                     self._queue.put(message)
         finally:  # the service has died, perhaps in the middle of a line
-            signal_children(signal.SIGTERM)
-            signal_group(os.getpid(), signal.SIGTERM)
+            protocol.signal_children(signal.SIGTERM)
+            protocol.signal_group(os.getpid(), signal.SIGTERM)
             os._exit(0)
 
-    def _run(self, request: Mapping[str, Any]) -> Result:
-        lease = None if request["lease"] is None else lease_from_document(request["lease"])
+    def _run(self, request: Mapping[str, Any]) -> protocol.Result:
+        lease = None if request["lease"] is None else protocol.lease_from_document(request["lease"])
         checked = 0.0
 
         def check_lease() -> None:
             if lease is not None:
-                check(run.table.store, lease)
+                leases.check(run.table.store, lease)
 
         def checkpoint() -> None:
             nonlocal checked
@@ -158,7 +134,7 @@ class Worker:
                 check_lease()
                 checked = time.monotonic()
 
-        results: list[Result] = []
+        results: list[protocol.Result] = []
         # Not by run_job: ``apply: true`` of maintain in a configuration is its default, and deletes nothing.
         run = Run(
             request["uri"],
@@ -167,17 +143,19 @@ class Worker:
             storage_options=request["storage_options"],
             context=RunContext(_Listener(self._progress, checkpoint), LeaseGuard(check_lease, self._progress)),
             recorder=lambda run: results.append(
-                Result(request["id"], **run.record(), remaining=_remaining(run), text=_plan_text(run)),
+                protocol.Result(request["id"], **run.record(), remaining=_remaining(run), text=_plan_text(run))
             ),
         )
         try:
             # A service may itself be a part of some trace; its runs are not.
             with tracing.parent({}), tracing.run_span(request["job"], request["uri"]):
                 run.perform()
-        except (MemwalOpsError, StopRequested):
+        except (errors.MemwalOpsError, StopRequested):
             if run.is_refused and not request["named"]:
-                word = NOT_APPLICABLE
-                return Result(request["id"], "succeeded", decision=word, report={"decision": word}, used=run.used)
+                word = protocol.NOT_APPLICABLE
+                return protocol.Result(
+                    request["id"], "succeeded", decision=word, report={"decision": word}, used=run.used
+                )
             if not results:
                 raise
         return results[0]
@@ -198,10 +176,10 @@ class Worker:
                 {"type": "progress", "id": self._current, "doing": None if doing is None else dataclasses.asdict(doing)}
             )
 
-    def _send(self, message: Result | dict[str, Any]) -> None:
+    def _send(self, message: protocol.Result | dict[str, Any]) -> None:
         with self._lock:
             try:
-                self._out.write(encode(message))
+                self._out.write(protocol.encode(message))
                 self._out.flush()
             except BrokenPipeError:
                 os._exit(0)
@@ -249,8 +227,8 @@ def _remaining(run: Run) -> Mapping[str, float] | None:
     if not Figures(context.figures, run.table.format.name, "run").amount("blocked"):
         return None
     try:
-        figures, _ = poll_table(run.table.newest(), [run.spec])
-    except MemwalOpsError:
+        figures, _ = table_history.poll_table(run.table.newest(), [run.spec])
+    except errors.MemwalOpsError:
         return None  # the next poll reports the error
     return figures
 
@@ -260,60 +238,64 @@ def _check_release() -> None:
 
     Timeline: a package is upgraded below a running service, whose workers are replaced from time to time.
     """
-    service = os.environ.get(RELEASE_VARIABLE, __version__)
+    service = os.environ.get(protocol.RELEASE_VARIABLE, __version__)
     if service != __version__:
-        raise UnsupportedFeatureError(
+        raise errors.UnsupportedFeatureError(
             f"memwal-ops {__version__} is installed, but the service runs {service}: it was upgraded while it ran.",
             remedy="Restart the service.",
         )
 
 
-def _hold(request: Mapping[str, Any]) -> Result:
-    table = open_table(request["uri"], request["storage_options"])
+def _hold(request: Mapping[str, Any]) -> protocol.Result:
+    table = registry.open_table(request["uri"], request["storage_options"])
     if request["release"]:
         hold = release_hold(table, request["release"])
     else:
         probe_conditional_writes(table.store)
         version, ttl = request["version"] or table.revision, timedelta(seconds=request["seconds"])
         hold = take_hold(table, version, ttl, note=request["note"])
-    return Result(request["id"], "succeeded", report={"hold": hold.to_json()})
+    return protocol.Result(request["id"], "succeeded", report={"hold": hold.to_json()})
 
 
-def _polled(request: Mapping[str, Any]) -> Result:
+def _polled(request: Mapping[str, Any]) -> protocol.Result:
     measurement = Measurement()
     result = _poll(request)
-    result = dataclasses.replace(result, used=measurement.used(location_of(request["uri"], request["storage_options"])))
+    result = dataclasses.replace(
+        result, used=measurement.used(registry.location_of(request["uri"], request["storage_options"]))
+    )
     return dataclasses.replace(result, recorded=_recorded(request)) if request["failing"] else result
 
 
 def _recorded(request: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """The last run of each failing job by its lease; none of those whose lease cannot be read."""
     recorded: dict[str, dict[str, str]] = {}
-    with suppress(MemwalOpsError):
-        store = open_store(location_of(request["uri"], request["storage_options"]))
-        files = lease_files(store)
+    with suppress(errors.MemwalOpsError):
+        store = open_store(registry.location_of(request["uri"], request["storage_options"]))
+        files = leases.lease_files(store)
         for job in files.keys() & set(request["failing"]):
-            with suppress(MemwalOpsError):
-                lease = read_lease(store, job, files[job])
+            with suppress(errors.MemwalOpsError):
+                lease = leases.read_lease(store, job, files[job])
                 if lease is not None and lease.last is not None:
                     recorded[job] = lease.last.to_json()
     return recorded
 
 
-def _poll(request: Mapping[str, Any]) -> Result:
+def _poll(request: Mapping[str, Any]) -> protocol.Result:
     uri, options, known = request["uri"], request["storage_options"], request["fingerprint"]
-    if known and is_unchanged(uri, options, known):
-        return Result(request["id"], "succeeded", fingerprint=known, unchanged=True)
-    table = open_table(uri, options)
+    if known and table_history.is_unchanged(uri, options, known):
+        return protocol.Result(request["id"], "succeeded", fingerprint=known, unchanged=True)
+    table = registry.open_table(uri, options)
     mine = table.jobs
     jobs = [mine[name] for name in request["jobs"] if name in mine]
-    fingerprint = None if known is None else fingerprint_of(table, jobs)  # before the figures are read
-    figures, faults = poll_table(table, jobs, request["options"])
+    fingerprint = None if known is None else table_history.fingerprint_of(table, jobs)  # before the figures are read
+    figures, faults = table_history.poll_table(table, jobs, request["options"])
     if request["record"] and isinstance(table.format, RecordsRevisions):
         table.format.record_revisions(table)
     report = _history(table) if request["history"] else None
     applies = tuple(job.name for job in jobs)
-    read = Result(request["id"], "succeeded", figures=figures, version=table.revision, report=report, applies=applies)
+    read = protocol.Result(
+        request["id"], "succeeded", figures=figures, version=table.revision, report=report, applies=applies
+    )
     if not faults:
         return dataclasses.replace(read, fingerprint=fingerprint)
     failed = _failed(request["id"], faults[0])
@@ -323,33 +305,33 @@ def _poll(request: Mapping[str, Any]) -> Result:
 def _history(table: Table) -> Mapping[str, Any] | None:
     """The recent history; the poll succeeds without it, so an error is only logged."""
     try:
-        document = history_document(table, _REVISIONS)
-    except MemwalOpsError as error:
+        document = table_history.history_document(table, _REVISIONS)
+    except errors.MemwalOpsError as error:
         structlog.get_logger(__name__).warning("history_not_read", error=redact(str(error)))
         return None
     return None if document is None else bounded(document)
 
 
-def _failed(number: int, error: MemwalOpsError) -> Result:
-    return Result(number, "failed", **failure(error))
+def _failed(number: int, error: errors.MemwalOpsError) -> protocol.Result:
+    return protocol.Result(number, "failed", **failure(error))
 
 
 def main() -> None:
     """Serve requests on stdin and stdout. What libraries print on stdout is redirected to stderr."""
     bound_allocators()
-    if (opened := os.environ.pop(LAST_OPENED_VARIABLE, None)) is not None:  # not for processes that jobs start
-        LastOpened.write_to(int(opened))
+    if (opened := os.environ.pop(protocol.LAST_OPENED_VARIABLE, None)) is not None:  # not for processes that jobs start
+        logging_setup.LastOpened.write_to(int(opened))
     logging_setup.configure(level=os.environ.get("MEMWAL_OPS_WORKER_LOG_LEVEL", "WARNING"), redact=redact)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    become_subreaper()
-    with suppress(JobPluginError):  # each request fails with it
-        all_job_specs()
+    protocol.become_subreaper()
+    with suppress(errors.JobPluginError):  # each request fails with it
+        registry.all_job_specs()
     worker = Worker(sys.stdin.buffer, out)
     processors = structlog.get_config()["processors"]
     structlog.configure(processors=[*processors[:-1], worker.record, processors[-1]])
     worker.work()
-    terminate_children()
+    protocol.terminate_children()
     tracing.flush()
     sys.stderr.flush()
     os._exit(0)  # the thread that reads stdin cannot be ended, and Python's own exit waits for it
