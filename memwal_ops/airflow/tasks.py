@@ -57,8 +57,7 @@ def check_arguments(task: Any, *, rendered: bool) -> None:
     A DAG file's templates are checked once they are rendered. They are texts then, unless the DAG renders them as
     native objects: ``apply="{{ params.apply }}"`` is ``"False"``, which counts as true in Python.
 
-    Args:
-        rendered: its templates are rendered.
+    ``rendered``: its templates are rendered.
 
     Raises:
         TaskArgumentError: with the name of the argument, and never with a secret.
@@ -89,13 +88,13 @@ class ChecksArguments:
 def _given(task: Any, *, rendered: bool) -> Iterator[tuple[str, Any]]:
     """The arguments of a task, but for those that are rendered later: templates, functions and XComs."""
     for name, value in vars(task).items():
-        later = callable(value) or hasattr(value, "resolve") or (isinstance(value, str) and _is_template(value))
+        later = (
+            callable(value)
+            or hasattr(value, "resolve")
+            or (isinstance(value, str) and ("{{" in value or "{%" in value))
+        )
         if rendered or not later or name not in task.template_fields:
             yield name, value
-
-
-def _is_template(text: str) -> bool:
-    return "{{" in text or "{%" in text
 
 
 def _kind(value: Any) -> str:
@@ -108,17 +107,8 @@ def default_deferrable() -> bool:
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
 
 
-def _connection_parts(conn_id: str) -> Mapping[str, Any]:
-    """Return a connection's type, login, password and extra; must not be logged."""
-    return _parts(Connection.get(conn_id))
-
-
-async def _aconnection_parts(conn_id: str) -> Mapping[str, Any]:
-    """As :func:`_connection_parts`, in a trigger, without blocking its event loop."""
-    return _parts(await Connection.async_get(conn_id))
-
-
 def _parts(connection: Any) -> Mapping[str, Any]:
+    """Return a connection's type, login, password and extra; must not be logged."""
     return {
         "kind": connection.conn_type or "",
         "login": connection.login,
@@ -129,12 +119,12 @@ def _parts(connection: Any) -> Mapping[str, Any]:
 
 def read_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
     """Return the storage options of a task, in the worker. Without a connection, the environment has the secrets."""
-    return _joined(conn_id, _connection_parts(conn_id) if conn_id else None, options)
+    return _joined(conn_id, _parts(Connection.get(conn_id)) if conn_id else None, options)
 
 
 async def aread_storage(conn_id: str | None, options: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the storage options of a task, in the triggerer."""
-    return _joined(conn_id, await _aconnection_parts(conn_id) if conn_id else None, options)
+    """Return the storage options of a task, in the triggerer, whose event loop it does not block."""
+    return _joined(conn_id, _parts(await Connection.async_get(conn_id)) if conn_id else None, options)
 
 
 def _joined(conn_id: str | None, parts: Mapping[str, Any] | None, options: Mapping[str, str] | None) -> dict[str, str]:

@@ -74,9 +74,8 @@ class Poll:
 def poll(name: str, uri: str, when: str | None, *, storage: Mapping[str, str], branch: str | None = None) -> Poll:
     """Read a job's backlog metrics and evaluate a trigger on them. Reads only, and raises nothing.
 
-    Args:
-        when: a trigger as in the supervisor's configuration; None: the job's own.
-        storage: storage options, secrets included.
+    ``when``: a trigger as in the supervisor's configuration; None: the job's own. ``storage``: storage options, secrets
+    included.
     """
     try:
         table = open_table(uri, storage, branch=branch)

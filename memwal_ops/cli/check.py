@@ -26,27 +26,7 @@ from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.config.model import HttpConfig
 from memwal_ops.supervisor.http.client import ServiceClient, why_silent
-from memwal_ops.supervisor.observe.findings import (
-    CRITICAL,
-    OK,
-    UNKNOWN,
-    WARNING,
-    Limits,
-    backlog_job,
-    event_findings,
-    job_findings,
-    last_run_fault,
-    level_of,
-    level_of_finding,
-    not_read,
-    not_read_text,
-    partial_fault,
-    pending_text,
-    severity,
-    state_level,
-    worst,
-    writer_findings,
-)
+from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.text import counted, counted_as, printable
 
@@ -58,26 +38,26 @@ _MAX_LENGTH = 300
 class CheckResult:
     """The result of a check: its level, messages with their levels, and figures for graphs."""
 
-    level: int = OK
+    level: int = findings.OK
     texts: list[tuple[int, str]] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
 
     def add(self, level: int, text: str) -> None:
         """Add a message; the level of the check is the worst one."""
-        self.level = worst((self.level, level))
+        self.level = findings.worst((self.level, level))
         self.texts.append((level, text))
 
     def compare(self, name: str, value: float, limits: tuple[float, float], unit: str = "", label: str = "") -> None:
         """Compare a figure with its two limits; the text has ``label`` or else its name."""
         warning, critical = limits
-        level = level_of(value, limits)
+        level = findings.level_of(value, limits)
         if level:
             self.add(level, f"{label or name} {value:g}{unit}")
         self.figures.append(f"{name}={value:g}{unit};{warning:g};{critical:g}")
 
     def line(self, summary: str) -> str:
         """Return the output line: the messages, the worst first, or ``summary``; then the figures."""
-        worst_first = sorted(self.texts, key=lambda entry: -severity(entry[0]))
+        worst_first = sorted(self.texts, key=lambda entry: -findings.severity(entry[0]))
         text = "; ".join(part for _, part in worst_first) or summary
         text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH].rstrip()} ..."
         figures = f" | {' '.join(self.figures)}" if self.figures else ""
@@ -91,7 +71,7 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     def limited(
         *, warn_waiting: int, crit_waiting: int, warn_age: timedelta, crit_age: timedelta, **options: Any
     ) -> Any:
-        limits = Limits((warn_waiting, crit_waiting), (warn_age.total_seconds(), crit_age.total_seconds()))
+        limits = findings.Limits((warn_waiting, crit_waiting), (warn_age.total_seconds(), crit_age.total_seconds()))
         return command(limits=limits, **options)
 
     for flag, name, kind, default, text in (
@@ -112,7 +92,12 @@ def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 @backlog_limits
 @storage_options
 def check(
-    uri: str | None, file: str | None, branch: str | None, nagios: bool, limits: Limits, storage_options: dict[str, str]
+    uri: str | None,
+    file: str | None,
+    branch: str | None,
+    nagios: bool,
+    limits: findings.Limits,
+    storage_options: dict[str, str],
 ) -> int:
     """Check the table at URI, or with --config all tables of a running service, and print one line.
 
@@ -130,42 +115,42 @@ def check(
         raise errors.InvalidUsageError("Give --nagios, and either a URI, with --branch or not, or --config FILE.")
     try:
         if file is not None:
-            worst, summary = _service(file, limits)
+            result, summary = _service(file, limits)
         else:
-            worst, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
+            result, summary = _table(on(str(uri), branch, storage_options), storage_options, limits)
     except errors.MemwalOpsError as error:
-        level = CRITICAL if errors.is_damage(error.exit_code) else UNKNOWN
-        worst, summary = CheckResult(level, [(level, f"{error.reason}: {error}")]), ""
-    echo(printable(worst.line(summary)))
-    return worst.level
+        level = findings.CRITICAL if errors.is_damage(error.exit_code) else findings.UNKNOWN
+        result, summary = CheckResult(level, [(level, f"{error.reason}: {error}")]), ""
+    echo(printable(result.line(summary)))
+    return result.level
 
 
-def _table(uri: str, options: dict[str, str], limits: Limits) -> tuple[CheckResult, str]:
+def _table(uri: str, options: dict[str, str], limits: findings.Limits) -> tuple[CheckResult, str]:
     table = open_table(uri, options)
     roles = {name: {metric.role for metric in spec.backlog_metrics.values()} for name, spec in table.jobs.items()}
     reporting = [table.jobs[name] for name in table.jobs if roles[name] & {*BACKLOG_ROLES}]
     figures, faults = poll_table(table, reporting)
     if faults:
         raise faults[0]
-    worst = CheckResult()
+    result = CheckResult()
     with format_errors(table.format):
         missing = table.format.missing_of(table, table.revision)
     if missing is not None:
-        worst.add(CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
+        result.add(findings.CRITICAL, f"{missing} is missing or damaged, and revision {table.revision} needs it")
     if not reporting:
-        return worst, "no log to merge"
+        return result, "no log to merge"
     backlog = Figures(figures, table.format.name)
     waiting = backlog.amount("backlog")
     if waiting is None:
-        worst.add(UNKNOWN, "no job of this table reports a backlog")
-        return worst, ""
-    worst.compare("generations", waiting, limits.waiting)
-    worst.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
+        result.add(findings.UNKNOWN, "no job of this table reports a backlog")
+        return result, ""
+    result.compare("generations", waiting, limits.waiting)
+    result.compare("oldest", round(backlog.amount("age") or 0), limits.age, "s")
     if blocked := backlog.amount("blocked"):
-        worst.add(CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
+        result.add(findings.CRITICAL, f"{counted_as(int(blocked), backlog.noun_of('blocked'))} blocked")
     elif (fault := last_run_fault_of(table, figures)) is not None:
-        worst.add(*fault)
-    return worst, f"{counted_as(int(waiting), backlog.noun_of('backlog'))} waiting"
+        result.add(*fault)
+    return result, f"{counted_as(int(waiting), backlog.noun_of('backlog'))} waiting"
 
 
 def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, str] | None:
@@ -174,48 +159,48 @@ def last_run_fault_of(table: Table, figures: Mapping[str, float]) -> tuple[int, 
     lease = None if job is None else read_lease(table.store, job)
     last = None if lease is None else lease.last
     backlog = Figures(figures, table.format.name)
-    return None if job is None or last is None else last_run_fault(job, last.outcome, backlog)
+    return None if job is None or last is None else findings.last_run_fault(job, last.outcome, backlog)
 
 
-def _service(file: str, limits: Limits) -> tuple[CheckResult, str]:
+def _service(file: str, limits: findings.Limits) -> tuple[CheckResult, str]:
     http = load_settings(file).config.http
     if not http.enabled:
         raise errors.InvalidUsageError(
             "The service does not serve HTTP (http.enabled: false).", remedy="Check each URI instead."
         )
-    worst = CheckResult()
+    result = CheckResult()
     status, why = ask_service(http)
     if status is None:
-        worst.add(CRITICAL, why)
-        return worst, ""
+        result.add(findings.CRITICAL, why)
+        return result, ""
     if not status["service"]["ready"]:
-        worst.add(WARNING, "the service is not ready")
+        result.add(findings.WARNING, "the service is not ready")
     refused = status["service"]["config"]["error"]
     if refused:
-        worst.add(WARNING, f"the configuration file was not applied, or only in part: {refused}")
+        result.add(findings.WARNING, f"the configuration file was not applied, or only in part: {refused}")
     if status["service"].get("state_error"):
-        worst.add(WARNING, str(status["service"]["state_error"]))
+        result.add(findings.WARNING, str(status["service"]["state_error"]))
     for fault in status["service"].get("discovery_faults", ()):
-        worst.add(WARNING, f"{fault['pattern']}: {fault['error']}")
-    for fault in event_findings(status["service"]):
-        worst.add(level_of_finding(fault), fault["what"])
+        result.add(findings.WARNING, f"{fault['pattern']}: {fault['error']}")
+    for fault in findings.event_findings(status["service"]):
+        result.add(findings.level_of_finding(fault), fault["what"])
     tables = status["tables"]
-    if pending := pending_text(status["service"]):
-        worst.add(UNKNOWN, pending)
+    if pending := findings.pending_text(status["service"]):
+        result.add(findings.UNKNOWN, pending)
     elif not tables:
-        worst.add(WARNING, "no table is maintained: no pattern matches any")
+        result.add(findings.WARNING, "no table is maintained: no pattern matches any")
     for table in tables:
         for level, text in table_faults(table):
-            worst.add(level, text)
-    return worst, _compared(worst, tables, limits)
+            result.add(level, text)
+    return result, _compared(result, tables, limits)
 
 
-def _compared(found: CheckResult, tables: list[dict[str, Any]], limits: Limits) -> str:
+def _compared(found: CheckResult, tables: list[dict[str, Any]], limits: findings.Limits) -> str:
     """Compare the largest backlog with its limits, and return the summary of all tables."""
     most, where = _worst(tables, "backlog")
-    noun, unread = shared_noun(tables, "backlog"), not_read(tables)
+    noun, unread = shared_noun(tables, "backlog"), findings.not_read(tables)
     if unread:
-        found.add(UNKNOWN, not_read_text(unread, len(tables)))
+        found.add(findings.UNKNOWN, findings.not_read_text(unread, len(tables)))
     if unread < len(tables) or not tables:
         found.compare("worst_generations", most, limits.waiting, label=f"{where}: {noun}")
         oldest, which = _worst(tables, "age")
@@ -250,23 +235,23 @@ def table_faults(table: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Yield the faults of a table in a status document: level and text."""
     backlog = backlog_of(table)
     blocked = int(backlog.amount("blocked") or 0)
-    name, job = backlog_job(table)
+    name, job = findings.backlog_job(table)
     fault = None
     if job is not None and not job["consecutive_failures"]:
-        fault = last_run_fault(name, job["last_outcome"], backlog)
+        fault = findings.last_run_fault(name, job["last_outcome"], backlog)
     if blocked:
-        yield CRITICAL, f"{table['name']}: {counted_as(blocked, backlog.noun_of('blocked'))} blocked"
+        yield findings.CRITICAL, f"{table['name']}: {counted_as(blocked, backlog.noun_of('blocked'))} blocked"
     elif fault is not None:
         yield fault[0], f"{table['name']}: {fault[1]}"
     bad_indexes = bad_answers(table.get("answers", ()))
     for bad in bad_indexes:
-        yield CRITICAL if bad.wrong else WARNING, f"{table['name']}: {bad.describe()}"
-    for writer_finding in writer_findings(table):
-        yield WARNING, f"{table['name']}: {writer_finding['what']}"
+        yield findings.CRITICAL if bad.wrong else findings.WARNING, f"{table['name']}: {bad.describe()}"
+    for writer_finding in findings.writer_findings(table):
+        yield findings.WARNING, f"{table['name']}: {writer_finding['what']}"
     if table["look_error"]:
-        yield state_level(table), f"{table['name']} cannot be read: {table['look_error']}"
+        yield findings.state_level(table), f"{table['name']} cannot be read: {table['look_error']}"
     for other, state in applicable_jobs(table).items():
-        yield from job_findings(f"{table['name']}/{other}", state)
+        yield from findings.job_findings(f"{table['name']}/{other}", state)
         if state["last_outcome"] == "partial" and other != name and not (other == ASKED_BY and bad_indexes):
-            level, what = partial_fault(other)
+            level, what = findings.partial_fault(other)
             yield level, f"{table['name']}: {what}"

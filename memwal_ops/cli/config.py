@@ -102,10 +102,7 @@ def _brought() -> Mapping[str, bytes]:
 
 
 def _copy(brought: Mapping[str, bytes], folder: Path) -> None:
-    """Write all files, or none if one of them would replace another.
-
-    Raises ``InvalidUsageError``: it would, or a file cannot be written.
-    """
+    """Write all files, or none if one of them would replace another. Raises ``InvalidUsageError``."""
     try:
         present = {name: (folder / name).read_bytes() for name in brought if (folder / name).exists()}
         if other := [name for name, content in present.items() if content != brought[name]]:

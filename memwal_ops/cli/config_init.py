@@ -172,12 +172,7 @@ def init(
 
 
 def _found(uris: tuple[str, ...], database: str | None, namespace: str | None, options: Mapping[str, str]) -> _Found:
-    """Look the tables up.
-
-    Raises:
-        TableNotFoundError: there is none.
-        InvalidUsageError: a name has a wildcard.
-    """
+    """Find the tables. Raises ``TableNotFoundError``: there is none; ``InvalidUsageError``: a name has a wildcard."""
     if namespace is not None:
         catalog = catalogs.Catalog.from_uri(namespace, dict(options))
         names = [*catalog.tables()]
@@ -232,17 +227,16 @@ def _text(found: _Found, options: Mapping[str, str], output: str | None) -> str:
         f"# Set in the environment of the service (systemd: EnvironmentFile=): {', '.join(sorted(set(secrets)))}."
     ] if secrets else []  # fmt: skip
     stored = {key: value for key, value in options.items() if not key.startswith(catalogs.PROPERTY)}
-    storage = ["  storage_options:", *(f"    {quoted(key)}: {_option(key, value)}" for key, value in stored.items())]
+    shown = {
+        key: f'"${{{variable_name(key)}}}"' if is_secret_key(key) else quoted(value) for key, value in stored.items()
+    }
+    storage = ["  storage_options:", *(f"    {quoted(key)}: {value}" for key, value in shown.items())]
     return _TEXT.format(
         file=shlex.quote(output or "FILE"),
         secrets="".join(f"{line}\n" for line in ("#", *told) if told),
         storage="".join(f"{line}\n" for line in storage) if stored else "",
         tables="".join(f"{line}\n" for line in _entries(found)),
     )
-
-
-def _option(key: str, value: str) -> str:
-    return f'"${{{variable_name(key)}}}"' if is_secret_key(key) else quoted(value)
 
 
 def _entries(found: _Found) -> list[str]:

@@ -149,10 +149,7 @@ def _print(text: str, output: str | None, *, force: bool) -> None:
 
 
 def _check_lines(settings: Settings) -> None:
-    """Refuse paths with line breaks: what follows one would be a line of its own.
-
-    Raises ``InvalidUsageError``: the first of them.
-    """
+    """Refuse paths with line breaks: what follows one would be a line of its own. Raises ``InvalidUsageError``."""
     for path in (os.path.abspath(settings.path), *local_places(settings), settings.config.state_dir or ""):
         if any(ord(character) < ord(" ") for character in path):
             raise InvalidUsageError(f"The path {path!r} has a control character.", remedy="Rename the file or folder.")

@@ -94,13 +94,7 @@ def _only_format(specs: Mapping[str, InitSpec], chosen: Mapping[str, Any]) -> st
 def _place(
     uri: str, format_name: str | None, implied: str | None, storage: dict[str, str]
 ) -> tuple[TableFormat, Location, Store]:
-    """The format, and the place: of the table that is there, or that is to be made.
-
-    Raises:
-        TableNotFoundError: nothing is there, and no format was named or implied.
-        InvalidUsageError: a table of another format is there.
-        NotALanceTableError: what is there is of no known format.
-    """
+    """The format, and the place: of the table that is there, or that is to be made. Raises if that is not clear."""
     from memwal_ops.storage.objects import open_store  # noqa: PLC0415 - the clients of stores: not for --help
 
     try:

@@ -51,8 +51,7 @@ class HasOptions(Protocol):
 def job_command(name: str, specs: Mapping[str, JobSpec]) -> click.Command:
     """Return the command of a job.
 
-    Args:
-        specs: the job's spec in each format that has it; ``--help`` is that of the first one, ``--help-for`` of each.
+    ``specs``: the job's spec in each format that has it; ``--help`` is that of the first one, ``--help-for`` of each.
     """
     first = next(iter(specs.values()))
 
@@ -231,8 +230,7 @@ def _on_each(
 ) -> int:
     """Run a job at each place; an error at one does not stop the others. Returns the worst exit code.
 
-    Args:
-        database: the LanceDB folder that was listed: what an interrupted drop or creation left there is no table.
+    ``database``: the LanceDB folder that was listed: what an interrupted drop or creation left there is no table.
 
     Raises:
         TableNotFoundError: there is no table.
@@ -279,10 +277,7 @@ def _printed(output: Any, code: int, *, as_json: bool) -> int:
 def _ran(
     job: str, place: str | Table, storage: Mapping[str, str] | None, given: Mapping[str, Any], *, as_json: bool
 ) -> tuple[Any, int]:
-    """Run a job on a table as its command does; return its report as a document or as text, and the exit code.
-
-    Raises ``InvalidUsageError``: the job, or an option of it, does not apply to the table.
-    """
+    """Run a job on a table as its command does; return its report as a document or as text, and the exit code."""
     from memwal_ops.allocators import bound_allocators  # noqa: PLC0415 - imports pyarrow: not for --help
     from memwal_ops.cli.ledger import RunHistory, expected  # noqa: PLC0415 - not for --help
     from memwal_ops.cli.progress import running  # noqa: PLC0415 - not for --help

@@ -70,9 +70,7 @@ _HEAD_BYTES = 1024
 def check_replaceable(path: str, is_ours: Callable[[bytes], bool], what: str) -> None:
     """Refuse a path at which there is something else than an earlier file of this kind.
 
-    Args:
-        is_ours: whether a file with these first bytes may be replaced.
-        what: its kind, with an article.
+    ``is_ours``: whether a file with these first bytes may be replaced. ``what``: its kind, with an article.
 
     Raises:
         InvalidUsageError: it must not be replaced.

@@ -6,7 +6,6 @@ As a document, and as human-readable text.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,26 +25,7 @@ from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.config.effective import Settings
 from memwal_ops.supervisor.config.loader import http_of, load_settings
 from memwal_ops.supervisor.http.client import ServiceClient
-from memwal_ops.supervisor.observe.findings import (
-    UNKNOWN,
-    WAITS,
-    WORDS,
-    Finding,
-    Limits,
-    RunErrors,
-    age_text,
-    backlog_job,
-    due_text,
-    findings_of,
-    level_of_finding,
-    no_tables,
-    not_read,
-    not_read_text,
-    seconds_until,
-    service_findings,
-    severity,
-    worst,
-)
+from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status import FleetStatus
 from memwal_ops.supervisor.observe.status_document import applicable_jobs, budget_text
 from memwal_ops.supervisor.scheduling import discovery
@@ -65,7 +45,7 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
         parts.append("\n".join(text.paragraph(_place(table)) for table in tables))
     logged = [table for table in tables if _has_log(table)]
     if logged:
-        names = {name for name, job in map(backlog_job, logged) if job is not None} or {"merge"}
+        names = {name for name, job in map(findings.backlog_job, logged) if job is not None} or {"merge"}
         job = names.pop() if len(names) == 1 else "job"
         last = (f"last {job}", f"{job} due")
         parts.append(
@@ -85,9 +65,12 @@ def describe(document: Mapping[str, Any], *, in_full: bool) -> str:
         *((None, finding) for finding in document["findings"])
     ]
     wrong += [
-        (table, finding) for table in tables for finding in table["findings"] if finding["level"] != WORDS[UNKNOWN]
+        (table, finding)
+        for table in tables
+        for finding in table["findings"]
+        if finding["level"] != findings.WORDS[findings.UNKNOWN]
     ]
-    wrong.sort(key=lambda pair: -severity(level_of_finding(pair[1])))
+    wrong.sort(key=lambda pair: -findings.severity(findings.level_of_finding(pair[1])))
     parts += [_problem(table, finding) for table, finding in wrong]
     return "\n\n".join([*parts, _closing(document)])
 
@@ -161,13 +144,13 @@ def _fleet(fleet: Mapping[str, Any]) -> str:
 
 
 def _cells(table: Mapping[str, Any]) -> list[str]:
-    backlog, (_, job) = figures.backlog_of(table), backlog_job(table)
+    backlog, (_, job) = figures.backlog_of(table), findings.backlog_job(table)
     waiting = backlog.amount("backlog")
     if waiting is not None:
         known = [f"{int(waiting):,}", f"{int(backlog.values['rows']):,}" if "rows" in backlog.values else ""]
-        known += [age_text(backlog), f"{int(backlog.amount('blocked') or 0):,}"]
+        known += [findings.age_text(backlog), f"{int(backlog.amount('blocked') or 0):,}"]
     else:
-        known = ["?" if table["error"] or not_read([table]) else ""] * 4
+        known = ["?" if table["error"] or findings.not_read([table]) else ""] * 4
     ran = ["", ""] if job is None else [_last(job), _next(job)]
     return [table["name"], table["level"], *known, *ran]
 
@@ -250,9 +233,13 @@ def _problem(table: Mapping[str, Any] | None, finding: Mapping[str, Any]) -> str
 def _closing(document: Mapping[str, Any]) -> str:
     summary = document["summary"]
     noun = figures.shared_noun(document["tables"], "backlog")
-    words = [f"{summary[word]} {word}" for level, word in WORDS.items() if level != UNKNOWN and summary[word]]
+    words = [
+        f"{summary[word]} {word}"
+        for level, word in findings.WORDS.items()
+        if level != findings.UNKNOWN and summary[word]
+    ]
     if unread := summary["not_read"]:
-        words.append(not_read_text(unread, summary["tables"]))
+        words.append(findings.not_read_text(unread, summary["tables"]))
     behind = f"; {text.counted_as(summary['generations'], noun)} and {text.counted(summary['rows'], 'row')} wait"
     if document["tables"] and not any(map(_has_log, document["tables"])):
         behind = ""
@@ -272,13 +259,13 @@ def _last(job: Mapping[str, Any]) -> str:
 
 
 def _since(when: str | None) -> str:
-    return "never" if when is None else f"{text.time_text(-seconds_until(when))} ago"
+    return "never" if when is None else f"{text.time_text(-findings.seconds_until(when))} ago"
 
 
 def _next(job: Mapping[str, Any]) -> str:
-    if job["waiting_for"] in WAITS:
+    if job["waiting_for"] in findings.WAITS:
         return f"waits: {job['waiting_for']}"
-    return f"runs: {text.time_text(job['running_seconds'])}" if job["state"] == "running" else due_text(job)
+    return f"runs: {text.time_text(job['running_seconds'])}" if job["state"] == "running" else findings.due_text(job)
 
 
 @click.command(short_help="Show all tables of a configuration: what is behind, and why.")
@@ -289,7 +276,7 @@ def _next(job: Mapping[str, Any]) -> str:
     "--timeout", type=options.Duration(), default="60s", show_default=True, help="Limit for reading all tables."
 )
 @options.json_output
-def status(file: str, only: str | None, limits: Limits, timeout: timedelta, as_json: bool) -> int:
+def status(file: str, only: str | None, limits: findings.Limits, timeout: timedelta, as_json: bool) -> int:
     """Show every table in FILE: its backlog, blocked parts, the last and next runs, and the holders of leases.
 
     Reads the tables, the history in the state folder, and the status of the service if it runs. Changes nothing.
@@ -331,7 +318,7 @@ def fleet_status(
     settings: Settings,
     tables: Sequence[discovery.FoundTable],
     faults: Sequence[discovery.Fault],
-    limits: Limits,
+    limits: findings.Limits,
     timeout: timedelta,
 ) -> dict[str, Any]:
     """Return the document: the keys of ``/api/v1/status`` with the same meaning, and the findings."""
@@ -342,19 +329,21 @@ def fleet_status(
         _find(documents, fleet, limits, settings.path)
     finally:
         fleet.close()
-    findings = [*service_findings(None if service is None else service["service"], faults, settings.path)]
+    reported = [*findings.service_findings(None if service is None else service["service"], faults, settings.path)]
     if not tables and not faults:
-        findings.append(no_tables())
+        reported.append(findings.no_tables())
     return {
         "service": None if service is None else service["service"],
         "service_error": why_not or None,
         "history_error": fleet.history_error,
         "discovery_faults": [{"pattern": fault.pattern, "error": fault.why} for fault in faults],
-        **_judged(documents, findings),
+        **_judged(documents, reported),
     }
 
 
-def running_status(file: str, only: str | None, limits: Limits, error: MemwalOpsError) -> dict[str, Any] | None:
+def running_status(
+    file: str, only: str | None, limits: findings.Limits, error: MemwalOpsError
+) -> dict[str, Any] | None:
     """Return the document of a service that runs with a file which has an error now, by the service alone.
 
     None: no service of that file responds. ``error`` of the document is that of the file.
@@ -365,7 +354,7 @@ def running_status(file: str, only: str | None, limits: Limits, error: MemwalOps
     if status is None or status["service"]["config"]["file"] != os.path.abspath(file):
         return None
     documents = [
-        {**table, "error": _poll_error(table), "blocked": []}
+        {**table, "error": findings.poll_error(table), "blocked": []}
         for table in status["tables"]
         if only in {None, table["name"], table["uri"]}
     ]
@@ -375,7 +364,7 @@ def running_status(file: str, only: str | None, limits: Limits, error: MemwalOps
         "service_error": None,
         "history_error": None,
         "discovery_faults": status["service"]["discovery_faults"],
-        **_judged(documents, [*service_findings(status["service"], (), file)]),
+        **_judged(documents, [*findings.service_findings(status["service"], (), file)]),
         **printing.error_document(error),
         "exit_code": error.exit_code,
     }
@@ -400,30 +389,22 @@ class _Errors:
         return "", ""
 
 
-def _poll_error(table: Mapping[str, Any]) -> dict[str, Any] | None:
-    if table["look_error"] is None:
-        return None
-    todo = f"See it in full: memwal-ops inspect {shlex.quote(table['uri'])}"
-    page = "runbooks/alerts/MemwalOpsPollsFail.md"
-    return {"reason": "the last poll failed", "message": table["look_error"], "remedy": todo, "runbook": page}
-
-
-def _find(documents: Iterable[dict[str, Any]], errors: RunErrors, limits: Limits, file: str) -> None:
+def _find(documents: Iterable[dict[str, Any]], errors: findings.RunErrors, limits: findings.Limits, file: str) -> None:
     """Add its findings and its level to the document of each table."""
     for document in documents:
-        document["findings"] = [*findings_of(document, errors, limits, file)]
-        document["level"] = WORDS[worst(map(level_of_finding, document["findings"]))]
+        document["findings"] = [*findings.findings_of(document, errors, limits, file)]
+        document["level"] = findings.WORDS[findings.worst(map(findings.level_of_finding, document["findings"]))]
 
 
-def _judged(documents: list[dict[str, Any]], found: list[Finding]) -> dict[str, Any]:
+def _judged(documents: list[dict[str, Any]], found: list[findings.Finding]) -> dict[str, Any]:
     """Return the keys of all tables and findings: how bad it is, and the exit code."""
-    findings = [*found, *(finding for table in documents for finding in table["findings"])]
-    level = worst(map(level_of_finding, findings))
+    reported = [*found, *(finding for table in documents for finding in table["findings"])]
+    level = findings.worst(map(findings.level_of_finding, reported))
     return {
         "tables": documents,
         "findings": found,
         "summary": _summary(documents),
-        "level": WORDS[level],
+        "level": findings.WORDS[level],
         "exit_code": level,
     }
 
@@ -446,8 +427,8 @@ def _summary(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     age = 0.0 if oldest is None else figures.backlog_of(oldest).amount("age") or 0.0
     return {
         "tables": len(tables),
-        **{word: sum(table["level"] == word for table in tables) for word in WORDS.values()},
-        "not_read": not_read(tables),
+        **{word: sum(table["level"] == word for table in tables) for word in findings.WORDS.values()},
+        "not_read": findings.not_read(tables),
         "unreadable": sum(table["error"] is not None for table in tables),
         "blocked_regions": int(sum(figures.backlog_of(table).amount("blocked") or 0 for table in tables)),
         "generations": int(sum(figures.backlog_of(table).amount("backlog") or 0 for table in tables)),

@@ -79,9 +79,8 @@ class Unguarded:
 class LeaseGuard:
     """The guard of a run that holds a lease. After the first denial, it always denies.
 
-    Args:
-        check: raises ``LeaseLostError`` if the run does not hold the lease any more; may send requests to the store.
-        heartbeat: called at every request of the run.
+    ``check``: raises ``LeaseLostError`` if the run does not hold the lease any more; may send requests to the store.
+    ``heartbeat``: called at every request of the run.
     """
 
     def __init__(self, check: Callable[[], None], heartbeat: Callable[[], None] = lambda: None) -> None:
@@ -122,8 +121,7 @@ class LeaseGuard:
 class GuardedStore(StoreWrapper):
     """A store that checks a guard before each mutation.
 
-    Args:
-        guard: checked before each mutation; its ``heartbeat`` is called at each request.
+    ``guard``: checked before each mutation; its ``heartbeat`` is called at each request.
     """
 
     def __init__(self, inner: api.Store, guard: CommitGuard) -> None:
@@ -173,9 +171,7 @@ class GuardedTable:
 class Anchor:
     """An object by which a plan is valid: for as long as it is unchanged.
 
-    Attributes:
-        what: a description of the object, for messages.
-        meta: the object's metadata, from a HEAD request.
+    ``what``: a description of the object, for messages. ``meta``: the object's metadata, from a HEAD request.
     """
 
     what: str

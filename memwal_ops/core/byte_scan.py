@@ -39,9 +39,8 @@ class ErasedValues:
 
     Memory: at most 4 MiB, and 50,000, of such forms; values beyond are not looked for.
 
-    Attributes:
-        ignored: labels whose values are no one's, and are not looked for.
-        beyond: how many there were too many, or more.
+    ``ignored``: labels whose values are no one's, and are not looked for. ``beyond``: how many there were too many, or
+    more.
     """
 
     ignored: Collection[str] = ()

@@ -146,9 +146,8 @@ class GcDecision(enum.StrEnum):
 class KindText:
     """The names of a kind in the text of a report.
 
-    Attributes:
-        heading: its row in the table of counts.
-        counted: singular and plural of a kind with very many similar candidates: they are counted, not named.
+    ``heading``: its row in the table of counts. ``counted``: singular and plural of a kind with very many similar
+    candidates: they are counted, not named.
     """
 
     heading: str
@@ -157,10 +156,7 @@ class KindText:
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A reason that keeps candidates.
-
-    It is that of ``count`` of one kind, ``bytes`` in all; ``first`` is one of them.
-    """
+    """A reason that keeps candidates: ``count`` of one kind, ``bytes`` in all; ``first`` is one of them."""
 
     first: Candidate
     kind: KindText

@@ -185,9 +185,8 @@ _HINTS = ("version_hint.json", ".checked-commits.json")
 class ErasureEvidence(Protocol):
     """What a certificate states of an erasure.
 
-    Attributes:
-        not_seen: where nothing was read.
-        written_in_place: objects, or folders with a slash, that later commits write again under the same name.
+    ``not_seen``: where nothing was read. ``written_in_place``: objects, or folders with a slash, that later commits
+    write again under the same name.
     """
 
     not_seen: ClassVar[tuple[str, ...]]
@@ -207,9 +206,7 @@ def write_certificate(
 ) -> str:
     """Write the certificate that the options name, and return its path.
 
-    Args:
-        objects: every object, and why it cannot hold such a row.
-        scan: what was looked for in their bytes.
+    ``objects``: every object, and why it cannot hold such a row. ``scan``: what was looked for in their bytes.
 
     Raises:
         InvalidUsageError: the file or the key cannot be used.
@@ -254,8 +251,7 @@ def _entry(store: Store, meta: ObjectMeta, why: str) -> dict[str, Any]:
 class CheckReport:
     """The report of ``erase --check``; ``decision`` is valid or changed.
 
-    Attributes:
-        signed_by: the fingerprint of the key that signed it; None: it is not signed.
+    ``signed_by``: the fingerprint of the key that signed it; None: it is not signed.
     """
 
     path: str

@@ -107,8 +107,7 @@ class Collector(abc.ABC, Generic[CandidateT]):
     A format's gc is a lazy sequence of collectors; each is completed before the next one starts. A plan calls only
     :meth:`stages`; the other methods are for deleting.
 
-    Attributes:
-        part: its name in ``faults`` if the part can be unreadable by itself; None: the table as a whole.
+    ``part``: its name in ``faults`` if the part can be unreadable by itself; None: the table as a whole.
     """
 
     part: object = None
@@ -186,9 +185,8 @@ def plan(
 ) -> ReportT:
     """Report which candidates are deletable, which are held and why, and which are unrecognized. Reads only.
 
-    Args:
-        report: receives every candidate, and is returned.
-        context: receives progress, and can stop the run after each candidate.
+    ``report``: receives every candidate, and is returned. ``context``: receives progress, and can stop the run after
+    each candidate.
     """
     with _recording(report, options, context, on_candidate) as record:
         for candidate in candidates(collectors, report):

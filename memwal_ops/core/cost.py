@@ -189,8 +189,7 @@ def expected_cost(
 ) -> Cost | None:
     """What the next run will cost; None if no past run shows it.
 
-    Args:
-        work: how much the next one has to do; None: that is not known.
+    ``work``: how much the next one has to do; None: that is not known.
     """
     alike = _comparable(past, work)
     if not alike:

@@ -63,9 +63,8 @@ def indented(text: str) -> str:
 class DemoSpec:
     """The demo of a format.
 
-    Attributes:
-        load: ``package.module:function``, called with a :class:`DemoRun`; yields the output, step by step.
-        layouts: such functions by the names of layouts that have their own demo.
+    ``load``: ``package.module:function``, called with a :class:`DemoRun`; yields the output, step by step. ``layouts``:
+    such functions by the names of layouts that have their own demo.
     """
 
     summary: str

@@ -24,8 +24,7 @@ def document(one: DataclassInstance, *without: str, **others: object) -> dict[st
     Parts are asked by their ``to_json``. Of errors it has the reason and the text; times are of ISO 8601, to the
     second; durations are rounded to microseconds. Beside ``commit_conflicts`` is its name in 0.1.
 
-    Args:
-        others: the values of keys that are not those of fields.
+    ``others``: the values of keys that are not those of fields.
     """
     names = [field.name for field in fields(one) if field.name not in without]
     values = {name: getattr(one, name) for name in names} | others

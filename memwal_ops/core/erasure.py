@@ -33,9 +33,8 @@ FOLDER = "_mem_wal_ops/followers"
 class Follower:
     """An index that follows a table.
 
-    Attributes:
-        host: the machine that wrote this.
-        erased: the version of the table that it had when an erasure left no deleted row in it; 0: never.
+    ``host``: the machine that wrote this. ``erased``: the version of the table that it had when an erasure left no
+    deleted row in it; 0: never.
     """
 
     uuid: str

@@ -59,9 +59,7 @@ def export_table(
 ) -> tuple[int, int]:
     """Write an export; returns the number of objects, and of those with contents.
 
-    Args:
-        file: receives the export.
-        versions: how many of the newest revisions.
+    ``file``: receives the export. ``versions``: how many of the newest revisions.
 
     Raises:
         MemwalOpsError: see :class:`ExportsMetadata`.

@@ -17,10 +17,8 @@ class Figures:
     Two formats may use one name for different things: ``fragments`` of a Lance table are data files, those of a
     Zeppelin namespace wait in its log.
 
-    Attributes:
-        format: the name of the table's format; None: it is not known, and each name has its meaning in the first
-            format that has it.
-        kind: ``backlog``: those of a poll; ``run``: those of a run.
+    ``format``: the name of the table's format; None: it is not known, and each name has its meaning in the first format
+    that has it. ``kind``: ``backlog``: those of a poll; ``run``: those of a run.
     """
 
     values: Mapping[str, float]

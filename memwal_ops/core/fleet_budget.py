@@ -95,9 +95,7 @@ class Charges:
 class Others:
     """What the other members of a fleet use, as last read.
 
-    Attributes:
-        charges: of all of them, also of those that ended.
-        until: after that time what was read is too old.
+    ``charges``: of all of them, also of those that ended. ``until``: after that time what was read is too old.
     """
 
     charges: tuple[Charge, ...] = ()
@@ -123,8 +121,7 @@ class FleetBudget:
     While the other members cannot be read, each of those that lived is taken to use as much as this one does since:
     then each has its part of what was left, and after ``per`` of the limits.
 
-    Args:
-        keeps: some table has objectives.
+    ``keeps``: some table has objectives.
     """
 
     def __init__(self, limits: Mapping[str, float], per: float, *, keeps: bool = False) -> None:
@@ -170,9 +167,8 @@ class FleetBudget:
     ) -> str | None:
         """The limit that keeps a run from starting; None: it may start.
 
-        Args:
-            in_flight: what the runs of this member that have not ended are expected to use.
-            own: what it is expected to use itself, if that must fit.
+        ``in_flight``: what the runs of this member that have not ended are expected to use. ``own``: what it is
+        expected to use itself, if that must fit.
         """
         return self.gate(now, in_flight)(own, objective=objective)
 

@@ -144,10 +144,8 @@ class Saving:
 
     It is the debt that a backlog metric shows, and what readers or the store pay for it until then.
 
-    Attributes:
-        metric: the backlog metric.
-        kind: ``fragments``: a scan makes requests for each; ``rows``: a query reads them all, as no index has them or a
-            log does; ``bytes``: they are stored.
+    ``metric``: the backlog metric. ``kind``: ``fragments``: a scan makes requests for each; ``rows``: a query reads
+    them all, as no index has them or a log does; ``bytes``: they are stored.
     """
 
     metric: str

@@ -42,8 +42,7 @@ class NumberedRecords:
     Put-if-absent decides who writes a number, on every store. A number is never written twice as long as the highest
     one is never deleted: a writer that fills a gap below it sees that its number is not the highest.
 
-    Attributes:
-        called: what a record is, for messages: ``hold``.
+    ``called``: what a record is, for messages: ``hold``.
     """
 
     store: api.Store
@@ -57,8 +56,7 @@ class NumberedRecords:
     def listed(self, files: Iterable[api.ObjectMeta] | None = None) -> dict[str, dict[int, datetime]]:
         """As :meth:`written`, for the files of each suffix: ``json`` is always a key.
 
-        Args:
-            files: those of the folder, as just listed; None: they are listed now.
+        ``files``: those of the folder, as just listed; None: they are listed now.
         """
         moments: dict[str, dict[int, datetime]] = {_RECORD: {}}
         for meta in sorted(self.store.list(self.folder) if files is None else files, key=lambda meta: meta.path):
@@ -201,8 +199,7 @@ class Lease:
 def read_lease(store: api.Store, job: str, files: Iterable[api.ObjectMeta] | None = None) -> Lease | None:
     """The newest object of a job's lease; None if the lease was never taken.
 
-    Args:
-        files: those of its lease, by :func:`lease_files`; None: they are listed now.
+    ``files``: those of its lease, by :func:`lease_files`; None: they are listed now.
 
     Raises:
         StorageError: the store failed, or the object is not a lease.

@@ -139,9 +139,8 @@ def skipped_stub(uri: str, storage_options: Mapping[str, str]) -> NotATable | No
 def scan_table(table: protocols.Table, past: PastRuns = no_past_runs, asked: PastAnswers = no_past_answers) -> Scanned:
     """What the jobs of ``maintain`` would do on a table with their default options. Reads only.
 
-    Args:
-        past: the run history, by which it is told how long that takes.
-        asked: how well its indexes answered when they were last asked; no index is asked here.
+    ``past``: the run history, by which it is told how long that takes. ``asked``: how well its indexes answered when
+    they were last asked; no index is asked here.
     """
     needs: list[Need] = []
     errors: list[tuple[str | None, MemwalOpsError]] = []

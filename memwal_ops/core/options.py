@@ -52,9 +52,7 @@ class EngineOptions(Protocol):
 def choose_engine(options: EngineOptions, work: str, size: int) -> EngineChoice:
     """Choose the engine; starts nothing, and checks for Spark only if it would be selected.
 
-    Args:
-        work: what the job works on, for the reason: ``a backlog``.
-        size: of that, in bytes.
+    ``work``: what the job works on, for the reason: ``a backlog``. ``size``: of that, in bytes.
     """
     if options.engine != "auto":
         return EngineChoice(options.engine, "requested")
@@ -378,8 +376,7 @@ def _field(kind: ValueType, *, default: Any, help: str, **more: Any) -> Any:  # 
 class SafeMinimums(Options):
     """Options of which low values may lose data: those are refused, unless ``allow_unsafe`` is given, too.
 
-    Attributes:
-        minimums: by option the lowest safe value, and the timeline that loses data below it.
+    ``minimums``: by option the lowest safe value, and the timeline that loses data below it.
     """
 
     minimums: ClassVar[Mapping[str, tuple[Any, str]]] = MappingProxyType({})

@@ -54,9 +54,8 @@ def next_run(
 ) -> NextRun | None:
     """The next run of a job by its backlog metrics; None if these do not show it.
 
-    Args:
-        rates: those of past runs of the job on the table, the newest first.
-        why: why nothing is due, if that is so; None: as the job's spec has it.
+    ``rates``: those of past runs of the job on the table, the newest first. ``why``: why nothing is due, if that is so;
+    None: as the job's spec has it.
     """
     debt = spec.debt
     if debt is None or not {debt.due, debt.rows, debt.bytes_written, debt.bytes_read} <= figures.keys():
@@ -144,9 +143,8 @@ class Step:
 class Outlook:
     """What all jobs of a table need.
 
-    Attributes:
-        kept: how long what they replace is kept; None: that is not known, or no step adds anything.
-        beside: what the format promises about writers and readers; empty: nothing.
+    ``kept``: how long what they replace is kept; None: that is not known, or no step adds anything. ``beside``: what
+    the format promises about writers and readers; empty: nothing.
     """
 
     steps: tuple[Step, ...] = ()
@@ -199,7 +197,7 @@ def describe_outlooks(outlooks: Sequence[Outlook]) -> str:
         return ""
     parts = [*dict.fromkeys(outlook.beside for outlook in outlooks if outlook.steps and outlook.beside)]
     if together.seconds is not None:
-        parts.append(f"It takes about {_time(together.seconds)} ({_BASES[together.basis]}).")
+        parts.append(f"It takes about {text.time_text(max(1.0, together.seconds))} ({_BASES[together.basis]}).")
     if together.adds and together.kept is not None:
         parts.append(
             f"It needs up to {text.size_text(together.adds)} more space until {_until(together.kept):%Y-%m-%d}: what "
@@ -273,7 +271,3 @@ def _until(kept: timedelta) -> datetime:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
-
-
-def _time(seconds: float) -> str:
-    return text.time_text(max(1.0, seconds))

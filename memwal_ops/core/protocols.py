@@ -77,9 +77,8 @@ class Blocked:
 class TableSummary:
     """The state of a table at one poll. ``inspect``, ``status`` and the status page show it.
 
-    Attributes:
-        backlog: backlog metrics by name, of every job of the format's own package that has any.
-        parts: number of parts (regions, fragments ...) of the table.
+    ``backlog``: backlog metrics by name, of every job of the format's own package that has any. ``parts``: number of
+    parts (regions, fragments ...) of the table.
     """
 
     revision: int
@@ -175,9 +174,8 @@ class ExplainsJobs(Protocol):
 class TableBranch:
     """A branch of a table, as the table's root records it.
 
-    Attributes:
-        parent: the branch that it left; None: main.
-        created: when, by the clock of the program that made it; aware, UTC.
+    ``parent``: the branch that it left; None: main. ``created``: when, by the clock of the program that made it; aware,
+    UTC.
     """
 
     name: str

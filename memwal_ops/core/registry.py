@@ -414,9 +414,8 @@ def _with_suffix(uri: str, storage_options: Mapping[str, str] | None) -> str | N
 def open_sink(uri: str, source_location: Location, guard: CommitGuard, *, source: str) -> tuple[Location, RowSink]:
     """Open the table that a migration fills, in the first installed format that implements ``ReceivesRows``.
 
-    Args:
-        source_location: of the source; its storage options are used for a target at the same kind of store.
-        source: identity of what is migrated; the table of another migration is refused.
+    ``source_location``: of the source; its storage options are used for a target at the same kind of store. ``source``:
+    identity of what is migrated; the table of another migration is refused.
 
     Raises:
         InvalidUsageError: no such format is installed, or something else is there.

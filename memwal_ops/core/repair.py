@@ -21,21 +21,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
+from memwal_ops import errors
 from memwal_ops.core import quarantine, verification
 from memwal_ops.core.context import RunContext
 from memwal_ops.core.job import JobSpec, MetricSpec
 from memwal_ops.core.leases import end_expired
 from memwal_ops.core.options import count, flag, text
 from memwal_ops.core.protocols import Table
-from memwal_ops.errors import (
-    CommitStateUnknownError,
-    InvalidFormatError,
-    InvalidUsageError,
-    LeaseLostError,
-    MemwalOpsError,
-    TableCorruptError,
-    worst_exit_code,
-)
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
 
@@ -119,16 +111,14 @@ class OpenDecision:
 class Fixed:
     """A fix.
 
-    Attributes:
-        kept: the id by which it can be undone; None: it replaced nothing.
-        loss: what it gives up; None: nothing.
+    ``kept``: the id by which it can be undone; None: it replaced nothing. ``loss``: what it gives up; None: nothing.
     """
 
     text: str
     findings: list[verification.Inconsistency]
     outcome: Outcome = Outcome.PLANNED
     kept: str | None = None
-    error: MemwalOpsError | None = None
+    error: errors.MemwalOpsError | None = None
     loss: Loss | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -188,9 +178,9 @@ class RepairReport:
     @property
     def exit_code(self) -> int:
         """9 if an error needs an operator's decision; else the worst of the fixes that failed."""
-        errors = any(decision.finding.severity is verification.Severity.ERROR for decision in self.decisions)
+        is_damaged = any(decision.finding.severity is verification.Severity.ERROR for decision in self.decisions)
         failed = (fix.error.exit_code for fix in self.fixes if fix.error is not None)
-        return worst_exit_code([TableCorruptError.exit_code if errors else 0, *failed])
+        return errors.worst_exit_code([errors.TableCorruptError.exit_code if is_damaged else 0, *failed])
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``repair --json``."""
@@ -333,7 +323,7 @@ def _no_fix(table: Table, finding: verification.Inconsistency) -> None:
 
 
 def _no_place(table: Table, name: str) -> NoReturn:
-    raise InvalidFormatError(
+    raise errors.InvalidFormatError(
         f"Cannot undo: the record of the repair names {name!r}, which no repair of {table.location.uri} replaces."
     )
 
@@ -408,9 +398,9 @@ class RepairJob(Generic[TableT]):
         return Undone(kept, RepairDecision.UNDONE)
 
 
-def _changed(kept: quarantine.RepairRecord) -> InvalidUsageError:
+def _changed(kept: quarantine.RepairRecord) -> errors.InvalidUsageError:
     where = f"The replaced content is in {kept.content}." if kept.before is not None else "It did not exist before."
-    return InvalidUsageError(
+    return errors.InvalidUsageError(
         f"{kept.place} was changed since repair {kept.id} wrote it: undoing that would lose the later change.",
         remedy=f"{where} Compare it with what is there now: memwal-ops verify URI shows whether anything is wrong.",
     )
@@ -434,7 +424,7 @@ class _Run(Generic[TableT]):
             except UnsafeError as error:
                 self._add_decision(finding, str(error))
                 continue
-            except MemwalOpsError as error:
+            except errors.MemwalOpsError as error:
                 self._add_decision(finding, f"It is not known whether a fix is safe: {error}")
                 continue
             if fix is None:
@@ -456,13 +446,13 @@ class _Run(Generic[TableT]):
             self.context.checkpoint()
             try:
                 self._make_fix(fix, finding.check, fixed)
-            except (LeaseLostError, CommitStateUnknownError):
+            except (errors.LeaseLostError, errors.CommitStateUnknownError):
                 raise
             except UnsafeError as error:
                 self.report.fixes.remove(fixed)
                 for remaining in fixed.findings:
                     self._add_decision(remaining, str(error))
-            except MemwalOpsError as error:
+            except errors.MemwalOpsError as error:
                 fixed.outcome, fixed.error = Outcome.FAILED, error
             self.context.advance("repairing", "findings", total=len(self.fixes))
             self.context.figures["repaired"] += fixed.outcome is Outcome.REPAIRED

@@ -93,8 +93,7 @@ class ReceivesRows(Protocol):
     def open_sink(self, location: Location, store: Store, guard: CommitGuard, source: str) -> RowSink:
         """Open the table at a location, or prepare to create it there.
 
-        Args:
-            source: identity of what is migrated; the table of another migration is refused.
+        ``source``: identity of what is migrated; the table of another migration is refused.
 
         Raises:
             InvalidUsageError: something else is there, or others have changed the rows since the migration finished.

@@ -38,8 +38,7 @@ _shared: ContextVar[dict[Hashable, Any] | None] = ContextVar("memwal_ops_poll", 
 def poll_cache(options: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
     """Cache what :func:`cached_for_poll` reads while the block runs; the next poll must see new writes.
 
-    Args:
-        options: by job, the options of its runs, by name.
+    ``options``: by job, the options of its runs, by name.
     """
     before, others = _shared.set({}), _options.set(options or {})
     try:
@@ -101,8 +100,7 @@ def poll_table(
 ) -> tuple[Mapping[str, float], list[MemwalOpsError]]:
     """Return the figures of all jobs, and the errors: the failure of one job does not hide the figures of others.
 
-    Args:
-        options: by job, the options of its runs, by name.
+    ``options``: by job, the options of its runs, by name.
     """
     figures: dict[str, float] = {}
     faults: list[MemwalOpsError] = []
@@ -218,8 +216,7 @@ class StorageRecord:
 class TableHistory:
     """The history of one table; lists are ordered newest first.
 
-    Attributes:
-        truncated: what is included, if something was left out, to be read after "Only"; else empty.
+    ``truncated``: what is included, if something was left out, to be read after "Only"; else empty.
     """
 
     revisions: tuple[RevisionRecord, ...]

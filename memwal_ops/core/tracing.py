@@ -35,9 +35,8 @@ _TIMEOUT_SECONDS, _FLUSH_MILLISECONDS = 5, 5000
 class _Run:
     """The run that is traced on this thread.
 
-    Attributes:
-        performed: its code has begun; that of another job within it has a span of its own.
-        local: its table is in files; None: it is not open yet.
+    ``performed``: its code has begun; that of another job within it has a span of its own. ``local``: its table is in
+    files; None: it is not open yet.
     """
 
     job: str

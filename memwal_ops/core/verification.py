@@ -267,8 +267,7 @@ class VerifyReport:
 class AnswersPlan:
     """What asking the indexes costs: the report of ``verify --answers --dry-run``.
 
-    Attributes:
-        answers: by index: ``queries`` (about as many) and ``bytes_at_most`` of a run, or why it is ``skipped``.
+    ``answers``: by index: ``queries`` (about as many) and ``bytes_at_most`` of a run, or why it is ``skipped``.
     """
 
     revision: int

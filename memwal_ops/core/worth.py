@@ -43,9 +43,8 @@ BY_AGE, BY_WORTH = True, False
 class Due:
     """A job of a table that may start now.
 
-    Attributes:
-        since: since when it is due; anything that can be ordered.
-        urgent: it is not delayed; the greatest first, 0: it takes its turn.
+    ``since``: since when it is due; anything that can be ordered. ``urgent``: it is not delayed; the greatest first, 0:
+    it takes its turn.
     """
 
     key: tuple[str, str]
@@ -122,8 +121,7 @@ class Turns:
     def choose(self, allows: Allows = _all) -> Due | None:
         """Whose turn it is; None: nothing is due, or allowed.
 
-        Args:
-            allows: whether something may start, by age or by worth.
+        ``allows``: whether something may start, by age or by worth.
         """
         if self._urgent:
             return self._due[self._urgent[0][-1]]
@@ -224,9 +222,8 @@ def worth_of(
 ) -> Worth:
     """What the next run of a job is worth.
 
-    Args:
-        past: what its past runs spent and achieved, the newest first.
-        limits: of the fleet's budget, by name of an amount.
+    ``past``: what its past runs spent and achieved, the newest first. ``limits``: of the fleet's budget, by name of an
+    amount.
     """
     saves = sum(_saved(save.kind, figures.get(save.metric, 0.0)) for save in spec.saves)
     uses = expected_amounts(spec, figures, past)

@@ -20,9 +20,8 @@ def document(text: str, path: str, exists: Callable[[str], bool]) -> Markup:
     HTML in it stays text. Headings have the names by which links refer to them. A link to a page that this service
     does not have becomes its text, with the path of the page.
 
-    Args:
-        path: its path, without a leading slash: links are relative to it.
-        exists: whether the service has a page, by its path.
+    ``path``: its path, without a leading slash: links are relative to it. ``exists``: whether the service has a page,
+    by its path.
     """
     parser = _parser()
     tokens = parser.parse(text)

@@ -43,8 +43,7 @@ def script() -> bytes:
 def content_security_policy(*, served: bool = True) -> str:
     """The policy of a page. A server adds ``frame-ancestors``, which a page cannot set itself.
 
-    Args:
-        served: it is a page of the service, which has a script and forms; else it is a file.
+    ``served``: it is a page of the service, which has a script and forms; else it is a file.
     """
     digest = b64encode(hashlib.new(_HASH, _style().encode()).digest()).decode()
     own = "img-src 'self' data:; script-src 'self'; connect-src 'self'" if served else "img-src data:"

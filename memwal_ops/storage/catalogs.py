@@ -21,17 +21,8 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from memwal_ops import errors
+from memwal_ops.storage import locations
 from memwal_ops.storage.errors import RetryPolicy, retried
-from memwal_ops.storage.locations import (
-    BRANCHES_FOLDER,
-    CATALOG,
-    Location,
-    below,
-    has_scheme,
-    is_catalog,
-    resolve_folder,
-    scheme_of,
-)
 from memwal_ops.storage.options import (
     RedactedOptions,
     canonical,
@@ -93,9 +84,9 @@ class Catalog:
         Raises ``InvalidUsageError``: the URI is not that of a catalog, or has a secret.
         """
         parts = urlsplit(uri, allow_fragments=False)
-        if not is_catalog(uri) or not parts.netloc:
+        if not locations.is_catalog(uri) or not parts.netloc:
             raise errors.InvalidUsageError(
-                f"Not a catalog; write {CATALOG}://dir?root=/data or {CATALOG}://rest/PATH?uri=URL."
+                f"Not a catalog; write {locations.CATALOG}://dir?root=/data or {locations.CATALOG}://rest/PATH?uri=URL."
             )
         written = dict(parse_qsl(parts.query, keep_blank_values=True))
         branch = written.pop(BRANCH, None)
@@ -116,7 +107,7 @@ class Catalog:
         properties = {**self.properties, **({} if self.branch is None else {BRANCH: self.branch})}
         shown = sorted((key, value) for key, value in properties.items() if not is_secret_property(key, value))
         query = "&".join(f"{quote(key, safe='')}={quote(value, safe='')}" for key, value in shown)
-        return f"{CATALOG}://{self.impl}{path}{'?' * bool(query)}{query}"
+        return f"{locations.CATALOG}://{self.impl}{path}{'?' * bool(query)}{query}"
 
     def tables(self) -> Iterator[str]:
         """The names of its tables that have data, ascending. One request for a page.
@@ -132,9 +123,9 @@ class Catalog:
     def nested(self) -> Iterator[Catalog]:
         """The namespaces below it, each before those below it. Raises as :meth:`tables`."""
         for name in sorted(self._listed("namespaces")):
-            below = replace(self, path=(*self.path, name))
-            yield below
-            yield from below.nested()
+            nested = replace(self, path=(*self.path, name))
+            yield nested
+            yield from nested.nested()
 
     def _listed(self, what: str, **options: Any) -> set[str]:
         """All names of one kind: ``tables`` or ``namespaces``."""
@@ -161,7 +152,9 @@ class Catalog:
             description = replace(self, path=(*self.path, name)).describe()
         except errors.TableNotFoundError:
             return False
-        store = open_store(resolve_folder(description.location, {**self.storage_options, **description.options}))
+        store = open_store(
+            locations.resolve_folder(description.location, {**self.storage_options, **description.options})
+        )
         return any(meta.path != _DECLARED for meta in store.list())
 
     def describe(self) -> Vended:
@@ -200,7 +193,7 @@ class Catalog:
 
         properties = dict(self.properties)
         if self.impl == "dir" and "root" in properties:
-            root = resolve_folder(properties["root"], self.storage_options)
+            root = locations.resolve_folder(properties["root"], self.storage_options)
             properties |= {"root": root.uri, **{f"storage.{key}": value for key, value in root.lance_options.items()}}
         return lance_namespace, self._ask(lance_namespace, lambda: lance_namespace.connect(self.impl, properties))
 
@@ -254,15 +247,15 @@ class Catalog:
 _IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_file", "aws_skip_signature"})
 
 
-def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
+def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> locations.Location:
     """Resolve a table's URI and options: see :func:`resolve_folder`.
 
     Raises ``MemwalOpsError``: as ``resolve_folder``; of a table in a catalog, as
     :meth:`memwal_ops.storage.catalogs.Catalog.describe`.
     """
     text = os.fspath(uri)
-    if not is_catalog(text):
-        return resolve_folder(text, storage_options)
+    if not locations.is_catalog(text):
+        return locations.resolve_folder(text, storage_options)
     given = dict(storage_options or {})
     remember_options({str(key): str(value) for key, value in given.items()})
     return _in_catalog(text, given)
@@ -274,12 +267,12 @@ def branch_uri(uri: str | os.PathLike[str], branch: str) -> str:
     Of a table in a catalog, the branch is a property of the URI: other processes ask the catalog again.
     """
     text = os.fspath(uri)
-    if is_catalog(text):
+    if locations.is_catalog(text):
         return f"{text}{'&' if '?' in text else '?'}{BRANCH}={quote(branch, safe='')}"
-    return below(text, f"{BRANCHES_FOLDER}/{branch}")
+    return locations.below(text, f"{locations.BRANCHES_FOLDER}/{branch}")
 
 
-def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
+def _in_catalog(uri: str, given: Mapping[str, str]) -> locations.Location:
     """The location of a table in a catalog, with what the catalog vends before what was given.
 
     On S3, credentials that expire are vended again in time. Of other stores, each opening gets new ones.
@@ -307,19 +300,19 @@ def _in_catalog(uri: str, given: Mapping[str, str]) -> Location:
 
 def _at(
     found: Vended, table: Catalog, uri: str, vend: Callable[[], tuple[Mapping[str, str], datetime | None]]
-) -> Location:
-    if is_catalog(found.location):
+) -> locations.Location:
+    if locations.is_catalog(found.location):
         raise errors.UnsupportedFeatureError(
             f"The catalog locates {table.uri()} in another catalog, which is not supported."
         )
-    if not has_scheme(found.location) and not os.path.isabs(found.location):
+    if not locations.has_scheme(found.location) and not os.path.isabs(found.location):
         raise errors.InvalidUsageError(f"Its location {redact(found.location)!r} is a relative path.")
-    scheme = scheme_of(found.location)
+    scheme = locations.scheme_of(found.location)
     own, vended = canonical(table.storage_options, scheme), canonical(found.options, scheme)
     if any(map(is_secret_key, vended)):
         own = {key: value for key, value in own.items() if not is_secret_key(key) and key not in _IDENTITY}
     folder = found.location if table.branch is None else branch_uri(found.location, table.branch)
-    location = replace(resolve_folder(folder, {**own, **vended}), catalog=uri)
+    location = replace(locations.resolve_folder(folder, {**own, **vended}), catalog=uri)
     if location.aws is None or found.expires is None:
         return location
     return replace(location, aws=location.aws.renewed_by(vend, found.expires))

@@ -317,7 +317,8 @@ def translate(exc: BaseException, *, path: str, action: str) -> errors.MemwalOps
     message = f"Cannot {action} {redact(path)!r}: {text}"
     kind = _kind(exc, action)
     is_local = _os_error(exc, str(exc)) in _REFUSED
-    remedies = _LOCAL_REMEDIES if is_local else _AZURE_REMEDIES if _is_azure(exc) else {}
+    is_azure = not _is_boto(exc, _BOTO) and _AZURE.search(str(exc)) is not None
+    remedies = _LOCAL_REMEDIES if is_local else _AZURE_REMEDIES if is_azure else {}
     if kind in remedies:
         return kind(message, remedy=remedies[kind])
     if kind is errors.StorageCredentialsError and not _changes(action) and _status(exc, str(exc)) == 403:
@@ -372,10 +373,6 @@ def _denied(exc: BaseException, code: str | None, status: int | None, text: str)
     if code in _DENIED_CODES or isinstance(exc, obstore.exceptions.PermissionDeniedError) or status == 403:
         return True
     return _os_error(exc, text) in _REFUSED
-
-
-def _is_azure(exc: BaseException) -> bool:
-    return not _is_boto(exc, _BOTO) and _AZURE.search(str(exc)) is not None
 
 
 def _is_boto(exc: BaseException, names: tuple[str, ...]) -> bool:

@@ -41,9 +41,8 @@ class NotExportedError(errors.InvalidUsageError):
 class ExportedObject:
     """An object of the table.
 
-    Attributes:
-        contents: without values; None: they are left out.
-        opened: whether a library that opens files by itself needs the contents.
+    ``contents``: without values; None: they are left out. ``opened``: whether a library that opens files by itself
+    needs the contents.
     """
 
     meta: api.ObjectMeta
@@ -90,13 +89,7 @@ class ExportedStore:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file at ``path``.
-
-        Raises:
-            InvalidUsageError: it cannot be read.
-            InvalidFormatError: it is not an export, or is damaged.
-            UnsupportedFeatureError: it is from a later release.
-        """
+        """Open the file at ``path``. Raises if it is unreadable, no export, damaged, or of a later release."""
         self._path = path
         with ExitStack() as opened:
             self._archive = opened.enter_context(self._opened())

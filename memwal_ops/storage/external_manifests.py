@@ -67,9 +67,8 @@ def refuse_plain_uri(
     They show a mark of memwal-ops, or a staged manifest that is not of its own commits to ``s3://``. A mark that was
     copied with the table's files counts for nothing. No request if there is none.
 
-    Args:
-        listed: the objects of ``_versions/``.
-        is_own: whether the staged manifest with a path may be left by a killed job of memwal-ops.
+    ``listed``: the objects of ``_versions/``. ``is_own``: whether the staged manifest with a path may be left by a
+    killed job of memwal-ops.
 
     Raises:
         UnsupportedFeatureError: they are.
@@ -97,9 +96,8 @@ def refuse_plain_uri(
 class ManifestEntryStore(ObjectStore):
     """A store under one root, whose manifests have entries in DynamoDB. Safe to use from several threads.
 
-    Args:
-        client: obstore's client, rooted at ``root``.
-        prefix: the root's path in the bucket, which is ``base_uri`` of the table's entries.
+    ``client``: obstore's client, rooted at ``root``. ``prefix``: the root's path in the bucket, which is ``base_uri``
+    of the table's entries.
     """
 
     def __init__(

@@ -248,10 +248,7 @@ def store_key(uri: str, storage_options: Mapping[str, str]) -> str:
 
 
 def _with_slashes(text: str) -> str:
-    """``file:/abs`` (RFC 8089) as ``file:///abs``.
-
-    Raises ``InvalidUsageError``: a mistyped scheme such as ``s3:/bucket``, which would be read as a relative path.
-    """
+    """``file:/abs`` (RFC 8089) as ``file:///abs``; refuses ``s3:/bucket``, which would be read as a relative path."""
     match = _SHORT.match(text)
     if match is None or match[1].lower() not in _SCHEMES:
         return text

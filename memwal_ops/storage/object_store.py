@@ -38,20 +38,7 @@ from memwal_ops.errors import (
     StoreUnavailableError,
     TableNotFoundError,
 )
-from memwal_ops.storage import api, metering, probe
-from memwal_ops.storage.errors import (
-    RetryPolicy,
-    call,
-    conditional_write,
-    has_no_swap,
-    is_absent,
-    is_no_table,
-    is_transient,
-    is_whole_request,
-    refuses_batches,
-    starts_beyond_end,
-    translate,
-)
+from memwal_ops.storage import api, errors, metering, probe
 
 
 class ListingPages:
@@ -87,7 +74,7 @@ class ListingPages:
         except Exception as exc:
             self._stream = None
             if not self._in_order or (self._last is not None and not _same_in_every_order(self._last)):
-                raise translate(exc, path=self._folder, action="list") from exc
+                raise errors.translate(exc, path=self._folder, action="list") from exc
             raise
         objects = []
         for meta in page:
@@ -141,7 +128,7 @@ def delete_many(
     delete: Callable[[Sequence[str]], None],
     check: Callable[[str], str],
     batch_size: int,
-    policy: RetryPolicy,
+    policy: errors.RetryPolicy,
     delete_one: Callable[[str], None] | None = None,
 ) -> api.DeleteReport:
     """Delete all ``paths``, at most ``batch_size`` in each request.
@@ -181,7 +168,7 @@ def _delete_batch(
     batch: list[str],
     delete: Callable[[Sequence[str]], None],
     delete_one: Callable[[str], None] | None,
-    policy: RetryPolicy,
+    policy: errors.RetryPolicy,
     failed: dict[str, str],
 ) -> MemwalOpsError | None:
     """Delete one batch and add its failures to ``failed``; return the error if it is of the store as a whole."""
@@ -189,20 +176,20 @@ def _delete_batch(
     while pending:
         part = pending.pop()
         try:
-            taken = call(
+            taken = errors.call(
                 lambda part=part: _taken(delete, part, may_refuse=delete_one is not None),  # type: ignore[misc]
-                path=_label(part),
+                path=part[0] if len(part) == 1 else f"{part[0]} and {len(part) - 1} more",
                 action="delete",
                 policy=policy,
             )
         except MemwalOpsError as exc:
             cause = exc.__cause__ or exc
-            if len(part) == 1 and is_absent(cause):
+            if len(part) == 1 and errors.is_absent(cause):
                 continue
             if isinstance(exc, _STORE_FAILURES):
                 failed.update({path: str(exc) for rest in (part, *pending) for path in rest})
                 return exc
-            if len(part) == 1 or is_whole_request(cause):
+            if len(part) == 1 or errors.is_whole_request(cause):
                 failed.update({path: str(exc) for path in part})
             else:
                 middle = len(part) // 2
@@ -221,38 +208,34 @@ def _taken(delete: Callable[[Sequence[str]], None], part: list[str], *, may_refu
     try:
         delete(part)
     except Exception as exc:
-        if may_refuse and refuses_batches(exc):
+        if may_refuse and errors.refuses_batches(exc):
             return False
         raise
     return True
 
 
 def _delete_singly(
-    paths: list[str], delete_one: Callable[[str], None], policy: RetryPolicy, failed: dict[str, str]
+    paths: list[str], delete_one: Callable[[str], None], policy: errors.RetryPolicy, failed: dict[str, str]
 ) -> MemwalOpsError | None:
     """Delete one by one, up to 8 concurrently; otherwise like :func:`_delete_batch`."""
 
     def attempt(path: str) -> MemwalOpsError | None:
         try:
-            call(lambda: delete_one(path), path=path, action="delete", policy=policy)
+            errors.call(lambda: delete_one(path), path=path, action="delete", policy=policy)
         except MemwalOpsError as exc:
-            return None if is_absent(exc.__cause__ or exc) else exc
+            return None if errors.is_absent(exc.__cause__ or exc) else exc
         return None
 
     with ThreadPoolExecutor(_CONCURRENT_DELETES) as pool:
         for start in range(0, len(paths), _CONCURRENT_DELETES):
             group = paths[start : start + _CONCURRENT_DELETES]
-            errors = list(zip(group, pool.map(attempt, group), strict=True))
-            failed.update({path: str(error) for path, error in errors if error is not None})
-            broken = next((error for _, error in errors if isinstance(error, _STORE_FAILURES)), None)
+            outcomes = list(zip(group, pool.map(attempt, group), strict=True))
+            failed.update({path: str(error) for path, error in outcomes if error is not None})
+            broken = next((error for _, error in outcomes if isinstance(error, _STORE_FAILURES)), None)
             if broken is not None:
                 failed.update({path: str(broken) for path in paths[start + _CONCURRENT_DELETES :]})
                 return broken
     return None
-
-
-def _label(part: list[str]) -> str:
-    return part[0] if len(part) == 1 else f"{part[0]} and {len(part) - 1} more"
 
 
 class ObjectStore:
@@ -271,12 +254,17 @@ class ObjectStore:
     service: str | None = None
 
     def __init__(
-        self, client: metering.Client | None, root: str, *, delete_batch: int = 1000, retry: RetryPolicy | None = None
+        self,
+        client: metering.Client | None,
+        root: str,
+        *,
+        delete_batch: int = 1000,
+        retry: errors.RetryPolicy | None = None,
     ) -> None:
         self._made_client = client
         self._root = root
         self._delete_batch = delete_batch
-        self._retry = retry or RetryPolicy()
+        self._retry = retry or errors.RetryPolicy()
         self._tag_spelling: str | None = None
         self._tag_lock = threading.Lock()
 
@@ -291,7 +279,7 @@ class ObjectStore:
     def get(self, path: str) -> bytes:
         """The whole object. Raises ``ObjectNotFoundError``."""
         name = self._checked(path)
-        return call(
+        return errors.call(
             lambda: bytes(metering.get(self._client(), name).bytes()), path=path, action="read", policy=self._retry
         )
 
@@ -308,7 +296,7 @@ class ObjectStore:
             response = metering.get(self._client(), name)
             return bytes(response.bytes()), to_meta(response.meta).e_tag
 
-        data, tag = call(attempt, path=path, action="read", policy=self._retry)
+        data, tag = errors.call(attempt, path=path, action="read", policy=self._retry)
         if tag is None:
             raise probe.unsupported(self._root, "gives its objects no entity tags")
         return data, tag
@@ -327,11 +315,11 @@ class ObjectStore:
             try:
                 return metering.get_range(self._client(), name, start=start, length=length)
             except Exception as exc:
-                if starts_beyond_end(exc):
+                if errors.starts_beyond_end(exc):
                     return b""
                 raise
 
-        return call(attempt, path=path, action="read", policy=self._retry)
+        return errors.call(attempt, path=path, action="read", policy=self._retry)
 
     def head(self, path: str) -> api.ObjectMeta | None:
         """Metadata of one object; None if it does not exist."""
@@ -341,11 +329,11 @@ class ObjectStore:
             try:
                 return to_meta(metering.head(self._client(), name))
             except Exception as exc:
-                if is_absent(exc):
+                if errors.is_absent(exc):
                     return None
                 raise
 
-        return call(attempt, path=path, action="read", policy=self._retry)
+        return errors.call(attempt, path=path, action="read", policy=self._retry)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[api.ObjectMeta]:
         """All objects below the folder ``prefix``, streamed a page of 1,000 at a time.
@@ -369,12 +357,12 @@ class ObjectStore:
                 objects=tuple(to_meta(entry) for entry in listing["objects"] if entry["path"] != folder),
             )
 
-        return call(attempt, path=prefix, action="list", policy=self._retry)
+        return errors.call(attempt, path=prefix, action="list", policy=self._retry)
 
     def put(self, path: str, data: bytes) -> None:
         """Write without condition: for hints only, never for authoritative data."""
         name = self._checked(path)
-        call(
+        errors.call(
             lambda: metering.put(self._client(writing=True), name, data, use_multipart=False),
             path=path,
             action="write",
@@ -397,7 +385,7 @@ class ObjectStore:
             try:
                 metering.put(self._client(writing=True), name, data, mode="create")
             except AlreadyExistsError as exc:
-                if is_transient(exc):
+                if errors.is_transient(exc):
                     raise
                 return False
             return True
@@ -406,7 +394,7 @@ class ObjectStore:
             stored = self._content(name, len(data))
             return None if stored is None else stored[0] == data
 
-        return conditional_write(write, read_back, path=path, policy=self._retry)
+        return errors.conditional_write(write, read_back, path=path, policy=self._retry)
 
     def put_back(self, path: str, data: bytes) -> bool:
         """Write an object again that was deleted, if none exists at the path; False if one does."""
@@ -437,11 +425,11 @@ class ObjectStore:
                 metering.put(self._client(writing=True), name, data, mode={"e_tag": sent})
             except (PreconditionError, AlreadyExistsError) as exc:
                 # obstore reports every 404 of a conditional put as a failed condition, also that of a missing bucket.
-                if is_transient(exc) or is_no_table(exc):
+                if errors.is_transient(exc) or errors.is_no_table(exc):
                     raise
                 return False
             except Exception as exc:
-                if isinstance(exc, NotImplementedError) or has_no_swap(exc):
+                if isinstance(exc, NotImplementedError) or errors.has_no_swap(exc):
                     raise probe.unsupported(self._root, "has no compare-and-swap") from exc
                 raise
             return True
@@ -455,7 +443,7 @@ class ObjectStore:
                 return True
             return None if current_tag == probe.bare(sent) else False
 
-        return conditional_write(write, read_back, path=path, policy=self._retry)
+        return errors.conditional_write(write, read_back, path=path, policy=self._retry)
 
     def delete_many(self, paths: Iterable[str]) -> api.DeleteReport:
         """Delete in batches; an absent object counts as deleted; a failure does not stop the remaining deletions.
@@ -483,7 +471,7 @@ class ObjectStore:
     def _pages(self, folder: str, after: str | None) -> Iterator[api.ObjectMeta]:
         pages = ListingPages(self._client, folder, after)
         while True:
-            page = call(pages.attempt, path=folder, action="list", policy=self._retry)
+            page = errors.call(pages.attempt, path=folder, action="list", policy=self._retry)
             if page is None:
                 return
             yield from (meta for meta in page if meta.path != folder)
@@ -493,7 +481,7 @@ class ObjectStore:
         try:
             response = metering.get(self._client(), name)
         except Exception as exc:
-            if is_absent(exc):
+            if errors.is_absent(exc):
                 return None
             raise
         return (bytes(response.bytes()) if response.meta["size"] == size else None), to_meta(response.meta).e_tag

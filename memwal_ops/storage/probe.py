@@ -297,8 +297,7 @@ def accepted_spelling(store: Store, swap: Callable[[str, bytes, str], bool]) -> 
     condition it cannot parse would otherwise overwrite, with the second spelling, what another
     writer had just written.
 
-    Args:
-        swap: one conditional write of (path, data, the tag exactly as it is sent).
+    ``swap``: one conditional write of (path, data, the tag exactly as it is sent).
 
     Raises:
         ConditionalWriteUnsupportedError: no spelling is compared.

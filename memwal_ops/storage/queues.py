@@ -24,8 +24,7 @@ _REGION = re.compile(r"(?:^|\.)(?:sqs\.([a-z]{2}-[a-z0-9-]+)\.|([a-z]{2}-[a-z0-9
 class QueueMessage:
     """One message.
 
-    Attributes:
-        sent: when it was sent, in seconds since 1970 by the clock of SQS; None: the queue did not say.
+    ``sent``: when it was sent, in seconds since 1970 by the clock of SQS; None: the queue did not say.
     """
 
     id: str
@@ -47,8 +46,7 @@ class Address:
 def address_of(queue: str, endpoint: str | None = None) -> Address:
     """Return where the queue of a URL or an ARN is.
 
-    Args:
-        endpoint: of requests; None: the host of the URL.
+    ``endpoint``: of requests; None: the host of the URL.
 
     Raises:
         InvalidUsageError: it is neither, or it is a queue that S3 cannot send to.
@@ -74,19 +72,12 @@ def address_of(queue: str, endpoint: str | None = None) -> Address:
 class Queue:
     """One queue. Used by one thread.
 
-    Args:
-        storage_options: ``aws_*`` options for credentials and the region, as those of tables.
-        region: that of the queue; None: that of the address, else of the options.
+    ``storage_options``: ``aws_*`` options for credentials and the region, as those of tables. ``region``: that of the
+    queue; None: that of the address, else of the options.
     """
 
     def __init__(self, address: Address, storage_options: Mapping[str, str], region: str | None = None) -> None:
-        """Send no request to the queue.
-
-        Raises:
-            InvalidUsageError: options that contradict each other.
-            StorageCredentialsError: there are no credentials.
-            StoreUnavailableError: what gives credentials cannot be reached.
-        """
+        """Send no request to the queue. Raises if options contradict each other, or no credentials can be had."""
         from botocore.config import Config  # noqa: PLC0415 - boto3: for S3 only
 
         from memwal_ops.storage.aws import resolve_aws, session_with  # noqa: PLC0415 - boto3, as above

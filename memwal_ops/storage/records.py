@@ -24,8 +24,7 @@ def encode_record(document: Mapping[str, object], newest: int = 1, *, indent: in
 def decode_record(data: bytes, path: str, newest: int = 1) -> Any:
     """Return the document that is stored in ``data``, without the number of its format.
 
-    Args:
-        newest: the latest format that this release reads.
+    ``newest``: the latest format that this release reads.
 
     Raises:
         UnsupportedFeatureError: a later release wrote it.

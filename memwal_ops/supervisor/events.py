@@ -94,8 +94,7 @@ _OURS = "_mem_wal_ops/"
 class TableRoutes:
     """The tables of a service that are in S3, by bucket and prefix.
 
-    Args:
-        entries: those of the configuration; a pattern may match tables that are not known yet.
+    ``entries``: those of the configuration; a pattern may match tables that are not known yet.
     """
 
     def __init__(self, tables: Iterable[FoundTable] = (), entries: Iterable[TableSettings] = ()) -> None:
@@ -224,9 +223,8 @@ class EventListener:
     def status(self, covered: int, missed: Sequence[str]) -> EventsStatus:
         """Return whether events come.
 
-        Args:
-            covered: how many tables they come for.
-            missed: the tables to which something was committed without an event.
+        ``covered``: how many tables they come for. ``missed``: the tables to which something was committed without an
+        event.
         """
         with self._lock:
             unreadable = self._unreadable

@@ -89,8 +89,7 @@ def changes(
 
     A finding that has gone, while another of the same page came to the same table, is changed.
 
-    Args:
-        is_known: whether the findings of a table are known now; what is not known is not resolved.
+    ``is_known``: whether the findings of a table are known now; what is not known is not resolved.
     """
     current = {found.key: found for found in now}
     gone: dict[tuple[str, str | None], list[TableFinding]] = defaultdict(list)

@@ -83,14 +83,7 @@ class Service:
     _listener: EventListener | None = None
 
     def __init__(self, settings: Settings, *, once: bool = False) -> None:
-        """Lock the state folder and open the history; run nothing yet.
-
-        Raises:
-            AlreadyRunningError: another supervisor uses the state folder.
-            HistoryError: the state folder or the history cannot be written.
-            InvalidConfigError: the tokens or the certificate cannot be used.
-            InvalidUsageError: the HTTP address cannot be bound.
-        """
+        """Lock the state folder and open the history; run nothing yet. Raises what its parts raise, by kind."""
         self._log = get_logger(__name__)
         self._once = once
         # Reloads are compared with this: keys in _RESTART_ONLY keep their values until a restart.

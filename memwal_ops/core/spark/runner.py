@@ -46,9 +46,8 @@ class SparkStage:
 class TaskRunner:
     """Runs the tasks of one job. Starts Spark with the first: the job may find nothing to do.
 
-    Args:
-        master: see :func:`memwal_ops.core.spark.session.session`.
-        context: for progress, figures and stop requests, which are heard while a stage runs.
+    ``master``: see :func:`memwal_ops.core.spark.session.session`. ``context``: for progress, figures and stop requests,
+    which are heard while a stage runs.
     """
 
     def __init__(self, master: str | None, context: RunContext, app_name: str) -> None:

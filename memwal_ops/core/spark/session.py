@@ -31,9 +31,8 @@ _TIMEOUT_SECONDS = 30
 class Java:
     """A Java on this machine.
 
-    Attributes:
-        version: major version; None if it does not run or prints none.
-        output: first line of ``java -version``, or why it does not run.
+    ``version``: major version; None if it does not run or prints none. ``output``: first line of ``java -version``, or
+    why it does not run.
     """
 
     path: str
@@ -143,9 +142,8 @@ def quiet() -> Iterator[None]:
 def session(master: str | None = None, *, app_name: str = "memwal-ops merge") -> Iterator[SparkSession]:
     """The session that is active in this process, or a new one, which is stopped at the end.
 
-    Args:
-        master: as for ``spark-submit``; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active
-            session, else every core of this machine.
+    ``master``: as for ``spark-submit``; None: that of ``spark-submit``, ``spark-defaults.conf`` or an active session,
+    else every core of this machine.
 
     Raises:
         SparkUnavailableError: PySpark, pandas or Java is missing or of an unsupported version, or Spark does not start.

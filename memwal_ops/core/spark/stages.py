@@ -117,8 +117,7 @@ class TaskFaultError(Exception):
 def reported(*, marked: bool = True) -> Iterator[None]:
     """Turn any exception of a task's code into a :class:`TaskFaultError`.
 
-    Args:
-        marked: whether the driver can raise the same error again; if not, the text is for people only.
+    ``marked``: whether the driver can raise the same error again; if not, the text is for people only.
     """
     try:
         yield

@@ -134,10 +134,7 @@ def _parse(document: Document, raw: bytes, environ: Mapping[str, str]) -> None:
 
 
 class _Loader(Composer, _Fast):  # type: ignore[misc]  # one of two classes
-    """Reads with libyaml, where PyYAML has it.
-
-    It composes in Python, as libyaml's own recursion overflows the stack.
-    """
+    """Reads with libyaml, where PyYAML has it. It composes in Python, as libyaml's recursion overflows the stack."""
 
     def __init__(self, raw: bytes) -> None:
         Composer.__init__(self)

@@ -40,9 +40,7 @@ class Layers:
     An option or trigger that only the job of that name in another format has is ignored here, if it is in the
     defaults or in an entry of unknown format: it is meant for tables of the other format.
 
-    Args:
-        others: the specs of that name in other formats.
-        known: whether the entry is known to be of this format.
+    ``others``: the specs of that name in other formats. ``known``: whether the entry is known to be of this format.
     """
 
     def __init__(

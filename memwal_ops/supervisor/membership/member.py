@@ -33,15 +33,7 @@ from memwal_ops.supervisor.config.model import FleetConfig
 from memwal_ops.supervisor.membership.reading import BEATS, FleetView, Read, Reading, owner
 from memwal_ops.supervisor.membership.records import MemberRecord, MemberRecords, is_same, name_taken
 from memwal_ops.supervisor.observe.status_document import FleetDocument, MemberStatus
-from memwal_ops.supervisor.scheduling.discovery import (
-    Discovery,
-    Fault,
-    FoundTable,
-    by_store,
-    discover_in_store,
-    discover_stores,
-    merged,
-)
+from memwal_ops.supervisor.scheduling import discovery
 from memwal_ops.supervisor.scheduling.scheduler import Scheduler
 from memwal_ops.version import __version__
 
@@ -106,12 +98,10 @@ class Member:
 
     # -- the scheduler's thread
 
-    def share(self, tables: Sequence[FoundTable], entries: str) -> list[FoundTable]:
+    def share(self, tables: Sequence[discovery.FoundTable], entries: str) -> list[discovery.FoundTable]:
         """Return those of the tables that this member has now.
 
-        Args:
-            tables: all that the configuration names.
-            entries: a digest of what the configuration names.
+        ``tables``: all that the configuration names. ``entries``: a digest of what the configuration names.
         """
         with self._lock:
             living = self._living
@@ -310,19 +300,18 @@ def _member(
 class FoundTables:
     """The tables of the configuration. Only the scheduler's thread calls it, but for :meth:`elsewhere`.
 
-    Attributes:
-        tables: all of them; of a fleet, the scheduler has this member's share.
-        on_found: called with the tables after each discovery.
+    ``tables``: all of them; of a fleet, the scheduler has this member's share. ``on_found``: called with the tables
+    after each discovery.
     """
 
     def __init__(self, scheduler: Scheduler, member: Member | None) -> None:
-        self.tables: Sequence[FoundTable] = ()
-        self.faults: tuple[Fault, ...] = ()
-        self.on_found: Callable[[Sequence[FoundTable], Sequence[TableSettings]], None] = lambda *_: None
+        self.tables: Sequence[discovery.FoundTable] = ()
+        self.faults: tuple[discovery.Fault, ...] = ()
+        self.on_found: Callable[[Sequence[discovery.FoundTable], Sequence[TableSettings]], None] = lambda *_: None
         self._scheduler, self._member = scheduler, member
         # By store: its entries, and what was found last; and the stores that are asked now.
-        self._stores = by_store(scheduler.settings.tables)
-        self._parts: dict[str, Discovery] = {}
+        self._stores = discovery.by_store(scheduler.settings.tables)
+        self._parts: dict[str, discovery.Discovery] = {}
         self._asked: set[str] = set()
         self._formats: dict[str, str] = {}
         self._log = get_logger(__name__)
@@ -343,16 +332,16 @@ class FoundTables:
         """Take the tables that are named with their format and without branches: they need no request."""
         entries = self._scheduler.settings.tables
         named = [entry for entry in entries if entry.uri is not None and entry.format and entry.branches == ()]
-        self._take(discover_in_store(named))
+        self._take(discovery.discover_in_store(named))
 
     def find(self) -> None:
         """Expand all patterns, and take the tables."""
-        self._parts = discover_stores(self._stores, self._formats)
-        self._take(merged(self._parts.values()))
+        self._parts = discovery.discover_stores(self._stores, self._formats)
+        self._take(discovery.merged(self._parts.values()))
 
     def find_beside(self, then: Callable[[], None]) -> None:
         """Ask each store on a thread of its own; the scheduler's takes the tables of each, and calls ``then``."""
-        self._stores = by_store(self._scheduler.settings.tables)
+        self._stores = discovery.by_store(self._scheduler.settings.tables)
         for store, entries in self._stores.items():
             if store not in self._asked:
                 self._asked.add(store)
@@ -361,30 +350,30 @@ class FoundTables:
 
     def _ask(self, store: str, entries: list[TableSettings], then: Callable[[], None]) -> None:
         try:
-            discovery = discover_in_store(entries, self._formats)
+            listed = discovery.discover_in_store(entries, self._formats)
         except Exception as error:  # noqa: BLE001 - the maintenance of known tables continues
             why = redact(f"{type(error).__name__}: {error}")
-            discovery = Discovery((), tuple(Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries))
-        self._scheduler.post(lambda: self._answered(store, entries, discovery, then))
+            listed = discovery.Discovery(
+                (), tuple(discovery.Fault(str(entry.pattern or entry.uri), why, 1) for entry in entries)
+            )
+        self._scheduler.post(lambda: self._answered(store, entries, listed, then))
 
     def _answered(
-        self, store: str, entries: list[TableSettings], discovery: Discovery, then: Callable[[], None]
+        self, store: str, entries: list[TableSettings], listed: discovery.Discovery, then: Callable[[], None]
     ) -> None:
         self._asked.discard(store)
         if self._stores.get(store) != entries:
             self.find_beside(then)  # the configuration was reloaded meanwhile
             return
-        known = {**self._parts, store: discovery}
+        known = {**self._parts, store: listed}
         self._parts = {store: known[store] for store in self._stores if store in known}
-        self._take(merged(self._parts.values()))
+        self._take(discovery.merged(self._parts.values()))
         then()
 
-    def _take(self, discovery: Discovery) -> None:
-        self.faults = discovery.faults
-        tables = list(discovery.tables)
-        stay = {fault.pattern for fault in discovery.faults} | {
-            entry.pattern or entry.uri for entry in self._unanswered
-        }
+    def _take(self, listed: discovery.Discovery) -> None:
+        self.faults = listed.faults
+        tables = list(listed.tables)
+        stay = {fault.pattern for fault in listed.faults} | {entry.pattern or entry.uri for entry in self._unanswered}
         if stay:
             # If a pattern cannot be expanded now, or not yet, the tables that it matched before stay.
             names = {table.name for table in tables}
@@ -393,7 +382,7 @@ class FoundTables:
                 for table in self.tables
                 if {table.settings.pattern, table.settings.uri} & stay and table.name not in names
             ]
-        for fault in discovery.faults:
+        for fault in listed.faults:
             self._log.warning("pattern_failed", pattern=fault.pattern, error=fault.why)
         self.tables = tables
         self.on_found(tables, self._scheduler.settings.tables)

@@ -94,8 +94,7 @@ class FleetView:
         dead yet, for the same reason: the others may not have written since. One reading may fail before that: with
         more, a member that missed a write on each side of a short outage would be dead (membership.pml, bug 6).
 
-        Args:
-            newest: the number of the newest record of each other member that has one.
+        ``newest``: the number of the newest record of each other member that has one.
         """
         gap = self.read is not None and began - self.read > _MAX_GAP * self.heartbeat
         seen = {}
@@ -138,9 +137,7 @@ class Read(NamedTuple):
 class Reading:
     """What one member has read of the others. It is called on the thread of the member alone.
 
-    Args:
-        instance: of this member's state folder.
-        heartbeat: of the fleet, in seconds.
+    ``instance``: of this member's state folder. ``heartbeat``: of the fleet, in seconds.
 
     Attributes:
         per: of this member's budget.

@@ -103,6 +103,15 @@ def state_level(table: Mapping[str, Any]) -> int:
     return CRITICAL if table.get("look_error") else UNKNOWN if table.get("state") == NOT_READ else OK
 
 
+def poll_error(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the error of a table's last poll, with what to do; None: it succeeded."""
+    if table["look_error"] is None:
+        return None
+    todo = f"See it in full: {_inspect(table)}"
+    page = "runbooks/alerts/MemwalOpsPollsFail.md"
+    return {"reason": "the last poll failed", "message": table["look_error"], "remedy": todo, "runbook": page}
+
+
 def not_read(tables: Sequence[Mapping[str, Any]]) -> int:
     """Return how many tables of a status document were not read yet."""
     return sum(table.get("state") == NOT_READ for table in tables)
@@ -255,9 +264,8 @@ def _fleet_findings(fleet: Mapping[str, Any]) -> Iterator[Finding]:
 def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, file: str) -> Iterator[Finding]:
     """Yield the findings about a table.
 
-    Args:
-        table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
-        file: the configuration file, for commands; empty if there is none.
+    ``table``: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``. ``file``: the
+    configuration file, for commands; empty if there is none.
     """
     error, backlog = table["error"], figures.backlog_of(table)
     if table.get("state") == NOT_READ:
@@ -379,7 +387,11 @@ def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
 def _unreadable(level: int, error: Mapping[str, Any], backlog: figures.Figures, failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
     part = "cannot be read" if not backlog.values else "cannot be read as a whole"
-    same = [failure for failure in failures if failure.error is not None and _is_same_error(failure.error, error)]
+    same = [
+        failure
+        for failure in failures
+        if (of := failure.error) and (of["reason"] == error["reason"] or of["message"] in error["message"])
+    ]
     cause = error if not same or same[0].error is None else {**error, **same[0].error}
     failures[:] = [failure for failure in failures if failure not in same]
     jobs = [job for failure in same for job in failure.jobs]
@@ -387,10 +399,6 @@ def _unreadable(level: int, error: Mapping[str, Any], backlog: figures.Figures, 
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
     return finding(level, what, cause["remedy"] or error["remedy"], page or error["runbook"], jobs[:1])
-
-
-def _is_same_error(failed: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
-    return failed["reason"] == read["reason"] or failed["message"] in read["message"]
 
 
 def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator[Finding]:

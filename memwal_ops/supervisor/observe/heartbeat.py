@@ -25,8 +25,7 @@ _MAX_QUEUED = 100
 class Heartbeat:
     """Fetches URLs, those of each server on a thread of its own. ``on_result`` gets ``succeeded`` or ``failed``.
 
-    Attributes:
-        fault: why the last heartbeat was not received; empty: it was.
+    ``fault``: why the last heartbeat was not received; empty: it was.
     """
 
     def __init__(self, on_result: Callable[[str], None]) -> None:

@@ -424,10 +424,6 @@ def _exposed(collector: Collector) -> Iterable[Family] | str:
     return [Family(f"{collector._name}_total", "counter", text, collector._labelnames, rows)]  # noqa: SLF001 - see above
 
 
-def _amount(of: Mapping[str, Any], name: str) -> float:
-    return float(of[name])
-
-
 class _StatusCollector(Collector):
     """Gauges, made from the status at each scrape."""
 
@@ -520,7 +516,7 @@ class _StatusCollector(Collector):
             ("backoff_seconds", "Seconds until the backoff after failures ends."),
             ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
         ):
-            yield self._gauge(name, text, [(key, _amount(of, name)) for key, of in jobs], "table", "job")
+            yield self._gauge(name, text, [(key, float(of[name])) for key, of in jobs], "table", "job")
         stopped = [(key, float(of["breaker"] is not None)) for key, of in jobs]
         text = "1 if the circuit breaker of the job is open: it keeps failing, or achieves nothing."
         yield self._gauge("breaker_open", text, stopped, "table", "job")

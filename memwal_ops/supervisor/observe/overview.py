@@ -17,20 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from memwal_ops.core.figures import backlog_of
 from memwal_ops.storage.locations import is_catalog
-from memwal_ops.supervisor.observe.findings import (
-    CRITICAL,
-    DEFAULT_LIMITS,
-    NOT_READ,
-    OK,
-    UNKNOWN,
-    WARNING,
-    WORDS,
-    Finding,
-    level_of,
-    level_of_finding,
-    severity,
-    worst,
-)
+from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status_document import TableStatus, applicable_jobs
 
 _CHUNK = 100
@@ -104,7 +91,7 @@ class Row:
 
 
 def row_of(
-    table: Mapping[str, Any], findings: Sequence[Finding], later: Mapping[str, Any], cost: float | None = None
+    table: Mapping[str, Any], reported: Sequence[findings.Finding], later: Mapping[str, Any], cost: float | None = None
 ) -> Row:
     """Return the row of a table; ``later``: what ``expire`` reported last as deletable later."""
     backlog = backlog_of(table)
@@ -115,15 +102,15 @@ def row_of(
     nothing: tuple[str, Mapping[str, Any]] = ("", {})
     ran = max(jobs.items(), key=lambda one: one[1]["last_finished"] or "", default=nothing)
     due = min(jobs.items(), key=lambda one: one[1]["next_due"] or "~", default=nothing)
-    worst_finding = max(findings, key=lambda one: severity(level_of_finding(one)), default=None)
+    worst_finding = max(reported, key=lambda one: findings.severity(findings.level_of_finding(one)), default=None)
     held = backlog.amount("held")
     ran_job, ran_last = ran if ran[1].get("last_finished") else nothing
     due_job, due_next = due if due[1].get("next_due") else nothing
     return Row(
         name=table["name"], uri=table["uri"], format=table["format"] or "", folder=_folder(table["uri"]),
         state=table["state"], read=table["looked_at"] is not None,
-        level=OK if worst_finding is None else level_of_finding(worst_finding),
-        what="" if worst_finding is None else worst_finding["what"], findings=len(findings), rows=rows,
+        level=findings.OK if worst_finding is None else findings.level_of_finding(worst_finding),
+        what="" if worst_finding is None else worst_finding["what"], findings=len(reported), rows=rows,
         bytes=backlog.amount("table_bytes"), held=later.get("bytes") if held is None else held, free=later.get("by"),
         parts=backlog.amount("parts"),
         coverage=1 - min(1.0, (uncovered or 0) / rows) if covered and rows else None,
@@ -145,8 +132,8 @@ def _folder(uri: str) -> str:
 class Overview:
     """The rows of all tables. Safe on any thread."""
 
-    def __init__(self, tables: Tables, findings: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
-        self._tables, self._findings = tables, findings
+    def __init__(self, tables: Tables, reported: Callable[[Mapping[str, Any]], list[findings.Finding]]) -> None:
+        self._tables, self._findings = tables, reported
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[object, float, Row]] = {}
         self._refreshed = float("-inf")
@@ -220,22 +207,22 @@ PAGE_ROWS = 100
 _MAX_TEXT, _MAX_QUERY = 200, 10_000
 _MAX_PAGE = 100_000
 STATES: dict[str, int | None] = {
-    "critical": CRITICAL,
-    "warning": WARNING,
-    "ok": OK,
+    "critical": findings.CRITICAL,
+    "warning": findings.WARNING,
+    "ok": findings.OK,
     "paused": None,
     "running": None,
-    NOT_READ: None,
+    findings.NOT_READ: None,
 }
 GROUPS: dict[str, Callable[[Row], str]] = {
     "database": lambda row: row.folder,
     "format": lambda row: row.format or "unknown",
-    "state": lambda row: WORDS[row.level],
+    "state": lambda row: findings.WORDS[row.level],
 }
 _LABEL = "label:"
 _LABELS = re.compile(r"label:[A-Za-z0-9_.-]{1,63}")
 SORTS: dict[str, Callable[[Row], Any]] = {
-    "state": lambda row: severity(row.level),
+    "state": lambda row: findings.severity(row.level),
     "name": lambda row: row.name,
     "format": lambda row: row.format,
     "rows": lambda row: row.rows,
@@ -328,7 +315,13 @@ class FleetQuery:
 def _has_state(row: Row, state: str) -> bool:
     if (level := STATES[state]) is not None:
         return row.level == level
-    return row.state == NOT_READ if state == NOT_READ else row.paused if state == "paused" else bool(row.running)
+    return (
+        row.state == findings.NOT_READ
+        if state == findings.NOT_READ
+        else row.paused
+        if state == "paused"
+        else bool(row.running)
+    )
 
 
 def _label_of(row: Row, name: str) -> str:
@@ -370,18 +363,18 @@ class Totals:
     @property
     def level(self) -> int:
         """The level of the worst table."""
-        counts = {CRITICAL: self.critical, UNKNOWN: self.not_read, WARNING: self.warning}
-        return worst(level for level, count in counts.items() if count)
+        counts = {findings.CRITICAL: self.critical, findings.UNKNOWN: self.not_read, findings.WARNING: self.warning}
+        return findings.worst(level for level, count in counts.items() if count)
 
 
 def totals(rows: Sequence[Row]) -> Totals:
     """Return the sums of tables."""
     levels = Counter(row.level for row in rows)
     soonest = min((row for row in rows if row.free), key=lambda row: row.free or "", default=None)
-    read, unread = sum(row.read for row in rows), sum(row.state == NOT_READ for row in rows)
+    read, unread = sum(row.read for row in rows), sum(row.state == findings.NOT_READ for row in rows)
     return Totals(
-        len(rows), read, unread, levels[CRITICAL], levels[WARNING], levels[OK], sum(row.paused for row in rows),
-        sum(bool(row.running) for row in rows), _sum(row.rows for row in rows),
+        len(rows), read, unread, levels[findings.CRITICAL], levels[findings.WARNING], levels[findings.OK],
+        sum(row.paused for row in rows), sum(bool(row.running) for row in rows), _sum(row.rows for row in rows),
         _sum(row.bytes for row in rows), _sum(row.held for row in rows), _sum(row.waiting for row in rows),
         _sum(row.cost for row in rows),
         None if soonest is None else soonest.free, "" if soonest is None else soonest.name,
@@ -394,12 +387,14 @@ _FIRST = 5
 def first_look(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what is wrong and what is behind: of both the worst tables, and how many there are."""
     wrong = sorted(
-        (row for row in rows if row.level in {WARNING, CRITICAL}), key=lambda row: (-severity(row.level), row.name)
+        (row for row in rows if row.level in {findings.WARNING, findings.CRITICAL}),
+        key=lambda row: (-findings.severity(row.level), row.name),
     )
     behind = [
         row
         for row in rows
-        if level_of(row.waiting or 0, DEFAULT_LIMITS.waiting) or level_of(row.age or 0, DEFAULT_LIMITS.age)
+        if findings.level_of(row.waiting or 0, findings.DEFAULT_LIMITS.waiting)
+        or findings.level_of(row.age or 0, findings.DEFAULT_LIMITS.age)
     ]
     behind.sort(key=lambda row: (-(row.age or 0), -(row.waiting or 0), row.name))
     return {
@@ -443,7 +438,7 @@ def groups_of(rows: Iterable[Row], query: FleetQuery) -> list[tuple[str, str, To
     for row in rows:
         groups.setdefault(row.labels.get(label, "") if key is None else key(row), []).append(row)
     found = [(name, _group_link(query, name), totals(some)) for name, some in groups.items()]
-    return sorted(found, key=lambda one: (-severity(one[2].level), -one[2].tables, one[0]))
+    return sorted(found, key=lambda one: (-findings.severity(one[2].level), -one[2].tables, one[0]))
 
 
 def _group_link(query: FleetQuery, name: str) -> str:

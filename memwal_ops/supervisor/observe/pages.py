@@ -36,6 +36,7 @@ from memwal_ops.supervisor.observe.findings import (
     Finding,
     findings_of,
     no_tables,
+    poll_error,
     service_findings,
 )
 from memwal_ops.supervisor.observe.spending import Spending
@@ -292,10 +293,7 @@ class Pages:
         return replace(page, is_current=self._current([row.name for row in shown], len(every)))
 
     def _current(self, names: Sequence[str], tables: int | None = None) -> Callable[[], bool]:
-        """Return whether a page of these tables still shows what holds; its times are at most two seconds old.
-
-        ``tables``: how many there are in all, where the page has sums of all.
-        """
+        """Whether a page of these tables, and with sums of so many in all, still shows what holds, for two seconds."""
         made, stamps = time.monotonic(), self._tables.stamps(names)
 
         def is_current() -> bool:
@@ -390,7 +388,7 @@ class Pages:
     def _document(self, table: Mapping[str, Any]) -> dict[str, Any]:
         blocked = backlog_of(table).amount("blocked")
         found = self._reports(table).blocked_in_last_run(table["uri"]) if blocked else []
-        return {**table, "error": _read_error(table), "blocked": found}
+        return {**table, "error": poll_error(table), "blocked": found}
 
     def findings(self, table: Mapping[str, Any]) -> list[Finding]:
         """Return what is wrong with a table, by its entry in the status."""
@@ -419,14 +417,6 @@ class _CachedRuns:
 def _stamp(table: Mapping[str, Any]) -> object:
     """Return a value that changes whenever a run of the table begins or ends."""
     return tuple((job["state"] == "running", job["last_finished"]) for job in table["jobs"].values())
-
-
-def _read_error(table: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if table["look_error"] is None:
-        return None
-    todo = f"See it in full: memwal-ops inspect {shlex.quote(table['uri'])}"
-    page = "runbooks/alerts/MemwalOpsPollsFail.md"
-    return {"reason": "the last poll failed", "message": table["look_error"], "remedy": todo, "runbook": page}
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,8 +274,7 @@ class Spending:
 
         Both are at most a minute old: a table may have run ten thousand times, and its page refreshes itself.
 
-        Args:
-            span: of the runs, the oldest of them first.
+        ``span``: of the runs, the oldest of them first.
         """
         known, now = self._spent.get((table, span)), time.monotonic()
         if known is not None and now - known[0] < _VALID_SECONDS:

@@ -295,9 +295,8 @@ class FleetTable(status_document.TableStatus):
 class RunReports:
     """What the last runs on tables reported: a run opens the objects that a poll only lists.
 
-    Attributes:
-        runs: returns the newest runs, by table, job, failed and limit.
-        format_of: returns the name of the format of a table, by its URI; None if it is not known yet.
+    ``runs``: returns the newest runs, by table, job, failed and limit. ``format_of``: returns the name of the format of
+    a table, by its URI; None if it is not known yet.
     """
 
     runs: Callable[..., list[dict[str, Any]]]

@@ -17,18 +17,7 @@ from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
 from memwal_ops.pages.charts import lane, marks, story, value_ticks
 from memwal_ops.pages.rendering import amount_text, compact_text
-from memwal_ops.supervisor.observe.findings import (
-    MAX_BLOCKED,
-    WORDS,
-    Finding,
-    due_text,
-    holder_text,
-    level_of_finding,
-    seconds_until,
-    severity,
-    waits_text,
-    worst,
-)
+from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.outcomes import answers_of
@@ -40,21 +29,20 @@ NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
 """The variables of a table's page that only the service has."""
 
 
-def view_of(table: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+def view_of(table: Mapping[str, Any], reported: Sequence[findings.Finding]) -> dict[str, Any]:
     """Return the variable ``table`` of a page's template.
 
-    Args:
-        table: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
+    ``table``: its status document, with ``error`` and ``blocked`` as those of ``memwal-ops status``.
     """
     backlog = backlog_of(table)
     jobs = applicable_jobs(table)
     return {
         **{name: table[name] for name in ("name", "uri", "version", "looked_at")},
-        "blocked": table["blocked"][MAX_BLOCKED:],
-        "level": WORDS[worst(map(level_of_finding, findings))],
-        "verdict": "" if findings or table.get("paused") else _verdict(backlog, jobs),
+        "blocked": table["blocked"][findings.MAX_BLOCKED :],
+        "level": findings.WORDS[findings.worst(map(findings.level_of_finding, reported))],
+        "verdict": "" if reported or table.get("paused") else _verdict(backlog, jobs),
         "paused": table.get("paused"),
-        "findings": sorted(findings, key=lambda finding: -severity(level_of_finding(finding))),
+        "findings": sorted(reported, key=lambda finding: -findings.severity(findings.level_of_finding(finding))),
         "noun": backlog.noun_of("backlog"),
         "facts": [*_facts(backlog)],
         "figures": figures_of(backlog),
@@ -70,7 +58,11 @@ def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
     running = [name for name, job in jobs.items() if job["state"] == "running"]
     due = min(((job["next_due"], name) for name, job in jobs.items() if job["next_due"]), default=None)
     then = (
-        f" Running: {', '.join(running)}." if running else f" Next: {due[1]} {due_text(jobs[due[1]])}." if due else ""
+        f" Running: {', '.join(running)}."
+        if running
+        else f" Next: {due[1]} {findings.due_text(jobs[due[1]])}."
+        if due
+        else ""
     )
     return f"Nothing to do: nothing is wrong, and {waits}.{then}"
 
@@ -84,12 +76,12 @@ def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> l
         doing = job.get("progress") or {}
         text = f"running for {time_text(job['running_seconds'])}{_progress(job, ', ')}"
         if job["state"] != "running":
-            text = waits_text(job) if job["waiting_for"] else "about to start"
+            text = findings.waits_text(job) if job["waiting_for"] else "about to start"
         share = doing["done"] / doing["total"] if doing.get("total") else None
         shown[name] = {"job": name, **asked, "text": text, "busy": True, "run": None, "share": share}
     for run in runs:
         by, ended = (run["plan"] or {}).get("asked_by"), run["finished"]
-        if not by or ended is None or run["job"] in shown or seconds_until(ended) < -_ASKED_SECONDS:
+        if not by or ended is None or run["job"] in shown or findings.seconds_until(ended) < -_ASKED_SECONDS:
             continue
         result = ", ".join(f"{one['name']} {amount_text(one['value'], one['unit'])}" for one in run_figures(run, table))
         why = run["error"]["message"] if run["error"] else (run["decision"] or "").replace("_", " ")
@@ -158,9 +150,8 @@ def charts_of(
 ) -> list[dict[str, Any]]:
     """Return the lanes of recorded figures; without those of which all is zero.
 
-    Args:
-        samples: a figure is as in the last one until the next: those that do not change are recorded rarely.
-        now: the figures as last read; None: they were not read.
+    ``samples``: a figure is as in the last one until the next: those that do not change are recorded rarely. ``now``:
+    the figures as last read; None: they were not read.
     """
     lanes = []
     for role, name, unit in _FACTS:
@@ -181,9 +172,8 @@ def cost_chart(
 ) -> list[dict[str, Any]]:
     """Return the lane of what runs cost over time; none if they cost nothing.
 
-    Args:
-        spent: when runs ended, in seconds since 1970, and what each cost.
-        span: the lane has the sum of each such time, which is ``span_text`` in words.
+    ``spent``: when runs ended, in seconds since 1970, and what each cost. ``span``: the lane has the sum of each such
+    time, which is ``span_text`` in words.
     """
     seconds = span.total_seconds()
     sums = [0.0] * math.ceil((end - start) / seconds)
@@ -199,8 +189,7 @@ def cost_chart(
 def recall_chart(runs: Sequence[Mapping[str, Any]], start: float, end: float) -> list[dict[str, Any]]:
     """Return the lanes of the recall of vector indexes over time; none if less than two runs asked them.
 
-    Args:
-        runs: the runs that asked the indexes of the table, the newest first.
+    ``runs``: the runs that asked the indexes of the table, the newest first.
     """
     series: dict[str, list[tuple[float, float]]] = {}
     for run in reversed(runs):
@@ -239,8 +228,7 @@ def runs_chart(
 ) -> list[dict[str, Any]]:
     """Return the lane of what runs achieved, and of those that failed; none without such a run.
 
-    Args:
-        runs: of the ledger of the table, the oldest first.
+    ``runs``: of the ledger of the table, the oldest first.
     """
     events = [
         (run["finished"], "critical" if run["outcome"] in FAILURES else "ok", f"{run['job']}: {text}")
@@ -286,8 +274,7 @@ def writes_chart(history: Mapping[str, Any] | None, start: float, end: float) ->
 def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the variable ``cost`` of a table's page; None if no run ended in the time.
 
-    Args:
-        ledger: of the table, by jobs, see :func:`memwal_ops.supervisor.observe.spending.ledger_document`.
+    ``ledger``: of the table, by jobs, see :func:`memwal_ops.supervisor.observe.spending.ledger_document`.
     """
 
     def sums(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,9 +295,8 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the variables ``history``, ``merges_chart`` and ``storage`` of a table's page.
 
-    Args:
-        history: a document of :class:`memwal_ops.core.table_history.TableHistory`.
-        gc: the document of a run or plan of ``gc``.
+    ``history``: a document of :class:`memwal_ops.core.table_history.TableHistory`. ``gc``: the document of a run or
+    plan of ``gc``.
     """
     revisions = [] if history is None else [*history["revisions"]]
     merges = [revision for revision in reversed(revisions) if revision["merged_rows"]]
@@ -347,11 +333,11 @@ def _job_row(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     lease = job["lease"]
     suffix = " (this service)" if lease["state"] == "held" else ""
     return {
-        "name": name, "state": job["state"], "progress": _progress(job), "acts": [], "due": due_text(job),
+        "name": name, "state": job["state"], "progress": _progress(job), "acts": [], "due": findings.due_text(job),
         "running": f"running for {time_text(job['running_seconds'])}" if job["state"] == "running" else "",
-        "waits": f"due, {waits_text(job)}" if job["waiting_for"] else "", "outcome": job["last_outcome"] or "",
+        "waits": f"due, {findings.waits_text(job)}" if job["waiting_for"] else "", "outcome": job["last_outcome"] or "",
         "last": job["last_finished"], "success": job["last_success"], "failures": job["consecutive_failures"],
         "bad": bool(job["consecutive_failures"]), "paused": job.get("paused"),
         "next_run": describe_next_run(job["next_run"]) if job.get("next_run") else "",
-        "lease": "" if lease["state"] == "free" else f"{holder_text(job)}{suffix}",
+        "lease": "" if lease["state"] == "free" else f"{findings.holder_text(job)}{suffix}",
     }  # fmt: skip

@@ -198,9 +198,8 @@ class PollResults:
     def record_run(self, entry: TableJob, figures: Mapping[str, float], remaining: Mapping[str, float] | None) -> None:
         """Record what blocked a run, which polls do not find: they only list objects. And the backlog that it left.
 
-        Args:
-            remaining: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
-                unknown.
+        ``remaining``: the backlog that it cannot reduce; empty: that of the last poll, as it published nothing; None:
+        unknown.
         """
         kind = entry.table.settings.format
         state, blocked = self._shared.tables.get(entry.table.name), Figures(figures, kind, "run").amount("blocked")
@@ -288,8 +287,7 @@ class _StorePolls:
 class BacklogPolling:
     """The polls of all tables. Only the scheduler's thread calls it.
 
-    Attributes:
-        announced: the tables whose commits are announced by events.
+    ``announced``: the tables whose commits are announced by events.
     """
 
     def __init__(self, shared: SharedState) -> None:

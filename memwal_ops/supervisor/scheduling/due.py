@@ -152,8 +152,7 @@ def leave_backoff(entry: tables.TableJob, last: leases.LastRun, instance: str | 
 
     It is due as the other process may have run it with other options.
 
-    Args:
-        skew: how far the store's clock is behind.
+    ``skew``: how far the store's clock is behind.
     """
     finished = last.finished + skew
     newer = entry.attempted is not None and finished > entry.attempted

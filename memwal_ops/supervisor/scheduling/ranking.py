@@ -26,8 +26,7 @@ _RETENTION = "max_bytes_held"
 def new_budget(settings: Settings, charged: Iterable[outcomes.Charged]) -> fleet_budget.FleetBudget:
     """The budget of a configuration.
 
-    Args:
-        charged: what earlier runs used, see :func:`memwal_ops.supervisor.state.outcomes.charged_runs`.
+    ``charged``: what earlier runs used, see :func:`memwal_ops.supervisor.state.outcomes.charged_runs`.
     """
     config = settings.config.budget
     if config is None:
@@ -49,8 +48,7 @@ def budget_document(
 ) -> BudgetStatus:
     """The document ``budget`` of the service's status.
 
-    Args:
-        waits: of what would pass a limit that is not reached: when the first of it fits, and the limit.
+    ``waits``: of what would pass a limit that is not reached: when the first of it fits, and the limit.
     """
     at = now.timestamp()
     limit = budget.refuses(at, expected, fleet_budget.NOTHING)

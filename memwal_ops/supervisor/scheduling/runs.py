@@ -377,10 +377,7 @@ class Starter:
     def _on_lease_result(
         self, entry: TableJob, result: tuple[Lease | None, Lease | None] | None, error: MemwalOpsError | None
     ) -> None:
-        """Start the run, or request the lease again later.
-
-        ``result``: the lease that this supervisor acquired, if any, and the newest one before it.
-        """
+        """Start the run with the lease that was acquired, or request it again later, by the newest one before it."""
         shared = self._shared
         shared.leasing.pop(entry.key, None)
         shared.touch(entry.table.name)

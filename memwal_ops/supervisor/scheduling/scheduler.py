@@ -45,8 +45,7 @@ _Reply = TypeVar("_Reply")
 class EventLoop:
     """The events of a scheduler; :meth:`call` holds ``lock``, which readers on other threads take.
 
-    Args:
-        on_error: called after an unexpected error, which is logged.
+    ``on_error``: called after an unexpected error, which is logged.
     """
 
     def __init__(self, on_error: Callable[[], None]) -> None:

@@ -68,17 +68,11 @@ def members_of(path: str) -> int:
 class StateDir:
     """The state folder, locked by one process. The kernel releases the lock however the process ends.
 
-    Attributes:
-        instance: an id that survives restarts: a service that was killed still owns its leases.
+    ``instance``: an id that survives restarts: a service that was killed still owns its leases.
     """
 
     def __init__(self, path: str) -> None:
-        """Create the folder and lock it.
-
-        Raises:
-            AlreadyRunningError: another process has locked it.
-            HistoryError: the folder cannot be created or written.
-        """
+        """Create the folder and lock it. Raises ``AlreadyRunningError``, or ``HistoryError``: it cannot be written."""
         self.path = path
         try:
             make_private(path)

@@ -70,10 +70,7 @@ def _failed_part(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _damage(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the columns of the worst finding of a verification; None: no error, or none but wrong answers of indexes.
-
-    Those are shown by :func:`answers_of`.
-    """
+    """The columns of the worst error of a verification, if any, but for wrong answers: :func:`answers_of` has those."""
     listed, asked = report.get("findings"), report.get("answers")
     answers = [one for index in asked or () for one in index.get("findings") or ()] if isinstance(asked, list) else []
     shown = {(one["check"], one["evidence"]) for one in answers}

@@ -36,9 +36,8 @@ NOT_APPLICABLE = "not_applicable"
 class RunRequest:
     """Run a job (``apply``), or plan it, with or without a lease.
 
-    Attributes:
-        named: the configuration names the job for this table; else it is not a failure if it does not apply to it.
-        foreign: the job is of another package: its worker is replaced after the run.
+    ``named``: the configuration names the job for this table; else it is not a failure if it does not apply to it.
+    ``foreign``: the job is of another package: its worker is replaced after the run.
     """
 
     id: int

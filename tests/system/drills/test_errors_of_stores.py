@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import lance
 import pytest
 
-from memwal_ops.storage import object_store
 from memwal_ops.storage.errors import RetryPolicy
 from tests.support.faulty_proxy import Fault, FaultyProxy
 from tests.support.s3_server import options_for
@@ -97,7 +96,7 @@ def test_23_conditional_write_unsupported(
 def test_24_store_unavailable(
     drill: Drill, remote: Workload, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "RetryPolicy", lambda: RetryPolicy(deadline=0.3, first_wait=0.01))
+    monkeypatch.setattr("memwal_ops.storage.errors.RetryPolicy", lambda: RetryPolicy(deadline=0.3, first_wait=0.01))
     proxy.faults = failing(503, "SlowDown")
     assert "SlowDown" in drill.refused('memwal-ops merge "$URI"')["message"]
     outcomes = drill.follow_until(proxy.faults.clear, before="memwal-ops merge")
