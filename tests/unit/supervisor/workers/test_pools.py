@@ -108,6 +108,25 @@ def test_what_hangs_is_set_aside_and_keeps_no_other_waiting(pools: Pools) -> Non
     assert pools.free("watch") == 0
     hangs.aside = True
     assert pools.free("watch") == 1
-    assert give(pools, 2, "watch") is not hangs
+    other = give(pools, 2, "watch")
+    assert other is not hangs
     pools.release(hangs)  # type: ignore[arg-type]
-    assert (hangs.aside, hangs.quitting) == (False, True), "one more than the pool has"
+    assert (hangs.aside, hangs.quitting, pools.free("watch")) == (False, False, 0)
+    pools.release(other)  # type: ignore[arg-type]
+    assert (hangs.quitting, other.quitting) == (False, True), "one more than the pool has"
+
+
+def test_after_slow_starts_one_that_has_started_is_used_again(pools: Pools) -> None:
+    """On a busy machine each first poll is set aside while its process starts, and the next one begins in another."""
+    started = []
+    for number in range(3):
+        started.append(give(pools, number, "watch"))
+        started[-1].aside = True
+    last = give(pools, 3, "watch")
+    pools.release(started[0])  # type: ignore[arg-type]
+    assert not started[0].quitting, "the last one may take long to start, and be set aside, too"
+    last.aside = True
+    assert (pools.free("watch"), give(pools, 4, "watch")) == (1, started[0])
+    for worker in (*started[1:], last, started[0]):
+        pools.release(worker)  # type: ignore[arg-type]
+    assert sum(not worker.quitting for worker in Process.made) == 1
