@@ -65,7 +65,7 @@ class CheckResult:
 
 
 def backlog_limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of :class:`Limits`; the command gets them as ``limits``."""
+    """Add the options of :class:`~memwal_ops.supervisor.observe.findings.Limits`, given as ``limits``."""
 
     @wraps(command)
     def limited(

@@ -100,7 +100,7 @@ def open_export(path: str, job: str | None = None) -> Iterator[Table]:
     ``job``: as in :func:`memwal_ops.core.registry.open_table`.
 
     Raises:
-        InvalidUsageError, InvalidFormatError, UnsupportedFeatureError: see :class:`ExportedStore`.
+        MemwalOpsError: see :class:`memwal_ops.storage.export_file.ExportedStore`.
         MemwalOpsError: the table cannot be opened, for the same reason as where it was exported.
     """
     with closing(export_file.ExportedStore(path)) as store:

@@ -248,7 +248,7 @@ _IDENTITY = frozenset({"aws_profile", "aws_role_arn", "aws_web_identity_token_fi
 
 
 def resolve(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> locations.Location:
-    """Resolve a table's URI and options: see :func:`resolve_folder`.
+    """Resolve a table's URI and options: see :func:`memwal_ops.storage.locations.resolve_folder`.
 
     Raises ``MemwalOpsError``: as ``resolve_folder``; of a table in a catalog, as
     :meth:`memwal_ops.storage.catalogs.Catalog.describe`.

@@ -45,7 +45,7 @@ class HttpServer:
     """Serves on background threads.
 
     Args:
-        alive, ready, metrics, status, runs, run: see :class:`Sources`.
+        alive, ready, metrics, status, runs, run: see :class:`memwal_ops.supervisor.http.routes.Sources`.
         pages: returns the page of any other path and its query string, for a viewer; None if there is none.
         sign_in: returns the page that asks for a token; given why the last one was refused.
         allowed_hosts: host names that requests may have in their ``Host`` header, besides its own.
