@@ -14,6 +14,7 @@ from lance.indices import IndexConfig
 from memwal_ops.core.answers import IndexAnswers, examples
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers import asked_index
+from memwal_ops.formats.lance.answers.sample import SampledQuery
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
 from memwal_ops.formats.lance.wire.version_manifest import fragments_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwal_ops.formats.lance.answers.sample import Queries, SampledQuery
+    from memwal_ops.formats.lance.answers.sample import Queries
 
     Addresses = NDArray[np.uint64]
 
@@ -104,7 +105,7 @@ def ask(
     if drawn.skipped:
         return IndexAnswers(**base, skipped=drawn.skipped)
     try:
-        queries = [query for query in drawn.queries if uses(pinned, index, query)]
+        queries = _answered(pinned, index, drawn.queries)
     except MemwalOpsError as error:
         if not _can_be_planned(pinned, drawn.queries):
             return IndexAnswers(**base, skipped=f"pylance takes no such conditions on {index.arrow}")
@@ -140,7 +141,18 @@ class _IndexError(MemwalOpsError):
     reason = "index_fails"
 
 
-def uses(pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery) -> bool:
+def _answered(
+    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery]
+) -> Sequence[SampledQuery]:
+    """Those that pylance answers by this index: of the only one of a column mostly all, which one plan shows."""
+    together = " OR ".join(f"({query.condition})" for query in queries if query.words is None)
+    alone = sum(other.column == index.column for other in pinned.indexes.values()) == 1
+    if together and alone and _uses(pinned, index, SampledQuery("all", together)):
+        return queries
+    return [query for query in queries if _uses(pinned, index, query)]
+
+
+def _uses(pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery) -> bool:
     """Whether pylance answers a query by this index (and not by another one of its column, or by none).
 
     Raises ``StorageError``: it fails to plan the query.

@@ -85,7 +85,7 @@ _ORDERED = frozenset({"BTree", "Bitmap", "ZoneMap"})
 _EQUAL = frozenset({"BloomFilter"})
 _SAMPLED_FRAGMENTS = 256
 _CUTS = 24
-_IN_LIST = 16
+_IN_LIST = 64
 _GRAM = 3
 _WORDS = re.compile(r"\w+")
 _NO_WORD = "qzxjvkwy"
@@ -178,6 +178,9 @@ def sample_queries(
     if index.is_vector:
         return Queries((), rows, fragments, others, seed, cost)
     queries = tuple(_queries(index, rows, samples, random))
+    if fragments and any(query.what == "range" for query in queries):  # IN looks for each drawn value, too
+        spared = [query for query in queries if query.what == "equal"][2:]
+        queries = tuple(query for query in queries if query not in spared)
     if not fragments:  # only drawn rows are looked up: each by a page or two of the index
         queries = tuple(query for query in queries if query.what in _POINTS)[: max(_FEW, left // _PAGE)]
         cost = rows.nbytes + len(queries) * _PAGE
