@@ -2,8 +2,6 @@
 
 Paths are relative to the table's root, use ``/`` and never start with it. Implementations
 raise only classes of :mod:`memwal_ops.errors`, never an error of a client library.
-
-Make several requests to a store at once, for an iterator that may be dropped at any element.
 """
 
 from __future__ import annotations
@@ -31,9 +29,28 @@ def concurrently(
     """
     remaining = iter(items)
     while taken := list(islice(remaining, chunk or threads)):
-        with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(function, taken))
-        yield from zip(taken, results, strict=True)
+        yield from zip(taken, results_of(function, taken, threads=threads), strict=True)
+
+
+def results_of(function: Callable[[_T], _R], items: Iterable[_T], *, threads: int) -> list[_R]:
+    """The function's result for each item, in order; after an error no other one is begun."""
+    items = [*items]
+    results: dict[int, _R] = {}
+    numbers = iter(range(len(items)))
+
+    def work(_: int) -> None:  # a future for each item would cost more than the read of a local file
+        try:
+            for number in numbers:
+                results[number] = function(items[number])
+        finally:
+            list(numbers)
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            [*pool.map(work, range(min(threads, len(items))))]
+        finally:
+            list(numbers)
+    return [results[number] for number in range(len(items))]
 
 
 class LinkError(StorageError):

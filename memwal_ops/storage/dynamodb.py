@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from memwal_ops import errors
 from memwal_ops.storage import aws
-from memwal_ops.storage.api import VersionEntry
+from memwal_ops.storage.api import VersionEntry, results_of
 from memwal_ops.storage.errors import translate
 
 _COMMITTER = "memwal-ops"
@@ -109,9 +108,7 @@ class VersionEntries:
         self._put_each([self._fence(base, version, first.moved_to or "", first.last_fence) for version in missing])
 
     def _put_each(self, fences: Iterable[Mapping[str, Any]]) -> None:
-        with ThreadPoolExecutor(_CONCURRENT) as pool:
-            for _ in pool.map(lambda fence: self._put(fence["Item"], _ABSENT, {}), fences):
-                pass
+        results_of(lambda fence: self._put(fence["Item"], _ABSENT, {}), fences, threads=_CONCURRENT)
 
     def check(self) -> None:
         """Verify that the table in DynamoDB exists and has the keys that Lance expects.

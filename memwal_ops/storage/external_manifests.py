@@ -15,7 +15,6 @@ import json
 import re
 import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -209,9 +208,7 @@ class ManifestEntryStore(ObjectStore):
         self.mark()
         matches = [_MANIFEST.fullmatch(path) or _STAGED.fullmatch(path) for path in wanted]
         manifests = {f"{match['folder']}/{match['name']}" for match in matches if match is not None}
-        with ThreadPoolExecutor(_CONCURRENT) as pool:
-            for _ in pool.map(self._finished, manifests):
-                pass
+        api.results_of(self._finished, manifests, threads=_CONCURRENT)
         super().delete_many(self._left_staged(wanted))
         return super().delete_many(wanted)
 

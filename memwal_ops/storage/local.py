@@ -5,21 +5,10 @@ folders exist by themselves, links lead elsewhere, a root may be missing, and a 
 any bytes. obstore's own listing fails as a whole at one name with a newline or that is not UTF-8, and
 follows links; therefore this module walks the folders itself.
 
-List the objects of many folders in the requests of one listing.
-
-A folder of eight objects takes a request of its own to be listed, and so do 125 of them together: a page has 1,000
-objects.
-
-Lock a file against other processes of this machine (``flock``), within a limit.
-
-The kernel frees a lock when its process ends, but not when the process is suspended: so no lock is waited for without
-a limit, and the error names the holder.
-
-Local files with a compare-and-swap between processes of memwal-ops, for formats that keep one manifest object.
-
 A file system has no write that is conditional on a tag. A lock file replaces it: a swap takes the lock (``flock``,
-which the kernel releases if the process dies), compares the hash of the content, and renames a synced file into place.
-It is **safe among processes of memwal-ops on one machine only**: another program that writes the file does not take
+which the kernel releases if the process dies, but not if it is suspended: so no lock is waited for without a limit),
+compares the hash of the content, and renames a synced file into place. It is
+**safe among processes of memwal-ops on one machine only**: another program that writes the file does not take
 the lock, and not every network file system supports locks.
 """
 
@@ -36,6 +25,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from stat import S_ISDIR, S_ISLNK, S_ISREG
+
+from obstore.store import LocalStore
 
 from memwal_ops import errors
 from memwal_ops.storage import api, metering
@@ -203,7 +194,7 @@ class LocalObjectStore(ObjectStore):
 
     def __init__(self, root: str, *, retry: RetryPolicy | None = None) -> None:
         """``root`` is an absolute path."""
-        super().__init__(None, root, delete_batch=1, retry=retry)
+        super().__init__(None, root, delete_batch=64, retry=retry)  # checked for links a moment before
         self._real_root = os.path.realpath(root)
         self._lock = threading.Lock()
 
@@ -238,9 +229,26 @@ class LocalObjectStore(ObjectStore):
         del path, data, e_tag
         raise unsupported(self._root, "is a local folder, which has no compare-and-swap")
 
+    def get(self, path: str) -> bytes:
+        """The whole file, for a third of what obstore takes for a small one. Raises ``ObjectNotFoundError``."""
+        try:
+            with open(self._absolute(self._checked(path)), "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise translate(error, path=path, action="read") from error
+        metering.LOCAL.count("get", read=len(data))
+        return data
+
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
-            metering.delete(self._client(), name)
+            metering.LOCAL.count("delete")
+            with suppress(FileNotFoundError):
+                os.unlink(self._absolute(name))
+        for folder in {os.path.dirname(name) for name in names}:
+            with suppress(OSError):  # it has other files
+                while folder:
+                    os.rmdir(self._absolute(folder))
+                    folder = os.path.dirname(folder)  # noqa: PLW2901
 
     def _client(self, *, writing: bool = False) -> metering.Client:
         with self._lock:
@@ -251,7 +259,7 @@ class LocalObjectStore(ObjectStore):
                     elif not os.path.exists(self._real_root):
                         # Every method handles this as an absent object.
                         raise FileNotFoundError(2, "No such folder", self._root)
-                    self._made_client = metering.local_client(self._real_root)
+                    self._made_client = LocalStore(self._real_root)
                 except PermissionError as exc:
                     raise translate(exc, path=self._root, action="write" if writing else "read") from exc
             return self._made_client
@@ -280,7 +288,7 @@ class LocalObjectStore(ObjectStore):
         """Raise ``LinkError`` if the path is, or contains, a link that is not followed, or is no regular file."""
         here = self._real_root
         for segment in path.split("/"):
-            here = os.path.join(here, segment)
+            here = f"{here}/{segment}"
             try:
                 mode = os.lstat(here).st_mode
             except (OSError, ValueError):

@@ -89,11 +89,6 @@ def _has(kind: Any, key: str) -> bool:
     return True
 
 
-def local_client(root: str) -> LocalStore:
-    """The client of an existing local folder; it removes folders that a delete leaves empty."""
-    return LocalStore(root, automatic_cleanup=True)
-
-
 def _s3(location: locations.Location, bucket: str, config: dict[str, str], arguments: dict[str, Any]) -> S3Store:
     provider = location.aws.provider() if location.aws is not None else None
     if provider is not None:

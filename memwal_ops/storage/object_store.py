@@ -1,15 +1,13 @@
 """The store on obstore: conditional writes, streamed listings, batch deletes.
 
-Implements :class:`memwal_ops.storage.api.Store` for S3, GCS, Azure and memory;
-:mod:`memwal_ops.storage.local` derives the store on local files.
+For S3, GCS, Azure and memory; :mod:`memwal_ops.storage.local` derives the store on local files.
 
 Resume a listing after a failed page.
 
 obstore's stream cannot be used after an error. Stores list in the order of their keys, so a new
 stream that starts after the last object continues where the old one failed, and memory holds
 one page. The start of a listing is only a hint to the store: a server may ignore it
-(releases of Azurite did), so objects that sort before it are skipped here. For retries see
-:mod:`memwal_ops.storage.errors`.
+(releases of Azurite did), so objects that sort before it are skipped here.
 
 Delete many objects in batches and report exactly which deletions failed.
 
@@ -24,7 +22,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import obstore
@@ -226,15 +223,14 @@ def _delete_singly(
             return None if errors.is_absent(exc.__cause__ or exc) else exc
         return None
 
-    with ThreadPoolExecutor(_CONCURRENT_DELETES) as pool:
-        for start in range(0, len(paths), _CONCURRENT_DELETES):
-            group = paths[start : start + _CONCURRENT_DELETES]
-            outcomes = list(zip(group, pool.map(attempt, group), strict=True))
-            failed.update({path: str(error) for path, error in outcomes if error is not None})
-            broken = next((error for _, error in outcomes if isinstance(error, _STORE_FAILURES)), None)
-            if broken is not None:
-                failed.update({path: str(broken) for path in paths[start + _CONCURRENT_DELETES :]})
-                return broken
+    for start in range(0, len(paths), _CONCURRENT_DELETES):
+        group = paths[start : start + _CONCURRENT_DELETES]
+        outcomes = api.results_of(attempt, group, threads=_CONCURRENT_DELETES)
+        failed.update({path: str(error) for path, error in zip(group, outcomes, strict=True) if error is not None})
+        broken = next((error for error in outcomes if isinstance(error, _STORE_FAILURES)), None)
+        if broken is not None:
+            failed.update({path: str(broken) for path in paths[start + _CONCURRENT_DELETES :]})
+            return broken
     return None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from memwal_ops.formats.zeppelin.wire.segment import (
     encode_text_index,
     text_name,
 )
+from memwal_ops.storage.api import results_of
 from memwal_ops.storage.records import decode_record, encode_record
 
 if TYPE_CHECKING:
@@ -508,8 +508,7 @@ class SegmentWriter:
     def _flush(self) -> None:
         # Recorded before they are written: a run that is stopped in between removes objects that may exist.
         self.paths += [path for path, _ in self._waiting]
-        with ThreadPoolExecutor(_UPLOADS) as pool:
-            [*pool.map(lambda item: create_object(self.store, *item), self._waiting)]
+        results_of(lambda item: create_object(self.store, *item), self._waiting, threads=_UPLOADS)
         self._waiting.clear()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from memwal_ops import errors
 from memwal_ops.core import registry
 from memwal_ops.storage import catalogs, locations
+from memwal_ops.storage.api import results_of
 from memwal_ops.storage.errors import RetryPolicy
 from memwal_ops.storage.object_store import checked_path
 from memwal_ops.storage.objects import open_store
@@ -93,9 +93,8 @@ def discover_stores(
     stores: Mapping[str, list[TableSettings]], formats: MutableMapping[str, str] | None = None
 ) -> dict[str, Discovery]:
     """Return the tables of each store, in the order of the stores."""
-    with ThreadPoolExecutor(max(1, len(stores))) as threads:
-        found = threads.map(lambda entries: discover_in_store(entries, formats), stores.values())
-        return dict(zip(stores, found, strict=True))
+    found = results_of(lambda entries: discover_in_store(entries, formats), stores.values(), threads=len(stores) or 1)
+    return dict(zip(stores, found, strict=True))
 
 
 def by_store(entries: Iterable[TableSettings]) -> dict[str, list[TableSettings]]:
@@ -131,8 +130,8 @@ def discover_in_store(entries: Iterable[TableSettings], formats: MutableMapping[
     known = {} if formats is None else formats
     unknown = [table for table in discovery.tables if table.settings.format is None and table.uri not in known]
     if unknown:
-        with ThreadPoolExecutor(min(_THREADS, len(unknown))) as threads:
-            known.update((uri, name) for uri, name in threads.map(_detect_format, unknown) if name is not None)
+        detected = results_of(_detect_format, unknown, threads=_THREADS)
+        known.update((uri, name) for uri, name in detected if name is not None)
     return replace(discovery, tables=tuple(_with_format(table, known.get(table.uri)) for table in discovery.tables))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memwal_ops.storage.api import concurrently
+from memwal_ops.storage.api import concurrently, results_of
 
 
 def test_results_come_in_order_with_their_items() -> None:
@@ -42,3 +42,23 @@ def test_an_error_ends_it() -> None:
     assert next(iterator) == (1, 1)
     with pytest.raises(ZeroDivisionError):
         next(iterator)
+
+
+def test_after_an_error_no_other_one_is_begun() -> None:
+    """On two threads, of which each fails at its first item."""
+    begun: list[int] = []
+    waits, failed = threading.Event(), threading.Event()
+
+    def fail(number: int) -> None:
+        begun.append(number)
+        if number:
+            waits.wait()
+            failed.set()
+            raise ValueError(number)
+        waits.set()
+        failed.wait()
+        raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        results_of(fail, range(100), threads=2)
+    assert sorted(begun) == [0, 1]

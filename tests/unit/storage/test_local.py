@@ -79,6 +79,23 @@ def test_empty_folders_are_removed_but_never_the_root(tmp_path: Path) -> None:
     assert list(root.iterdir()) == []
 
 
+def test_links_and_absent_files_in_a_batch_of_deletes(tmp_path: Path) -> None:
+    """Each is judged by itself: what links lead to stays, and the others are deleted with the folders they leave."""
+    store = open_store(resolve(str(tmp_path / "table")))
+    paths = [f"data/{number}/file" for number in range(100)]
+    for path in paths:
+        store.put(path, b"")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"kept")
+    (tmp_path / "table" / "linked").symlink_to(outside)
+    (tmp_path / "table" / "link").symlink_to(outside / "file")
+    report = store.delete_many(["linked/file", *paths[:50], "data/absent", "link", *paths[50:]])
+    assert (report.deleted, sorted(report.failed)) == (101, ["link", "linked/file"])
+    assert (outside / "file").read_bytes() == b"kept"
+    assert sorted(path.name for path in (tmp_path / "table").iterdir()) == ["link", "linked"]
+
+
 def test_empty_folders_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / "empty/deeper").mkdir(parents=True)
     (tmp_path / "full/deeper").mkdir(parents=True)

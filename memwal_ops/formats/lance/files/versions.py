@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -261,15 +260,13 @@ def references(version: VersionManifest, known: Known | None = None) -> Referenc
 
     Raises ``InvalidFormatError``: a deletion file of an unknown type.
     """
-    own: set[str] = set()
-    others: set[str] = set()
     known = {} if known is None else known
+    keys = []
     for fragment in version.manifest.fragments:
         content = fragment.SerializeToString()
-        if content not in known:
-            known[content] = _keys_of(fragment)
-        own |= known[content][0]
-        others |= known[content][1]
+        keys.append(known.get(content) or known.setdefault(content, _keys_of(fragment)))
+    own: set[str] = set().union(*[here for here, _ in keys])
+    others: set[str] = set().union(*[elsewhere for _, elsewhere in keys])
     for index in version.index_entries:
         elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
         (others if elsewhere else own).add(index_key(index))
@@ -378,10 +375,16 @@ def read_references(store: Store, paths: Iterable[str], known: Known | None = No
         TableCorruptError: a manifest does not decode, so that its references are unknown.
         UnsupportedFeatureError: a manifest has unknown feature flags: it may have other references.
     """
-    read = partial(_read, store, known={} if known is None else known)
-    for path, refers in concurrently(read, paths, threads=_CONCURRENT_READS, chunk=_CHUNK):
-        if refers is not None:
-            yield path, refers
+    known = {} if known is None else known
+    for path, data in contents(store, paths):
+        yield path, decoded_references(path, data, known)
+
+
+def contents(store: Store, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Read each of these files, unless it is gone. One request for each, 16 at a time."""
+    for path, data in concurrently(partial(_content, store), paths, threads=_CONCURRENT_READS, chunk=_CHUNK):
+        if data is not None:
+            yield path, data
 
 
 def refuse_linked_folders(store: Store) -> None:
@@ -398,10 +401,8 @@ def refuse_linked_folders(store: Store) -> None:
 
 def missing_files(store: Store, keys: Iterable[str]) -> list[str]:
     """The keys that have no file, ascending; a file behind a link is not missing."""
-    ascending = sorted(keys)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        results = pool.map(lambda key: _exists(store, key), ascending)
-        return [key for key, exists in zip(ascending, results, strict=True) if not exists]
+    checked = concurrently(partial(_exists, store), sorted(keys), threads=_CONCURRENT_READS, chunk=PAGE)
+    return [key for key, exists in checked if not exists]
 
 
 def _exists(store: Store, key: str) -> bool:
@@ -428,9 +429,9 @@ def decoded_references(path: str, data: bytes, known: Known) -> References:
     return References(frozenset().union(*own), frozenset().union(*everything))
 
 
-def _read(store: Store, path: str, known: Known) -> References | None:
+def _content(store: Store, path: str) -> bytes | None:
     try:
-        return decoded_references(path, store.get(path), known)
+        return store.get(path)
     except ObjectNotFoundError:
         return None
 

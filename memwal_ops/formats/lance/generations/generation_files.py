@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -50,7 +49,7 @@ from memwal_ops.formats.lance.regions.key_files import KEY_INDEX
 from memwal_ops.formats.lance.regions.manifests import HINT, unlisted
 from memwal_ops.formats.lance.wire import names
 from memwal_ops.formats.lance.wire.version_manifest import SYSTEM_INDEX
-from memwal_ops.storage.api import LinkError, concurrently
+from memwal_ops.storage.api import LinkError, concurrently, results_of
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.storage.locations import LOCAL
 
@@ -399,8 +398,7 @@ def _all_named(
     table: Table, refs: Sequence[GenerationRef], files: Mapping[str, Mapping[str, ObjectMeta]]
 ) -> Sequence[_Named | MemwalOpsError]:
     """For each generation with files, the files that it names, or why they cannot be read. A request for each."""
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        return list(pool.map(lambda ref: _named(table, ref, files[ref.path]), refs))
+    return results_of(lambda ref: _named(table, ref, files[ref.path]), refs, threads=_CONCURRENT_READS)
 
 
 def _errors(
@@ -415,8 +413,8 @@ def _errors(
     try:
         read = (file for opened in named if isinstance(opened, _Named) for file in opened.files)
         sizes |= sizes_of(table.store, read, sizes)
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            return list(pool.map(lambda ref, files: _damage(table, ref, files, sizes, footers=footers), refs, named))
+        pairs = zip(refs, named, strict=True)
+        return results_of(lambda it: _damage(table, *it, sizes, footers=footers), pairs, threads=_CONCURRENT_READS)
     except LinkError as error:
         return [error for _ in refs]
 

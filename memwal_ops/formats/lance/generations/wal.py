@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -32,6 +31,7 @@ from memwal_ops.formats.lance.regions.manifests import ListedLog
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.names import U64_MAX, parse_wal_entry_name, region_folder, wal_entry_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.api import results_of
 from memwal_ops.storage.export_file import NotExportedError
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def read_epochs(table: Table, region_id: UUID, entries: Sequence[int]) -> Iterat
         except (InvalidFormatError, ObjectNotFoundError, NotExportedError) as error:
             return error
 
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        yield from zip(entries, pool.map(read, entries), strict=True)
+    yield from zip(entries, results_of(read, entries, threads=_CONCURRENT_READS), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +187,7 @@ def read_unflushed(table: Table, backlog: Backlog) -> Unflushed:
     quiet, the first entries that are not flushed.
     """
     manifests = [region.manifest for region in backlog.regions.values()]
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        logs = [*pool.map(lambda manifest: _of_region(table, manifest), manifests)]
+    logs = results_of(lambda manifest: _of_region(table, manifest), manifests, threads=_CONCURRENT_READS)
     return Unflushed(
         sum(log.entries for log in logs),
         min(filter(None, (log.oldest for log in logs)), default=None),
@@ -296,8 +294,7 @@ class UnmergedFlushes:
                 return 0  # not known: it may be restored from a backup
 
         missing = [ref for ref in refs if ref not in self._flushed]
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            self._flushed |= dict(zip(missing, pool.map(read, missing), strict=True))
+        self._flushed.update(zip(missing, results_of(read, missing, threads=_CONCURRENT_READS), strict=True))
 
 
 def _first_unmerged(regions: Mapping[UUID, RegionBacklog], merged: Mapping[UUID, int]) -> tuple[GenerationRef, ...]:

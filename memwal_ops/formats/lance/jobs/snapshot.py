@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import check_fields, with_snapshot
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.log import get_logger
+from memwal_ops.storage.api import results_of
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import counted, paragraph
 
@@ -341,15 +341,14 @@ def _observe(table: Table, context: RunContext | None = None, *, update_hints: b
         *(Skipped(path, "unclaimed", _UNCLAIMED, is_fault=False) for path in listing.empty),
     ]
     regions: list[_Region] = []
-    with ThreadPoolExecutor(CONCURRENT_REGIONS) as pool:
-        for outcome in pool.map(read, listing.region_ids):
-            if isinstance(outcome, Skipped):
-                skipped.append(outcome)
-            else:
-                regions.append(outcome)
-                skipped += [Skipped(path, "stray", _STRAY, is_fault=False) for path in outcome.strays]
-        if update_hints and any(region.lags for region in regions) and _can_write(table):
-            regions = list(pool.map(lambda region: _write_hint(table, region), regions))
+    for outcome in results_of(read, listing.region_ids, threads=CONCURRENT_REGIONS):
+        if isinstance(outcome, Skipped):
+            skipped.append(outcome)
+        else:
+            regions.append(outcome)
+            skipped += [Skipped(path, "stray", _STRAY, is_fault=False) for path in outcome.strays]
+    if update_hints and any(region.lags for region in regions) and _can_write(table):
+        regions = results_of(lambda region: _write_hint(table, region), regions, threads=CONCURRENT_REGIONS)
     return _Observation(taken, tuple(regions), tuple(skipped), table.index.region_specs, layout)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from memwal_ops.formats.lance.generations.backlog import read_backlog
 from memwal_ops.formats.lance.options import VerifyOptions as LanceVerifyOptions
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER, MEM_WAL_FOLDER
-from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.api import LinkError, concurrently
 from memwal_ops.storage.export_file import NotExportedError
 from memwal_ops.text import counted, paragraph
 
@@ -184,14 +183,13 @@ class _Verification:
             self.findings.add(finding_of(fault.error, fault.error.reason, place, what, about=about))
         opened: dict[UUID, list[Generation]] = {}
         states = sorted(backlog_.regions.items())
-        with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-            for (region_id, _), region in zip(states, pool.map(lambda one: self._region(one[1]), states), strict=True):
-                self.context.advance("checking regions", "regions", total=len(states))
-                self.checked["regions"] += 1
-                self.checked["log entries"] += region.entries
-                self.checked["generations"] += region.generations
-                opened[region_id] = region.opened
-                self.findings.extend(region.findings)
+        for (region_id, _), region in concurrently(lambda it: self._region(it[1]), states, threads=_CONCURRENT_REGIONS):
+            self.context.advance("checking regions", "regions", total=len(states))
+            self.checked["regions"] += 1
+            self.checked["log entries"] += region.entries
+            self.checked["generations"] += region.generations
+            opened[region_id] = region.opened
+            self.findings.extend(region.findings)
         regions = backlog_.regions
         self._add("progress", lambda: base.check_progress(table, regions))
         self._add("catch-up entries", lambda: base.check_catchup(table))

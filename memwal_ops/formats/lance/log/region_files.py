@@ -12,7 +12,6 @@ import re
 import secrets
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from memwal_ops.formats.lance.wire._pb import table_pb2 as pb
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file, is_cut_short
 from memwal_ops.formats.lance.wire.region_manifest import RegionManifest, RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import BASE_PATHS, DELETION_FILES, encode_version_manifest
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,9 +208,8 @@ def put_generation(
     if not store.put_if_absent(manifest, encode_version_manifest(made)):
         return False
     files.update(keys.files(columns.file_version))
-    with ThreadPoolExecutor(max(1, min(len(files), _PUTS)), thread_name_prefix="put-generation") as pool:
-        for _ in pool.map(lambda name: store.put_if_absent(f"{target}/{name}", files[name]), files):
-            pass  # False is our own put, repeated by the client after a lost response
+    # False is our own put, repeated by the client after a lost response.
+    results_of(lambda name: store.put_if_absent(f"{target}/{name}", files[name]), files, threads=_PUTS)
     return True
 
 

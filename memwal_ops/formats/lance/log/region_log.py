@@ -8,7 +8,6 @@ writers are Arrow streams, with the base's field ids.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from memwal_ops.formats.lance.log.region_columns import stored_columns
 from memwal_ops.formats.lance.log.region_files import WalEntry, WalEntryCutError, cut_entry, entry_path, read_entry
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,8 +50,7 @@ def read_log(store: Store, manifest: RegionManifest) -> Iterator[WalEntry]:
     number = (manifest.replay_after_wal_id or 0) + 1
     for count in chain(_READ_AHEAD, repeat(_READ_AHEAD[-1])):
         numbers = range(number, number + count)
-        with ThreadPoolExecutor(_READ_AHEAD[-1] // 4, thread_name_prefix="read-log") as pool:
-            ahead = [*pool.map(lambda number: _read(store, manifest, number), numbers)]
+        ahead = results_of(lambda number: _read(store, manifest, number), numbers, threads=_READ_AHEAD[-1] // 4)
         good = next((place for place, entry in enumerate(ahead) if entry is None or entry.cut), count)
         entries = [entry for entry in ahead[:good] if entry is not None]
         yield from entries
@@ -91,8 +90,8 @@ def read_shard_log(table: Table, manifest: RegionManifest) -> list[WalEntry]:
     numbers = range(first, first + unflushed_entries(table, manifest))
     if (gap := log_gap(table, manifest.region_id, numbers.stop)) is not None:
         raise gap
-    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-log") as pool:
-        entries = list(pool.map(lambda number: read_shard_entry(table, manifest.region_id, number), numbers))
+    region_id = manifest.region_id
+    entries = results_of(lambda it: read_shard_entry(table, region_id, it), numbers, threads=_CONCURRENT_READS)
     return [entry for entry in entries if entry.rows.num_rows]
 
 

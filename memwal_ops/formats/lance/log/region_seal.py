@@ -18,7 +18,6 @@ Generations of a moved table get manifests that name the table that has them.
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -40,7 +39,7 @@ from memwal_ops.formats.lance.wire.names import (
 )
 from memwal_ops.formats.lance.wire.region_manifest import RegionStatus
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest, encode_version_manifest
-from memwal_ops.storage.api import concurrently
+from memwal_ops.storage.api import concurrently, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,8 +151,8 @@ def _size_of_log(table: Table, manifest: RegionManifest) -> tuple[int, int]:
             return 0, 0
         return rows.num_rows, len(rows.to_batches())
 
-    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-log") as pool:
-        sizes = [*pool.map(size, range(first, first + unflushed_entries(table, manifest)))]
+    numbers = range(first, first + unflushed_entries(table, manifest))
+    sizes = results_of(size, numbers, threads=_CONCURRENT_READS)
     return sum(rows for rows, _ in sizes), sum(batches for _, batches in sizes)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from memwal_ops.formats.lance.files.versions import (
     SET_ASIDE_FOLDER,
     TRANSACTIONS_FOLDER,
     VERSIONS_FOLDER,
+    contents,
     decode_set_aside,
     decoded_references,
     encode_set_aside,
@@ -43,7 +43,6 @@ from memwal_ops.formats.lance.retention.identity import table_anchor
 from memwal_ops.formats.lance.retention.live_versions import named_versions
 from memwal_ops.formats.lance.wire.names import JOB_PROPERTY, parse_staged_manifest_name, parse_version_manifest_name
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
-from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.clock import store_time
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
 
 
-_CONCURRENT, _CHUNK = 16, 256
 # A version is expired in this order: its manifest is recorded, with those of its batch; the manifest is deleted; the
 # files to which no other version refers are deleted; the record is deleted. So every listed version can be read; a
 # killed run leaves a record, from which the next run reads which files were the versions' own; and a version that turns
@@ -105,13 +103,6 @@ def put_back(table: Table, needed: Collection[int], listed: Collection[int]) -> 
             table.store.put_back(version_path(version, table.naming), data)
             done.append(version)
     return tuple(done)
-
-
-def _content(table: Table, version: int) -> bytes | None:
-    try:
-        return table.store.get(version_path(version, table.naming))
-    except ObjectNotFoundError:
-        return None
 
 
 # A commit takes seconds between its detached manifest and its version; after an hour its process is dead.
@@ -279,11 +270,10 @@ class NeededFiles:
             TableCorruptError: a manifest does not decode.
         """
         manifests = []
-        read = partial(_content, table)
-        for version, data in concurrently(read, versions, threads=_CONCURRENT, chunk=_CHUNK):
-            if data is not None:
-                self.expired |= decoded_references(version_path(version, table.naming), data, self._known).all
-                manifests.append((version, data))
+        paths = {version_path(version, table.naming): version for version in versions}
+        for path, data in contents(table.store, paths):
+            self.expired |= decoded_references(path, data, self._known).all
+            manifests.append((paths[path], data))
         if manifests and apply:
             self.records[record(table.store, manifests)] = None
         return frozenset(version for version, _ in manifests)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import nlargest
@@ -34,6 +33,7 @@ from memwal_ops.formats.lance.wire.names import (
     region_folder,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.api import results_of
 from memwal_ops.text import known_sum
 
 if TYPE_CHECKING:
@@ -75,12 +75,10 @@ def recent_history(table: Table, limit: int) -> table_history.TableHistory:
 
     Requests: one for each version, one listing for each region, and one for each of its newest 20 manifests.
     """
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        versions = [
-            version for version in pool.map(lambda meta: _version(table, meta), _newest(table, limit + 1)) if version
-        ]
-        ids = table.regions.region_ids if table.log.shows_progress else ()
-        regions = [*pool.map(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS])]
+    newest = results_of(lambda meta: _version(table, meta), _newest(table, limit + 1), threads=_CONCURRENT_READS)
+    versions = [version for version in newest if version]
+    ids = table.regions.region_ids if table.log.shows_progress else ()
+    regions = results_of(lambda region_id: _region(table, region_id), ids[:_MAX_REGIONS], threads=_CONCURRENT_READS)
     sizes = {
         (region.region_id, flushed.generation): flushed
         for region in regions

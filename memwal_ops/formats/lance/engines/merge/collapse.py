@@ -11,7 +11,6 @@ and how errors are handled. Engines differ in where the work runs.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +25,7 @@ from memwal_ops.core.spark.stages import carry, from_document, to_document
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -250,13 +250,12 @@ def read_all_keys(generations: Sequence[Generation], primary_key: Sequence[str])
 
     tables: list[pa.Table] = []
     causes: dict[UUID, tuple[int | None, errors.MemwalOpsError]] = {}
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for outcome in pool.map(read_one, generations):
-            if isinstance(outcome, BlockedRegionsError):
-                # Keep the first of a region: generations ascend.
-                causes = {**outcome.causes, **causes}
-            else:
-                tables.append(outcome)
+    for outcome in results_of(read_one, generations, threads=_CONCURRENT_READS):
+        if isinstance(outcome, BlockedRegionsError):
+            # Keep the first of a region: generations ascend.
+            causes = {**outcome.causes, **causes}
+        else:
+            tables.append(outcome)
     if causes:
         raise BlockedRegionsError(causes)
     return tables

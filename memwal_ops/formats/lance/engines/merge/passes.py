@@ -13,7 +13,6 @@ sees; the last publishes data, deletions and progress of every region of the pas
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ from memwal_ops.formats.lance.engines.merge.locate import key_code, locate
 from memwal_ops.formats.lance.engines.merge.rewrite import remove_files, rewrite
 from memwal_ops.formats.lance.generations.generation import Generation, copies_of, open_generation
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,12 +76,12 @@ def open_generations(table: Table, merge_pass: MergePass, copies: GenerationCopi
         except (GenerationMissingError, GenerationCorruptError, SchemaProjectionError) as error:
             return error
 
-    with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
-        for ref, outcome in zip(merge_pass.generations, pool.map(open_one, merge_pass.generations), strict=True):
-            if isinstance(outcome, MemwalOpsError):
-                causes.setdefault(ref.region_id, (ref.generation, outcome))
-            else:
-                generations.append(outcome)
+    opened = results_of(open_one, merge_pass.generations, threads=_CONCURRENT_OPENS)
+    for ref, outcome in zip(merge_pass.generations, opened, strict=True):
+        if isinstance(outcome, MemwalOpsError):
+            causes.setdefault(ref.region_id, (ref.generation, outcome))
+        else:
+            generations.append(outcome)
     if causes:
         raise BlockedRegionsError(causes)
     return generations

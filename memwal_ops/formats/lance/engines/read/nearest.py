@@ -10,7 +10,6 @@ generations, which are kept for it, have these rows in indexes of their own (S0-
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +30,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner
 from memwal_ops.formats.lance.wire.memwal_index import merge_progress
 from memwal_ops.formats.lance.wire.version_manifest import encode_row_ids, fragments_of
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,8 +96,7 @@ def nearest(unmerged: Unmerged, query: VectorQuery, opened: Opened) -> pa.Table:
         StorageError: a vector of another length, or the store failed.
     """
     sources = _sources(unmerged, query, opened)
-    with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="search") as pool:
-        answers = [*pool.map(lambda source: _live(source, query.k), sources)]
+    answers = results_of(lambda source: _live(source, query.k), sources, threads=_CONCURRENT)
     names = [*unmerged.table.schema.names, DISTANCE]
     kind = answers[0].select(names).schema
     rows = pa.concat_tables([conformed(answer.select(names), kind) for answer in answers])

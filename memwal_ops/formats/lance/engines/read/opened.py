@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.generations.generation import named, open_generation
 from memwal_ops.formats.lance.regions.key_files import read_bloom_filter
 from memwal_ops.formats.lance.retention.schema_history import SchemaHistory
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -167,5 +167,4 @@ class Opened:
 def _each(read: Callable[[GenerationRef], _Kept], refs: Sequence[GenerationRef]) -> list[_Kept]:
     if len(refs) < 2:  # noqa: PLR2004 - a pool of threads takes longer
         return [read(ref) for ref in refs]
-    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-generations") as pool:
-        return [*pool.map(read, refs)]
+    return results_of(read, refs, threads=_CONCURRENT_READS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -24,6 +23,7 @@ from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
 from memwal_ops.formats.lance.wire.region_manifest import canonical
+from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -122,8 +122,8 @@ def read_unmerged(
             return _of_snapshot(table, row, row.state)
         return _of_manifest(table, history, region_id, wanted, own.get(region_id), log=consistency == "strong")
 
-    with ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="read-regions") as pool:
-        regions = [region for region in pool.map(read_one, region_ids) if region is not None]
+    read = results_of(read_one, region_ids, threads=_CONCURRENT_READS)
+    regions = [region for region in read if region is not None]
     kept = [region for region in regions if _may_have(region.values, wanted)]
     return Unmerged(table, tuple(kept), tuple(region.region_id for region in regions if region not in kept))
 

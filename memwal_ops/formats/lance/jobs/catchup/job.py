@@ -9,7 +9,6 @@ running it again confirms that step.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ from memwal_ops.formats.lance.jobs.catchup.update import catch_up, plan_catch_up
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.retention.damage import names_damage
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup, with_maintained_indexes
+from memwal_ops.storage.api import results_of
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import paragraph
 
@@ -221,10 +221,9 @@ def _holds(table: Table, old: str, new: str) -> tuple[OldIndexUse, ...]:
         lacks = OldIndexUse(ref.region_id, ref.generation, f"It was flushed without index {new}.")
         return None if new in names else lacks
 
-    with ThreadPoolExecutor(_CONCURRENT_OPENS) as pool:
-        holds += [hold for hold in pool.map(hold_of, waiting.pending) if hold is not None]
-        manifests = [region.manifest for region in waiting.regions.values()]
-        unflushed = list(pool.map(lambda manifest: has_unflushed_rows(table, manifest), manifests))
+    holds += [hold for hold in results_of(hold_of, waiting.pending, threads=_CONCURRENT_OPENS) if hold is not None]
+    manifests = [region.manifest for region in waiting.regions.values()]
+    unflushed = results_of(partial(has_unflushed_rows, table), manifests, threads=_CONCURRENT_OPENS)
     known = {ref.region_id for ref in waiting.pending} | {hold.region_id for hold in holds}
     for region_id, has_log in zip(waiting.regions, unflushed, strict=True):
         if has_log and region_id not in known:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -35,7 +34,7 @@ from memwal_ops.formats.lance.retention.damage import check_versions, names_dama
 from memwal_ops.formats.lance.wire.memwal_index import MEMWAL_INDEX_NAME
 from memwal_ops.formats.lance.wire.names import parse_version_manifest_name
 from memwal_ops.formats.lance.wire.region_manifest import MERGED_ELSEWHERE
-from memwal_ops.storage.api import LinkError
+from memwal_ops.storage.api import LinkError, results_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -101,12 +100,12 @@ def inspect(table: Table, *, limit: int = DEFAULT_INSPECT_LIMIT) -> report.Table
     backlog = checked.backlog
     faults = {fault.region_id: fault for fault in backlog.blocked}
     region_ids = sorted({*backlog.regions, *faults})
-    with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-        unflushed = pool.map(lambda region_id: _unflushed(table, backlog.regions.get(region_id)), region_ids)
-        regions = tuple(
-            _region(region_id, backlog.regions.get(region_id), log, faults.get(region_id), checked, limit)
-            for region_id, log in zip(region_ids, unflushed, strict=True)
-        )
+    read = map(backlog.regions.get, region_ids)
+    logs = results_of(lambda region: _unflushed(table, region), read, threads=_CONCURRENT_REGIONS)
+    regions = tuple(
+        _region(region_id, backlog.regions.get(region_id), log, faults.get(region_id), checked, limit)
+        for region_id, log in zip(region_ids, logs, strict=True)
+    )
     regions = _bounded(regions, limit)
     if (refusal := table.refusal) is not None:
         regions = _left_over(table, refusal)
@@ -126,8 +125,7 @@ def _left_over(table: Table, refusal: MemwalOpsError) -> tuple[report.InspectedR
             return report.InspectedRegion(region_id, None, {}, (), None, BlockedRegion(region_id, None, error))
         return report.InspectedRegion(region_id, backlog, {}, (), None, BlockedRegion(region_id, None, refusal))
 
-    with ThreadPoolExecutor(_CONCURRENT_REGIONS) as pool:
-        return tuple(pool.map(read, sorted(table.regions.region_ids)))
+    return tuple(results_of(read, sorted(table.regions.region_ids), threads=_CONCURRENT_REGIONS))
 
 
 def _dropped_indexes(table: Table) -> report.DroppedIndexes | None:

@@ -17,7 +17,6 @@ Progress is never changed: each region's id keeps it, and is never used again.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ from memwal_ops.formats.lance.regions.transforms import TRANSFORMS
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
 from memwal_ops.formats.lance.wire.names import LayoutRecord, with_layout_record
+from memwal_ops.storage.api import concurrently
 from memwal_ops.storage.probe import probe_conditional_writes
 from memwal_ops.text import known_sum
 
@@ -235,9 +235,8 @@ def _seal(table: Table, regions: Sequence[LayoutRegion], context: RunContext) ->
         seal_region(table, region_id)
         context.advance("sealing", "regions", 1, total=len(waiting))
 
-    with ThreadPoolExecutor(_CONCURRENT_SEALS) as pool:
-        for _ in pool.map(seal, waiting):
-            context.checkpoint()
+    for _ in concurrently(seal, waiting, threads=_CONCURRENT_SEALS):
+        context.checkpoint()
 
 
 def _publish(table: Table, target: Layout, run: _Run) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -43,6 +42,7 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     encode_region_manifest,
 )
 from memwal_ops.formats.lance.wire.version_manifest import decode_version_manifest
+from memwal_ops.storage.api import results_of
 from memwal_ops.text import counted, span_text
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ def _remains(table: Table, region_id: UUID, generation: int) -> _Remains | None:
     if generation <= merged or (flushed is not None and _is_intact(table, manifest, flushed)):
         return None
     ids = _entries_of(table, manifest, generation, flushed, merged)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        read = [*pool.map(lambda entry_id: _read(table, region_id, entry_id), ids)]
+    read = results_of(lambda entry_id: _read(table, region_id, entry_id), ids, threads=_CONCURRENT_READS)
     entries = tuple(entry for entry in read if entry is not None and entry.rows.num_rows)
     bad = [entry_id for entry_id, entry in zip(ids, read, strict=True) if entry is None]
     loss = None
