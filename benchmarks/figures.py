@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lance
+import pyarrow as pa
 from packaging.version import Version
 
 from benchmarks import gc, merge, plain, requests, snapshot, verify, zeppelin
@@ -93,12 +95,43 @@ def of_plain_tables() -> Iterator[tuple[str, float]]:
 
 
 def of_commands() -> Iterator[tuple[str, float]]:
-    """What a command takes before it works, against importing pylance."""
-    ways = {"lance": ["-c", "import lance"], "help": ["-m", "memwal_ops", "merge", "--help"]}
-    ways["nothing"] = ["-m", "memwal_ops", "--version"]
-    best = _best(lambda way: {"cpu": _processor_seconds([sys.executable, *ways[way]])}, tuple(ways), ("cpu",))
-    for way, name in (("help", "merge --help"), ("nothing", "--version")):
-        yield f"{name} / import lance: processor", best[way, "cpu"] / best["lance", "cpu"]
+    """What a command takes before it works, against importing pylance: also where there is nothing to do."""
+    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
+        uri = f"{folder}/t.lance"
+        lance.write_dataset(pa.table({"id": range(100)}), uri)
+        commands = [["merge", "--help"], ["--version"], *([job, uri] for job in ("inspect", "compact", "expire"))]
+        ways = {command[0]: ["-m", "memwal_ops", *command] for command in commands}
+        ways["lance"] = ["-c", "import lance"]
+        best = _best(lambda way: {"cpu": _processor_seconds([sys.executable, *ways[way]])}, tuple(ways), ("cpu",))
+    for first, *rest in commands:
+        name = " ".join([first, *rest]).replace(uri, "(nothing to do)")
+        yield f"{name} / import lance: processor", best[first, "cpu"] / best["lance", "cpu"]
+
+
+def of_expiry() -> Iterator[tuple[str, float]]:
+    """Whole commands that delete 1,000 versions, against pylance's clean-up."""
+    with tempfile.TemporaryDirectory(prefix="memwal-ops-") as folder:
+        made, uri = f"{folder}/made.lance", f"{folder}/t.lance"
+        rows = pa.table({"id": range(50)})
+        for number in range(1_000):
+            dataset = lance.write_dataset(rows, made, mode="append" if number else "create")
+            if number % 50 == 0:
+                dataset.optimize.compact_files()
+        theirs = "import lance, sys, datetime; lance.dataset(sys.argv[1]).cleanup_old_versions(datetime.timedelta(0))"
+        ways = {
+            "theirs": ["-c", theirs, uri],
+            "ours": ["-m", "memwal_ops", "expire", uri, "--apply", "--older-than", "0s", "--allow-unsafe"],
+        }
+
+        def run(way: str) -> Mapping[str, float]:
+            shutil.rmtree(uri, ignore_errors=True)
+            shutil.copytree(made, uri)
+            found = {"cpu": _processor_seconds([sys.executable, *ways[way]])}
+            assert len(lance.dataset(uri).versions()) == 1, way
+            return found
+
+        best = _best(run, tuple(ways), ("cpu",))
+    yield "expire of 1,000 versions / cleanup_old_versions: processor", best["ours", "cpu"] / best["theirs", "cpu"]
 
 
 def _best(
@@ -121,6 +154,7 @@ SOURCES: tuple[tuple[str, Callable[[], Iterator[tuple[str, float]]]], ...] = (
     ("", of_merges),
     ("", of_plain_tables),
     ("", of_commands),
+    ("", of_expiry),
 )
 
 
