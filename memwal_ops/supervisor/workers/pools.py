@@ -194,14 +194,14 @@ class Pools:
         It is replaced after ``max_runs``, with more than half of its memory limit in use, and after each run of
         another package's job, so that the processes and threads of that job end.
         """
-        was_aside, worker.request, worker.aside = worker.aside, None, False
+        worker.request, worker.aside = None, False
         limit = self._limits[worker.pool]
         resident = worker.resident_bytes()
         heavy = limit.memory is not None and resident is not None and resident > limit.memory / 2
-        # On a busy machine, first polls are set aside while their processes start: were each of them to end because the
-        # next one works, every request would wait for another start. So what was aside stays, if no other one is idle.
-        others = (other for other in self._workers_of(worker.pool) if not other.quitting)
-        too_many = sum(other.request is None or not was_aside for other in others) > limit.workers
+        # Of the idle ones. On a busy machine, first polls are set aside while their processes start: were one that has
+        # started to end because others work, every request would wait for another start.
+        idle = sum(other.request is None and not other.quitting for other in self._workers_of(worker.pool))
+        too_many = idle > limit.workers
         if worker.runs >= limit.max_runs or heavy or too_many or worker in self._foreign:
             self.recycled += 1
             worker.quit()
