@@ -57,7 +57,7 @@ BUGS: dict[str, Bug] = {
     "superseded_rows_stay": Bug(_REWRITE, "    if addresses.size == 0:\n", "    if addresses.size < 3:\n", _MERGE),
     "no_rows_are_superseded": Bug("engines.merge.locate", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())", "addresses = np.sort(hits.column(ROW_ADDRESS).to_numpy())[1:]", _MERGE),
     "a_deletion_takes_the_next_row": Bug(_REWRITE, "offsets = (rows & np.uint64(0xFFFF_FFFF)).tolist()", "offsets = (rows & np.uint64(0xFFFF_FFFF) ^ np.uint64(1)).tolist()", _MERGE),
-    "dictionaries_of_manifests_are_dropped": Bug("wire.version_manifest", "out = bytearray(version.dictionaries)", "out = bytearray(len(version.dictionaries))", {"layout": "legacy", "file": "legacy", "column": "dictionary", "job": "merge"}),
+    "rows_are_merged_beside_fixed_dictionaries": Bug("commit.commit", "if columns := fixed_dictionaries(table):", "if (columns := fixed_dictionaries(table)) and not columns:", {"layout": "legacy", "file": "legacy", "column": "dictionary", "job": "merge"}),
     # Answers.
     "nearest_returns_replaced_rows": Bug(_NEAREST, "        return found.filter(pa.array(~self._staleness.of_base(found)))", "        return found", _MERGE),
     "nearest_returns_deleted_rows_of_generations": Bug(_NEAREST, "return stale | ~np.isin(found", "return stale & ~np.isin(found", _MERGE),

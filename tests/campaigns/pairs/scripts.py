@@ -224,7 +224,8 @@ class _Writer:
             head.append(f"lance.write_dataset({made}, URI, mode='overwrite', {', '.join(options)})")
         else:
             head.append(create)
-        if row["history"] == "restored":
+        # pylance itself cannot restore a version whose dictionaries are inside its manifest.
+        if row["history"] == "restored" and not (row["file"] == "legacy" and row["column"].startswith("dictionary")):
             head.append("lance.dataset(URI).delete('w = 0'); lance.dataset(URI, version=1).restore()")
         elif row["history"] == "added":
             head.append(
