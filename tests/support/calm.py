@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from memwal_ops.storage import object_store
-from memwal_ops.storage.errors import translate
+from memwal_ops.storage import errors
 from memwal_ops.storage.local import LocalObjectStore
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ def calm() -> Iterator[None]:
         for module in [one for name, one in sys.modules.items() if name.startswith("memwal_ops.")]:
             if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", OneAfterTheOther))
-        stack.enter_context(mock.patch.object(object_store, "call", _once))
-        stack.enter_context(mock.patch.object(object_store, "call", _once))
+        stack.enter_context(mock.patch.object(errors, "call", _once))
         stack.enter_context(mock.patch.object(LocalObjectStore, "_refuse_links", lambda *_: None))
         yield
 
@@ -37,7 +35,7 @@ def _once(attempt: Callable[[], Any], *, path: str, action: str, policy: object)
     try:
         return attempt()
     except Exception as error:
-        raise translate(error, path=path, action=action) from error
+        raise errors.translate(error, path=path, action=action) from error
 
 
 class OneAfterTheOther:
