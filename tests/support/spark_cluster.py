@@ -37,7 +37,7 @@ DRIVER = textwrap.dedent("""
     from memwal_ops.cli.main import main
     from memwal_ops.formats.lance.engines.spark import engine
     from memwal_ops.formats.lance.engines.spark.indexing import SparkBuilder
-    from memwal_ops.formats.lance.engines.spark.running import TaskRunner
+    from memwal_ops.core.spark.runner import TaskRunner
 
     SparkBuilder.least_bytes = 1
     folder, run, writer = sys.argv[1], TaskRunner.run, engine.group_writer

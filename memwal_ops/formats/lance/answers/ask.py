@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from lance.indices import IndexConfig
 
-from memwal_ops.core.answers import IndexAnswers, examples
+from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.errors import MemwalOpsError
 from memwal_ops.formats.lance.answers import asked_index
 from memwal_ops.formats.lance.answers.sample import SampledQuery
@@ -127,8 +127,8 @@ def ask(
         wrong=wrong,
         missing=difference.missing,
         extra=difference.extra,
-        examples_missing=examples(difference.missed),
-        examples_extra=examples(difference.added),
+        examples_missing=difference.missed,
+        examples_extra=difference.added,
         rows_compared=difference.rows,
         bytes_at_most=drawn.bytes_at_most,
         error=difference.failed,

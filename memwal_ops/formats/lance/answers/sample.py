@@ -178,7 +178,7 @@ def sample_queries(
     if index.is_vector:
         return Queries((), rows, fragments, others, seed, cost)
     queries = tuple(_queries(index, rows, samples, random))
-    if fragments and any(query.what == "range" for query in queries):  # IN looks for each drawn value, too
+    if fragments and {"range", "in"} <= {query.what for query in queries}:  # IN looks for each drawn value, too
         spared = [query for query in queries if query.what == "equal"][2:]
         queries = tuple(query for query in queries if query not in spared)
     if not fragments:  # only drawn rows are looked up: each by a page or two of the index

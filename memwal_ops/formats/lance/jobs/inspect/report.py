@@ -113,8 +113,8 @@ class GenerationState:
     def to_json(self) -> dict[str, object]:
         """The ``generations`` entry; ``rows`` and ``bytes`` are null if the writer did not record them."""
         ref = self.flushed
-        sizes = {"rows": ref.physical_rows, "bytes": ref.accounted_bytes}
-        return document(self, "flushed", generation=ref.generation, path=ref.path, **sizes)
+        named = {"generation": ref.generation, "path": ref.path}
+        return named | {"rows": ref.physical_rows, "bytes": ref.accounted_bytes, "state": self.state}
 
 
 @dataclass(frozen=True, slots=True)
