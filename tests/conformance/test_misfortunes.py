@@ -66,7 +66,7 @@ def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnd
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [one for one in FORMATS if one.name == "lm_diskann"], ids=str)
+@pytest.mark.parametrize("kind", [one for one in FORMATS if one.name == "lm_diskann"], ids=["lm-diskann"])
 def test_killed_at_each_step_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
     """As above at all of them, where no campaign does."""
     killed_and_run_again(replace(kind, most_steps=None), made)
