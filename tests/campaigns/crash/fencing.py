@@ -62,7 +62,8 @@ def view(region: MemoryRegion, layout: Layout, options: gc.GcOptions = PATIENT, 
     history = _History(read_to=max(read))
     for version in sorted(read):
         history.claims.setdefault(read[version].writer_epoch, read[version])
-    manifest = SimpleNamespace(manifest=SimpleNamespace(base_paths=()))
+    ours = SimpleNamespace(transaction_properties={"memwal-ops.job": "merge"})
+    manifest = SimpleNamespace(manifest=SimpleNamespace(base_paths=(), config={}), transaction=ours)
     index = SimpleNamespace(merged_generations={ID: 1 << 40})
     table: Any = SimpleNamespace(
         layout=layout, layout_of=lambda _: layout, index=index, manifest=manifest, region_in_memory=region

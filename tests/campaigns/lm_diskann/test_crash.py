@@ -166,14 +166,14 @@ def test_a_full_disk_changes_nothing(
     def full(*arguments: Any) -> Any:
         raise files.io_error(OSError(errno.ENOSPC, "No space left on device"))
 
-    target = {"graph": "transaction.write_all", "view": "publishing.write_all", "base": "publishing.replace_file"}[
-        where
-    ]
+    targets = {"graph": "transaction.write_all", "base": "files.replace_file"}
     with monkeypatch.context() as patch:
-        patch.setattr(f"memwal_ops.formats.lm_diskann.{target}", full)
+        if where in targets:
+            patch.setattr(f"memwal_ops.formats.lm_diskann.{targets[where]}", full)
         with pytest.raises(StorageError, match="full"):
             if where == "view":
                 with lm_diskann.open(made) as index:
+                    patch.setattr("memwal_ops.formats.lm_diskann.files.write_all", full)
                     patch.setattr("memwal_ops.formats.lm_diskann.publishing.publish", full)
                     index.insert([5], vectors[3000:3001])
             else:
