@@ -81,7 +81,8 @@ class RegionWriter:
             tombstones: False writes rows without ``_tombstone``; deletes are refused then.
             limits: thresholds at which the writer flushes by itself.
             values: region values of a new region that belongs to a spec; None for a manual one (S0-084).
-            storage_options, branch: for a URI, as :func:`memwal_ops.open_table` takes them.
+            storage_options: for a URI, as :func:`memwal_ops.open_table` takes them.
+            branch: the same.
 
         Raises:
             InvalidUsageError: the region is sealed or has other values, pylance writes the table's regions, or the
