@@ -24,13 +24,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from obstore.store import LocalStore
 
 from memwal_ops import errors
 from memwal_ops.storage import api, metering
-from memwal_ops.storage.errors import RetryPolicy, translate
+from memwal_ops.storage.errors import RetryPolicy, call, translate
 from memwal_ops.storage.object_store import ObjectStore, checked_path
 from memwal_ops.storage.probe import unsupported
 
@@ -194,7 +195,7 @@ class LocalObjectStore(ObjectStore):
 
     def __init__(self, root: str, *, retry: RetryPolicy | None = None) -> None:
         """``root`` is an absolute path."""
-        super().__init__(None, root, delete_batch=64, retry=retry)  # checked for links a moment before
+        super().__init__(None, root, delete_batch=64, retry=retry)  # a batch is checked for links before its first
         self._real_root = os.path.realpath(root)
         self._lock = threading.Lock()
 
@@ -231,11 +232,8 @@ class LocalObjectStore(ObjectStore):
 
     def get(self, path: str) -> bytes:
         """The whole file, for a third of what obstore takes for a small one. Raises ``ObjectNotFoundError``."""
-        try:
-            with open(self._absolute(self._checked(path)), "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise translate(error, path=path, action="read") from error
+        name = self._absolute(self._checked(path))
+        data = call(lambda: Path(name).read_bytes(), path=path, action="read", policy=self._retry)
         metering.LOCAL.count("get", read=len(data))
         return data
 
@@ -244,11 +242,12 @@ class LocalObjectStore(ObjectStore):
             metering.LOCAL.count("delete")
             with suppress(FileNotFoundError):
                 os.unlink(self._absolute(name))
-        for folder in {os.path.dirname(name) for name in names}:
+        for nearest in {os.path.dirname(name) for name in names}:
+            folder = nearest
             with suppress(OSError):  # it has other files
                 while folder:
                     os.rmdir(self._absolute(folder))
-                    folder = os.path.dirname(folder)  # noqa: PLW2901
+                    folder = os.path.dirname(folder)
 
     def _client(self, *, writing: bool = False) -> metering.Client:
         with self._lock:
