@@ -13,7 +13,7 @@ from lance.indices import IndexConfig
 
 from memwal_ops.core.answers import IndexAnswers
 from memwal_ops.errors import MemwalOpsError
-from memwal_ops.formats.lance.answers import asked_index
+from memwal_ops.formats.lance.answers.asked_index import ROWS
 from memwal_ops.formats.lance.answers.sample import SampledQuery
 from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.indexes.index_arguments import similarity_options
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwal_ops.formats.lance.answers.asked_index import AskedIndex, Pinned, RowReader
     from memwal_ops.formats.lance.answers.sample import Queries
 
     Addresses = NDArray[np.uint64]
@@ -79,10 +80,10 @@ class _Difference:
 class _Comparison:
     """Compares the answers of an index for some fragments. May be sent to another process."""
 
-    index: asked_index.AskedIndex
+    index: AskedIndex
     queries: Sequence[SampledQuery]
 
-    def __call__(self, pinned: asked_index.Pinned, group: Sequence[int]) -> _Difference:
+    def __call__(self, pinned: Pinned, group: Sequence[int]) -> _Difference:
         difference = _Difference(rows=sum(pinned.fragments[fragment].count_rows() for fragment in group))
         answers = text_answers if self.index.type in BY_MEMORY else scanned_answers
         truth = answers(pinned, self.index, self.queries, group)
@@ -94,9 +95,7 @@ class _Comparison:
         return difference
 
 
-def ask(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, drawn: Queries, reader: asked_index.RowReader
-) -> IndexAnswers:
+def ask(pinned: Pinned, index: AskedIndex, drawn: Queries, reader: RowReader) -> IndexAnswers:
     """Compare the answers of a scalar or text index with those of a scan.
 
     Raises ``StorageError``: rows of the table cannot be read without the index.
@@ -113,7 +112,7 @@ def ask(
     if not queries:
         return IndexAnswers(**base, skipped="pylance does not use it, or does not say which index it uses")
     difference = _Difference()
-    most = _TEXT_ROWS if index.type in BY_MEMORY else asked_index.ROWS
+    most = _TEXT_ROWS if index.type in BY_MEMORY else ROWS
     for comparison in reader.each(pinned, drawn.fragments, _Comparison(index, queries), most):
         difference.add(comparison)
         if difference.failed:
@@ -141,9 +140,7 @@ class _IndexError(MemwalOpsError):
     reason = "index_fails"
 
 
-def _answered(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery]
-) -> Sequence[SampledQuery]:
+def _answered(pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery]) -> Sequence[SampledQuery]:
     """Those that pylance answers by this index: of the only one of a column mostly all, which one plan shows."""
     together = " OR ".join(f"({query.condition})" for query in queries if query.words is None)
     alone = sum(other.column == index.column for other in pinned.indexes.values()) == 1
@@ -152,7 +149,7 @@ def _answered(
     return [query for query in queries if _uses(pinned, index, query)]
 
 
-def _uses(pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery) -> bool:
+def _uses(pinned: Pinned, index: AskedIndex, query: SampledQuery) -> bool:
     """Whether pylance answers a query by this index (and not by another one of its column, or by none).
 
     Raises ``StorageError``: it fails to plan the query.
@@ -164,7 +161,7 @@ def _uses(pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: Samp
     return any("ScalarIndexQuery" in line and f"@{index.name}(" in line for line in plan.splitlines())
 
 
-def _can_be_planned(pinned: asked_index.Pinned, queries: Sequence[SampledQuery]) -> bool:
+def _can_be_planned(pinned: Pinned, queries: Sequence[SampledQuery]) -> bool:
     """Whether pylance plans these queries at least without an index."""
     conditions = {f"q{number}": query.condition for number, query in enumerate(queries) if query.words is None}
     try:
@@ -175,16 +172,14 @@ def _can_be_planned(pinned: asked_index.Pinned, queries: Sequence[SampledQuery])
     return True
 
 
-def answer_of(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery, fragments: Sequence[int]
-) -> Addresses:
+def answer_of(pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]) -> Addresses:
     """Addresses of the rows of these fragments that the index finds, in order."""
     addresses = [batch.column(ROW_ADDRESS).to_numpy() for batch in _asked(pinned, index, query, fragments)]
     return np.sort(np.concatenate([np.empty(0, np.uint64), *addresses]))
 
 
 def scanned_answers(
-    pinned: asked_index.Pinned, _: asked_index.AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
+    pinned: Pinned, _: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of the rows of these fragments for which a scan computes that it is true."""
     answers: dict[int, Addresses] = {}
@@ -210,7 +205,7 @@ def scanned_answers(
 
 
 def text_answers(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], fragments: Sequence[int]
 ) -> Mapping[int, Addresses]:
     """For each full-text query the addresses of the rows that it matches, by an index in memory of these rows alone.
 
@@ -227,7 +222,7 @@ def text_answers(
 
 
 def _answers_of_texts(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """The addresses of those of ``rows`` that match."""
     addresses = rows[ROW_ADDRESS].to_numpy()
@@ -246,12 +241,12 @@ def _answers_of_texts(
 
 
 def _look_up(
-    pinned: asked_index.Pinned,
-    index: asked_index.AskedIndex,
+    pinned: Pinned,
+    index: AskedIndex,
     drawn: Queries,
     queries: Sequence[SampledQuery],
     difference: _Difference,
-    reader: asked_index.RowReader,
+    reader: RowReader,
 ) -> None:
     """The drawn rows of the other fragments must be in the answers whose condition they fulfil."""
     if not drawn.others or drawn.rows is None:
@@ -279,7 +274,7 @@ def _look_up(
 
 
 def _answers_of_rows(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
+    pinned: Pinned, index: AskedIndex, queries: Sequence[SampledQuery], rows: pa.Table
 ) -> Mapping[int, Addresses]:
     """For each condition the addresses of those of ``rows`` for which it is true."""
     with lance_errors("compare rows of", pinned.uri):
@@ -291,7 +286,7 @@ def _answers_of_rows(
 
 
 def _asked(
-    pinned: asked_index.Pinned, index: asked_index.AskedIndex, query: SampledQuery, fragments: Sequence[int]
+    pinned: Pinned, index: AskedIndex, query: SampledQuery, fragments: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     try:
         with lance_errors("ask an index of", pinned.uri):
@@ -308,7 +303,7 @@ def _asking(query: SampledQuery) -> dict[str, Any]:
     return {"nearest": query.text, "limit": _ANY_NUMBER} if similar else {"full_text_query": query.text}
 
 
-def _create_like(index: asked_index.AskedIndex, memory: lance.LanceDataset) -> None:
+def _create_like(index: AskedIndex, memory: lance.LanceDataset) -> None:
     """Create the only index of a dataset in memory by the parameters of a text index."""
     if index.type == "MinHashLsh":
         kind = IndexConfig("minhashlsh", similarity_options(index.details))
@@ -318,9 +313,7 @@ def _create_like(index: asked_index.AskedIndex, memory: lance.LanceDataset) -> N
     memory.create_scalar_index(index.column, "INVERTED", **parameters)
 
 
-def _scanner(
-    pinned: asked_index.Pinned, query: SampledQuery, fragments: Sequence[int] | None = None
-) -> lance.LanceScanner:
+def _scanner(pinned: Pinned, query: SampledQuery, fragments: Sequence[int] | None = None) -> lance.LanceScanner:
     asked = _asking(query)
     if fragments is not None:
         asked["fragments"] = [pinned.fragments[fragment] for fragment in fragments]

@@ -133,11 +133,11 @@ def cost_of(compared: Iterable[AnswerComparison], indexes: int, seconds: float) 
     spent = sum(comparison.seconds for comparison in asked)
     share = spent / max(seconds, spent, 1e-9)
     finds = max((comparison.finds for comparison in asked if comparison.finds is not None), default=None)
-    power = "" if finds is None else f", {finds:.2%} of wrong rows would be found with 99 %"
+    power = "" if finds is None else f" If {finds:.2%} of the rows were wrong, that would show with 99% certainty."
     return (
         f"answers: {counted(sum(comparison.queries for comparison in asked), 'query', 'queries')} of "
         f"{counted(indexes, 'index', 'indexes')} before and after; at most "
-        f"{size_text(sum(comparison.bytes_at_most for comparison in asked))} read{power}, {share:.1%} of the time."
+        f"{size_text(sum(comparison.bytes_at_most for comparison in asked))} read, {share:.1%} of the time.{power}"
     )
 
 

@@ -306,7 +306,7 @@ def reader_of(
         yield RowReader(context.checkpoint), choice
         return
     from memwal_ops.formats.lance.answers.reading_on_spark import SparkReader  # noqa: PLC0415 - Spark only
-    from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner  # noqa: PLC0415
+    from memwal_ops.formats.lance.engines.spark.running import LoggingTaskRunner  # noqa: PLC0415 - by Spark alone
 
     with LoggingTaskRunner(options.master, context, "memwal-ops verify") as runner:
         yield SparkReader(table, runner, context.checkpoint), choice

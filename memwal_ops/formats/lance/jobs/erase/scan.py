@@ -284,7 +284,7 @@ def _short(array: pa.Array) -> Any:
         return array.unique().to_pylist() if array.type.bit_width // _BYTES < _LEAST else []
     try:
         return array.filter(pc.less(pc.binary_length(array), _LEAST)).unique().to_pylist()
-    except pa.ArrowNotImplementedError:
+    except pa.ArrowNotImplementedError:  # neither texts nor bytes
         return []
 
 
