@@ -19,7 +19,7 @@ from memwal_ops.errors import (
     UnsupportedFeatureError,
 )
 from memwal_ops.formats.lance.files.blobs import lance_bytes, lance_rows, read_stream
-from memwal_ops.formats.lance.files.versions import PAGE
+from memwal_ops.formats.lance.files.versions import PAGE, VERSIONS_FOLDER
 from memwal_ops.formats.lance.regions.manifests import RegionManifestStore, log_suffixes
 from memwal_ops.formats.lance.wire.arrow_schema import schema_end, schema_metadata
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
@@ -500,6 +500,8 @@ def _shown_by(store: Store, folder: str) -> Layout | None:
         return REGION if REGION.wal_suffix in suffixes else SHARD
     for directory in store.list_level(folder).directories:
         if parse_generation_dir(directory.rsplit("/", 1)[-1]) is not None:
-            own_data = next(iter(store.list(f"{directory}/data")), None)
-            return SHARD if own_data is not None else REGION
+            if next(iter(store.list(f"{directory}/data")), None) is not None:
+                return SHARD
+            if next(iter(store.list(f"{directory}/{VERSIONS_FOLDER}")), None) is not None:
+                return REGION  # without a manifest it is one that is being written or moved
     return None

@@ -220,7 +220,9 @@ def _copy(table: Table, manifest: RegionManifest, new_id: UUID) -> None:
         if entry is not None and needed:
             table.store.put_if_absent(new + meta.path.removeprefix(old), table.store.get(meta.path))
     for flushed in manifest.flushed_generations:
-        for meta in table.store.list(f"{old}/{flushed.path}"):
+        files = table.store.list(f"{old}/{flushed.path}")
+        # Manifests last: what has one and no data is taken for a generation of the region layout.
+        for meta in sorted(files, key=lambda meta: VERSIONS_FOLDER in meta.path.split("/")):
             data = _with_log(table, meta, f"{new}/{flushed.path}")
             table.store.put_if_absent(new + meta.path.removeprefix(old), data)
 

@@ -174,6 +174,10 @@ def test_listing_names_what_is_no_region(store: Store) -> None:
 def test_the_layout_is_detected_from_the_bytes(store: Store) -> None:
     assert layout_of_regions(store, []) is SHARD_LAYOUT
     generation = f"_mem_wal/{REGION}/0a1b2c3d_gen_1"
+    store.put(f"{generation}/_transactions/0.txn", b"x")
+    assert layout_of_regions(store, [REGION]) is SHARD_LAYOUT, (
+        "a generation that is being written or moved says nothing"
+    )
     store.put(f"{generation}/_versions/1.manifest", b"x")
     assert layout_of_regions(store, [REGION]) is REGION_LAYOUT
     store.put(f"{generation}/data/x.lance", b"x")
