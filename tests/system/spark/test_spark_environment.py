@@ -109,7 +109,7 @@ def test_a_dry_run_prints_what_it_found(
     outcome = run_here(capfd, "merge", uri, "--engine", "spark", "--dry-run", "--json")
     assert (outcome.code, outcome.document["decision"]) == (0, "dry_run")
     assert outcome.document["engine_reason"] == f"requested; {found}"
-    shown = run_here(capfd, "merge", uri, "--engine", "auto", "--spark-above", "1", "--dry-run").out
+    shown = run_here(capfd, "merge", uri, "--engine", "auto", "--spark-above", "1B", "--dry-run").out
     assert "found PySpark 4.1.4" in " ".join(shown.split())
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     outcome = run_here(capfd, "merge", uri, "--engine", "spark", "--dry-run", "--json")
@@ -147,7 +147,7 @@ def test_the_command_without_java(
     assert outcome.code == 45
     assert outcome.document["error"]["reason"] == "spark_unavailable"
     assert "JAVA_HOME" in outcome.document["error"]["message"]
-    fallen_back = run_here(capfd, "merge", uri, "--engine", "auto", "--spark-above", "1", "--dry-run").out
+    fallen_back = run_here(capfd, "merge", uri, "--engine", "auto", "--spark-above", "1B", "--dry-run").out
     assert re.search(r"Engine: local \(a backlog of .* Spark cannot run here:\s.*JAVA_HOME", fallen_back, re.DOTALL)
     assert "Engine" not in run_here(capfd, "merge", uri, "--engine", "auto").out
 
