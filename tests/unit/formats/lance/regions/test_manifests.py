@@ -176,7 +176,7 @@ def test_the_layout_is_detected_from_the_bytes(store: Store) -> None:
     generation = f"_mem_wal/{REGION}/0a1b2c3d_gen_1"
     store.put(f"{generation}/_transactions/0.txn", b"x")
     assert layout_of_regions(store, [REGION]) is SHARD_LAYOUT, (
-        "a generation that is being written or moved says nothing"
+        "a generation that is being moved says nothing"
     )
     store.put(f"{generation}/_versions/1.manifest", b"x")
     assert layout_of_regions(store, [REGION]) is REGION_LAYOUT
