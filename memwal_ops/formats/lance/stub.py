@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core import registry
 from memwal_ops.core.anchors import CommitGuard, GuardedTable, Unguarded
+from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.core.repair import Choice, Fixed, OpenDecision, Outcome, RepairReport
 from memwal_ops.core.verification import Inconsistency, Severity
 from memwal_ops.errors import DeletesFailedError, InvalidUsageError, NotALanceTableError, TableReplacedError
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from memwal_ops.storage.api import ObjectMeta, Store
     from memwal_ops.storage.locations import Location
 
-# Below these, and nowhere else, Lance writes before it writes rows.
-_WITHOUT_ROWS = ("_transactions/", f"{VERSIONS_FOLDER}/", "_mem_wal_ops/clock/", "_mem_wal_ops/probe/")
+# Below the first two, and nowhere else, Lance writes before it writes rows; the others are written beside each job.
+_OWN = ("_mem_wal_ops/clock/", "_mem_wal_ops/probe/", f"{LEASES_FOLDER}/")
+_WITHOUT_ROWS = ("_transactions/", f"{VERSIONS_FOLDER}/", *_OWN)
 # A catalog declared the table: a client writes it later, or drops it there.
 _RESERVED = ".lance-reserved"
 _CHECK = "stub"

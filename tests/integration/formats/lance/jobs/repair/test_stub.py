@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from memwal_ops import open_table, run_job
+from memwal_ops.core.leases import LEASES_FOLDER
 from memwal_ops.core.registry import find_stub
 from memwal_ops.errors import NotALanceTableError, TableNotFoundError, TableReplacedError
 from tests.support.run_cli import contents, run_here
@@ -38,6 +39,9 @@ def stub(tmp_path: Path) -> Path:
     PlainTable(str(uri)).create()
     for folder in ("_versions", "data"):
         shutil.rmtree(uri / folder)
+    leases = uri / LEASES_FOLDER / "merge"  # a service took them before it saw that the table is gone
+    leases.mkdir(parents=True)
+    (leases / f"{1:020}.json").write_text("{}")
     age(uri, WEEK + 60)
     return uri
 
