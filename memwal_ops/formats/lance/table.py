@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,6 +78,7 @@ from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+    from datetime import datetime
     from uuid import UUID
 
     import lance
@@ -509,7 +511,18 @@ def _lost_version(
         return None
     if hinted is None or hinted <= newest or store.head(version_path(hinted, naming)) is not None:
         return None
-    return hinted
+    before = store.head(version_path(newest, naming))
+    return None if before is not None and _put_aside(location, before.last_modified) else hinted
+
+
+def _put_aside(location: Location, version_before: datetime) -> bool:
+    """Whether the newest version was put beside the table, as runbooks/errors/09-table_corrupt.md says.
+
+    ``version_before``: when the one before was written; what is older is of an earlier such step.
+    """
+    with suppress(OSError):
+        return os.stat(f"{location.folder}.damaged-manifest").st_mtime >= version_before.timestamp()
+    return False
 
 
 def _is_stale(store: Store, listed: VersionPage, known: Table) -> bool:

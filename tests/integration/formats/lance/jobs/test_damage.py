@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,7 +120,9 @@ def test_a_newest_manifest_of_no_bytes_is_critical_and_its_message_says_what_hel
     assert run_here(capfd, "check", "--nagios", made.uri).code == 2
     error = run_here(capfd, "inspect", made.uri, "--json").document["error"]
     assert (error["exit_code"], name in error["remedy"], "aside" in error["remedy"]) == (9, True, True)
-    Path(made.uri, name).rename(tmp_path / "aside")
+    put = Path(made.uri, name).rename(f"{made.uri}.damaged-manifest")  # as the runbook says
+    assert run_here(capfd, "check", "--nagios", made.uri).code == 0
+    os.utime(put, (0, 0))  # one of an earlier time, and now another manifest is lost
     hint = Path(made.uri, VERSION_HINT)
     assert hint.name in run_here(capfd, "inspect", made.uri, "--json").document["error"]["remedy"]
     hint.rename(tmp_path / "hint")
