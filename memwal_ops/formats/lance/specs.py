@@ -216,6 +216,7 @@ Exit codes: 0 compacted, unchanged or dry_run; 41 answers_worse; others: runbook
         "unchecked_segments": MetricSpec(
             "count", "Segments of indexes that it checks for rows which earlier ones dropped.", detail=True
         ),
+        "bytes_compacted": MetricSpec("bytes", "Bytes of files that the run wrote.", "run"),
         "conflicts": _CONFLICTS,
     },
     in_maintain=True,

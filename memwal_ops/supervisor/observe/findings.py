@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,9 +165,10 @@ def last_run_fault(job: str, outcome: str | None, backlog: figures.Figures) -> t
     return (WARNING, f"the last {job} {_ENDINGS[outcome]}") if outcome in _ENDINGS else None
 
 
-def finding(level: int, what: str, do: str, page: str | None, jobs: Iterable[str] = ()) -> Finding:
-    """Return a finding of a level."""
-    return {"level": WORDS[level], "what": what, "do": do, "runbook": page, "jobs": [*jobs]}
+def finding(level: int, what: str, do: str, page: str | None, jobs: Iterable[str] = (), *, uri: str = "URI") -> Finding:
+    """Return a finding of a level. ``uri``: of the table, for a command that says ``URI``."""
+    todo = re.sub(r"(memwal-ops [a-z]+ )URI\b", lambda found: found[1] + shlex.quote(uri), do)
+    return {"level": WORDS[level], "what": what, "do": todo, "runbook": page, "jobs": [*jobs]}
 
 
 def last_run_finding(table: Mapping[str, Any], fault: tuple[int, str]) -> Finding:
@@ -184,9 +186,7 @@ def no_tables() -> Finding:
 def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault], file: str) -> Iterator[Finding]:
     """Yield the findings about a service: patterns, its configuration file, its history; ``service``: its status."""
     for fault in faults:
-        yield finding(
-            WARNING, f"{fault.pattern}: {fault.why}", "Fix the entry, or its store.", runbook(fault.exit_code)
-        )
+        yield finding(WARNING, f"{fault.pattern}: {fault.why}", fault.remedy, runbook(fault.exit_code))
     if pending := pending_text(service):
         todo = "Wait: its store has not answered yet. The other tables are maintained meanwhile."
         yield finding(
@@ -273,21 +273,22 @@ def findings_of(table: Mapping[str, Any], errors: RunErrors, limits: Limits, fil
         yield finding(UNKNOWN, "It has not been read yet: nothing is known of it.", todo, None)
     failures = _failures(table, errors)
     if error is not None:
-        yield _unreadable(state_level(table), error, backlog, failures)
+        yield _unreadable(table, error, failures)
     blocked = table["blocked"]
     for block in blocked[:MAX_BLOCKED]:
         part, place = errors.part_of(table["uri"], block)
-        what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {block['reason']}. {block['detail']}"
         todo = block.get("remedy") or "Fix the cause; until then no job goes on with this part."
-        yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED)
+        detail = block["detail"].removesuffix(todo).rstrip()
+        what = f"{part or 'It'} is blocked{f' at {place}' if place else ''}: {block['reason']}. {detail}"
+        yield finding(CRITICAL, what, f"{todo} See it: {_inspect(table)}", _MERGE_BLOCKED, uri=table["uri"])
     parts = int(backlog.amount("blocked") or 0)
     if parts and len(blocked) != min(parts, MAX_BLOCKED):
         what = f"{text.counted_as(parts, backlog.noun_of('blocked'))} in total cannot be processed completely."
         yield finding(CRITICAL, what, f"See which: {_inspect(table)}", _MERGE_BLOCKED)
     for bad_answer in answers.bad_answers(table["answers"]):
         what = bad_answer.describe()
-        todo = bad_answer.remedy.replace(" URI", f" {shlex.quote(table['uri'])}")
-        yield finding(CRITICAL if bad_answer.wrong else WARNING, f"{what[:1].upper()}{what[1:]}", todo, answers.PAGE)
+        level = CRITICAL if bad_answer.wrong else WARNING
+        yield finding(level, f"{what[:1].upper()}{what[1:]}", bad_answer.remedy, answers.PAGE, uri=table["uri"])
     yield from writer_findings(table)
     for failure in failures:
         yield failure.finding(table, file)
@@ -356,7 +357,7 @@ class _Failure:
         reason, message = self.error["reason"], self.error["message"]
         page = runbook(self.error["exit_code"] or 0, None if self.undone else reason) or _JOB_FAILING
         told = f"{what}: {reason}. {message}" if self.undone else f"{what}, last with {reason}: {message}"
-        return finding(self.level, told, self.error["remedy"] or ask, page, self.jobs)
+        return finding(self.level, told, self.error["remedy"] or ask, page, self.jobs, uri=table["uri"])
 
 
 def _failures(table: Mapping[str, Any], errors: RunErrors) -> list[_Failure]:
@@ -384,9 +385,9 @@ def _level_by_error(error: Mapping[str, Any] | None, level: int) -> int:
     return CRITICAL if error is not None and error["reason"] == TableCorruptError.reason else level
 
 
-def _unreadable(level: int, error: Mapping[str, Any], backlog: figures.Figures, failures: list[_Failure]) -> Finding:
+def _unreadable(table: Mapping[str, Any], error: Mapping[str, Any], failures: list[_Failure]) -> Finding:
     """Return the finding of a table that cannot be read; failures for the same reason are removed from the list."""
-    part = "cannot be read" if not backlog.values else "cannot be read as a whole"
+    part = "cannot be read as a whole" if figures.backlog_of(table).values else "cannot be read"
     same = [
         failure
         for failure in failures
@@ -398,7 +399,8 @@ def _unreadable(level: int, error: Mapping[str, Any], backlog: figures.Figures, 
     more = f" {_listed(jobs)} {'fails' if len(jobs) == 1 else 'fail'} for this reason." if jobs else ""
     page = runbook(cause["exit_code"] or 0, cause["reason"]) if same else None
     what = f"It {part}: {cause['reason']}. {cause['message'].rstrip('.')}.{more}"
-    return finding(level, what, cause["remedy"] or error["remedy"], page or error["runbook"], jobs[:1])
+    todo, page = cause["remedy"] or error["remedy"], page or error["runbook"]
+    return finding(state_level(table), what, todo, page, jobs[:1], uri=table["uri"])
 
 
 def _late(table: Mapping[str, Any], names: Iterable[str], file: str) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ def view_of(table: Mapping[str, Any], reported: Sequence[findings.Finding]) -> d
         "level": findings.WORDS[findings.worst(map(findings.level_of_finding, reported))],
         "verdict": "" if reported or table.get("paused") else _verdict(backlog, jobs),
         "paused": table.get("paused"),
+        "state": table.get("state"),
         "findings": sorted(reported, key=lambda finding: -findings.severity(findings.level_of_finding(finding))),
         "noun": backlog.noun_of("backlog"),
         "facts": [*_facts(backlog)],

@@ -43,6 +43,7 @@ class Fault:
     pattern: str
     why: str
     exit_code: int
+    remedy: str = "Fix the entry, or its store."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def _with_branches(discovery: Discovery) -> Discovery:
         try:
             known = [one.name for one in registry.branches(table.uri, table.settings.storage_options)]
         except errors.MemwalOpsError as error:
-            why = redact(f"The branches of {table.name} cannot be listed: {error} {error.remedy}")
-            faults.append(Fault(table.settings.pattern or table.uri, why, error.exit_code))
+            why = redact(f"The branches of {table.name} cannot be listed: {error}")
+            faults.append(Fault(table.settings.pattern or table.uri, why, error.exit_code, redact(error.remedy)))
             continue
         tables += (
             FoundTable(
@@ -178,7 +179,7 @@ def _expand(entries: Iterable[TableSettings]) -> Discovery:
             if duplicates:
                 faults.append(_duplicate_names(entry.pattern, duplicates, found[duplicates[0].name]))
         except errors.MemwalOpsError as error:
-            faults.append(Fault(entry.pattern, redact(f"{error} {error.remedy}"), error.exit_code))
+            faults.append(Fault(entry.pattern, redact(str(error)), error.exit_code, redact(error.remedy)))
     return Discovery(tuple(found.values()), tuple(faults))
 
 

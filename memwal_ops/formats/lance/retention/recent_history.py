@@ -224,10 +224,16 @@ def _storage(table: Table, versions: Sequence[_Version]) -> Iterator[table_histo
         "data files", len(newest), sum(newest.values()), f"version {table.version}, the newest"
     )
     older: dict[str, int] = {}
+    holding = []
     for version in versions:
-        older |= {path: size for path, size in _files(version.manifest).items() if path not in newest}
+        if files := {path: size for path, size in _files(version.manifest).items() if path not in newest}:
+            older |= files
+            holding.append(version.number)
     if older:
-        held = f"versions {versions[-1].number} to {versions[0].number} (memwal-ops expire)"
+        first, last = holding[-1], holding[0]
+        held = f"version {last}" if first == last else f"versions {first} to {last}"
+        unread = any(number < versions[-1].number for number in table.listed.versions)
+        held += f"{', and earlier ones were not read' if unread else ''} (memwal-ops expire)"
         yield table_history.StorageRecord("data files of older versions", len(older), sum(older.values()), held)
 
 

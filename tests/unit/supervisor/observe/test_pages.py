@@ -486,3 +486,12 @@ def test_check_pages_and_metrics_agree_on_a_table_that_cannot_be_read(error: str
     assert worst == (OK if error is None else CRITICAL)
     assert max((level_of_finding(found) for found in pages_of(document).findings(one)), default=OK) == worst
     assert f"memwal_ops_tables_unreadable {float(error is not None)}" in Metrics(lambda: document).expose().decode()  # type: ignore[arg-type, return-value]  # of the support
+
+
+def test_a_blocked_part_says_its_remedy_once_and_for_this_table() -> None:
+    remedy = "Restore the directory; without one, memwal-ops repair URI writes it again."
+    block = {"region_id": "r", "generation": 1, "reason": "generation_corrupt", "detail": f"It is cut. {remedy}"}
+    runs = [run(outcome="partial", exit_code=10, report={"blocked": [{**block, "remedy": remedy}]})]
+    page = pages_of(status([table("a", blocked=1)]), runs=lambda **_: runs).table("a").body.decode()
+    assert page.count("Restore the directory; without one,") == 1
+    assert "memwal-ops repair s3://lake/a.lance writes it again." in page

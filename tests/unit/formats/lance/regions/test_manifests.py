@@ -175,9 +175,7 @@ def test_the_layout_is_detected_from_the_bytes(store: Store) -> None:
     assert layout_of_regions(store, []) is SHARD_LAYOUT
     generation = f"_mem_wal/{REGION}/0a1b2c3d_gen_1"
     store.put(f"{generation}/_transactions/0.txn", b"x")
-    assert layout_of_regions(store, [REGION]) is SHARD_LAYOUT, (
-        "a generation that is being moved says nothing"
-    )
+    assert layout_of_regions(store, [REGION]) is SHARD_LAYOUT, "a generation that is being moved says nothing"
     store.put(f"{generation}/_versions/1.manifest", b"x")
     assert layout_of_regions(store, [REGION]) is REGION_LAYOUT
     store.put(f"{generation}/data/x.lance", b"x")
