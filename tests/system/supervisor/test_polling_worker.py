@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import signal
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lance
@@ -28,13 +30,13 @@ def made(tmp_path: Path) -> Iterator[Workload]:
     table.close()
 
 
-@pytest.fixture
-def poll(made: Workload) -> Iterator[Callable[[str | None], dict[str, Any]]]:
+@contextmanager
+def polling() -> Iterator[Callable[..., dict[str, Any]]]:
     answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     worker = WorkerProcess("watch", lambda _, message: answers.put(message), "ERROR")
 
-    def ask(fingerprint: str | None, *, record: bool = False) -> dict[str, Any]:
-        worker.send(PollRequest(1, made.uri, {}, ("merge", "gc"), fingerprint=fingerprint, record=record))
+    def ask(uri: str, fingerprint: str | None, *, record: bool = False) -> dict[str, Any]:
+        worker.send(PollRequest(1, uri, {}, ("merge", "gc"), fingerprint=fingerprint, record=record))
         while (answer := answers.get(timeout=600)) is not None and answer["type"] != "done":
             pass
         assert answer is not None
@@ -43,6 +45,18 @@ def poll(made: Workload) -> Iterator[Callable[[str | None], dict[str, Any]]]:
     yield ask
     worker.quit()
     assert worker.wait(600)
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Callable[..., dict[str, Any]]]:
+    """One worker for all tests, as a service has one for all tables."""
+    with polling() as asked:
+        yield asked
+
+
+@pytest.fixture
+def poll(made: Workload, ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    return partial(ask, made.uri)
 
 
 def test_an_idle_table_is_read_once(made: Workload, poll: Callable[[str | None], dict[str, Any]]) -> None:
@@ -86,11 +100,10 @@ def test_another_fingerprint_reads_all(poll: Callable[[str | None], dict[str, An
     assert answer["figures"]["generations"] == 0
 
 
-def test_a_package_upgraded_below_the_service_is_refused(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_package_upgraded_below_the_service_is_refused(made: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "__version__", "0.0.9")
-    refused = request.getfixturevalue("poll")(None)
+    with polling() as ask:
+        refused = ask(made.uri, None)
     assert (refused["outcome"], refused["reason"]) == ("failed", "unsupported_feature")
     assert "is installed, but the service runs 0.0.9" in refused["message"]
     assert refused["remedy"] == "Restart the service."

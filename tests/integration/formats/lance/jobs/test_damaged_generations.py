@@ -226,6 +226,7 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("harm", ["gone", "empty", "half", "zeros"])
 def test_reads_do_without_damaged_indexes_of_a_generation(indexed: str, tmp_path: Path, harm: str) -> None:
     def answers(uri: str) -> list[object]:

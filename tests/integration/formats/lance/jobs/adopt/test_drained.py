@@ -267,7 +267,7 @@ def test_a_restored_table_is_no_proof(tmp_path: Path) -> None:
     assert adopt.plan(open_table(uri), DRAINED).decision == "nothing_to_adopt"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("missing", [True, False])
 @pytest.mark.parametrize("job", ["adopt", "merge"])

@@ -206,15 +206,9 @@ def healthy(uri: str, times: int, seed: int, mode: str, *, stable: bool) -> None
         assert asked >= {"by_number", "by_text", "near_ivf_flat"}, report.to_json()
 
 
-@pytest.mark.parametrize(
-    ("stable", "mode"),
-    [
-        pytest.param(False, "sample", id="addresses-sample"),
-        pytest.param(True, "strict", id="stable ids-strict"),
-        pytest.param(False, "strict", id="addresses-strict", marks=pytest.mark.long),
-        pytest.param(True, "sample", id="stable ids-sample", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("mode", ["sample", "strict"])
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_healthy_indexes_are_published(tmp_path: Path, mode: str, stable: bool) -> None:
     healthy(str(tmp_path / "t.lance"), 2, 7, mode, stable=stable)
     assert not [one for one in Path(tmp_path, "t.lance", "_versions").iterdir() if one.name.startswith("d")]
