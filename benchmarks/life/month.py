@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _LIMIT = 120  # seconds that a process has to end
+_REST = 3  # days at the end without writes
+_BUILT = "fresh.lance"
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Month:
         asked_fresh: the same of the table that was built anew.
         ratios: processor seconds of each query over those of the table that was built anew.
         recall: of the vector index, and of that of the table that was built anew.
+        rested: ``ratios`` after three days at rest.
+        rested_written: bytes of data files that were written until then for each that was appended.
     """
 
     way: str
@@ -79,6 +83,8 @@ class Month:
     asked_fresh: dict[str, int] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     recall: list[float] = field(default_factory=list)
+    rested: dict[str, float] = field(default_factory=dict)
+    rested_written: float = 0.0
 
     def to_json(self) -> str:
         """Everything, for :meth:`from_json`."""
@@ -137,9 +143,16 @@ def live(place: Place, shape: Shape, way: str, process: Sequence[str], days: int
             if (number + 1) % a_day == 0:
                 month.appended = writer.appended
                 month.days.append(_day(place, name, month))
-    month.kept, month.needed = place.store.sizes(name), queries.needed(place.path(name))
-    if not shape.log or process:
-        _ask(place, shape, name, month)
+        month.kept, month.needed = place.store.sizes(name), queries.needed(place.path(name))
+        if not shape.log or process:
+            _ask(place, shape, name, month)
+        if child is not None:
+            place.store.taken()
+            for _ in range(_REST * a_day):
+                _round(child, way)
+            written = month.used.written["data"] + place.store.taken().written["data"]
+            month.rested_written = written / month.appended
+            month.rested = queries.processor_ratios(queries.queries(shape), place.path(name), place.path(_BUILT))
     return month
 
 
@@ -157,7 +170,7 @@ def _day(place: Place, name: str, month: Month) -> Day:
 
 def _ask(place: Place, shape: Shape, name: str, month: Month) -> None:
     """Compare the table with one that is built anew of its rows."""
-    built = "fresh.lance"
+    built = _BUILT
     month.rows = queries.fresh(shape, place.uri(built), place.path(name), place.options)
     month.fresh = place.store.sizes(built)
     chosen = queries.queries(shape)

@@ -62,3 +62,7 @@ def _answers(months: Sequence[Month]) -> None:
         row(month.way, *cells, *([f"{month.recall[0]:.3f}"] if vectors else []))
     last = months[-1]
     row("built anew", *last.asked_fresh.values(), *([f"{last.recall[1]:.3f}"] if vectors else []))
+    head("three days at rest later", "data written per byte appended", *(f"{name}: time" for name in last.asked))
+    for month in months:
+        if month.rested:
+            row(month.way, f"{month.rested_written:.2f}", *(f"{ratio:.2f}" for ratio in month.rested.values()))

@@ -19,7 +19,7 @@ from memwal_ops.core.registry import open_table
 from memwal_ops.core.table_history import poll_cache
 from memwal_ops.core.triggers import parse_trigger
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.options import ExpireOptions, GcOptions
+from memwal_ops.formats.lance.options import CatchupOptions, CompactOptions, ExpireOptions, GcOptions
 from memwal_ops.formats.lance.table import open_lance_table
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class Service:
         done: list[str] = []
         for _ in range(_POLLS):
             table = open_table(self._uri, self._options)
-            with poll_cache():
+            rest = {"rest_after": f"{self._calendar.age(1).total_seconds():.3f}s"}
+            with poll_cache({"catchup": rest, "compact": rest}):
                 due = [spec for spec in ordered(table.jobs.values()) if spec.in_maintain and self._is_due(spec, table)]
             if not due:
                 break
@@ -130,7 +131,8 @@ class Service:
                 reader_grace=age(0.02), orphan_min_age=age(3), drain_after=age(30), fence_retention=age(30),
                 allow_unsafe=True,
             )  # fmt: skip
-        return spec.options()
+        resting = {"catchup": CatchupOptions, "compact": CompactOptions}.get(spec.name)
+        return spec.options() if resting is None else resting(rest_after=self._calendar.age(1))
 
 
 def _fingerprint(table: Table) -> str | None:

@@ -39,7 +39,7 @@ SPARK_ABOVE_OF_INDEXES = 32 << 30
 """Backlog, or data to index, rewrite or check, above which ``auto`` selects Spark; below, one machine is faster."""
 DEFAULT_TARGET_ROWS = 1 << 20
 DEFAULT_TARGET_BYTES = 1 << 30
-DEFAULT_DELETED_FRACTION = 0.1
+DEFAULT_DELETED_FRACTION = 0.25
 DEFAULT_INSPECT_LIMIT = 1000
 
 
@@ -101,6 +101,9 @@ def _engine(what: str) -> Any:
 
 def _master() -> Any:
     return text(None, shown_default="configured", help="Spark master URL.")
+
+
+_AT_REST = "With no commit for so long, join all that is worth one write; 0s: now."
 
 
 def _answers(what: str) -> Any:
@@ -181,6 +184,7 @@ class CatchupOptions(Options):
     migrate_codebook: tuple[str, ...] = texts(
         values=2, metavar="OLD NEW", help="Next step of replacing index OLD by NEW (new centroids)."
     )
+    rest_after: timedelta = duration(timedelta(days=1), help=_AT_REST)
 
     def validate(self) -> None:
         """Refuse two ways to new centroids at once."""
@@ -232,7 +236,7 @@ class CompactOptions(Options):
         None,
         minimum=0.0,
         maximum=1.0,
-        shown_default="the table's setting, else 0.1",
+        shown_default=f"the table's setting, else {DEFAULT_DELETED_FRACTION}",
         help="Rewrite fragments of which more is deleted.",
     )
     max_bytes: int | None = size(
@@ -249,6 +253,7 @@ class CompactOptions(Options):
     )
     allow_upgrade: bool = flag(help="Though a writer of the table cannot read such files.")
     answers: str = _answers("Publish nothing by which an index answers worse.")
+    rest_after: timedelta = duration(timedelta(days=1), help=_AT_REST)
 
     def validate(self) -> None:
         """Refuse a Spark master for the local engine."""

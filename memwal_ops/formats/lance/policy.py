@@ -91,18 +91,18 @@ class Policy:
       fragments below the target remain; of any sizes at most ``T + n ** (log(2) / log(2 * T / (T - 1)))``.
 
     A fragment alone is rewritten where too much of it is deleted rows and dropped columns, or where its columns are in
-    many small files, as ``add_columns`` leaves them. Where pylance does not move an index with the rows, its bytes
-    count as part of what a rewrite costs (:meth:`Policy.worth_a_run`).
+    many small files, as ``add_columns`` leaves them.
 
     pylance puts new fragments behind all others, so that others become neighbors, and may be due in turn. A run
-    continues until nothing is due of what it began with and of what it made (:meth:`Policy.rounds`), so that another
-    run directly after it finds nothing. It ends: each round leaves fewer fragments, or fewer that have deleted rows.
+    continues until nothing is due (:meth:`Policy.rounds`): each round leaves fewer fragments, or fewer deleted rows.
 
     Attributes:
         target_rows: a fragment with that many rows is never joined with others.
         target_bytes: neither is one of that size.
         tier_factor: how many times as large as the largest of them the result of joining fragments must be; 1 joins
             all fragments below the target size.
+        at_rest: nothing is appended: neighbors are joined, too, if that writes at most ``tier_factor`` bytes for each
+            byte that was appended or deleted since they were joined last.
         deleted_fraction: a fragment of which more is deleted or dropped is rewritten; 0: each one that has any of that.
     """
 
@@ -110,6 +110,7 @@ class Policy:
     target_bytes: int
     tier_factor: int
     deleted_fraction: float
+    at_rest: bool = False
 
     def fragments_after(self, group: Sequence[FragmentSize]) -> int:
         """How many fragments a group becomes: one; none if it has no rows; more if a fragment is too large."""
@@ -127,10 +128,7 @@ class Policy:
         """The groups of adjacent fragments to rewrite, each into one fragment, in the order of the table.
 
         A group has at least two fragments, and less than twice the target size; or it is one fragment with too many
-        deleted rows, dropped columns or files.
-
-        Args:
-            fragments: all of the table, in the order of its manifest.
+        deleted rows, dropped columns or files. ``fragments``: all of the table, in the order of its manifest.
         """
         groups = [group for run in self._runs(fragments) for group in self._joined(run)]
         joined = {fragment.id for group in groups for fragment in group}
@@ -143,11 +141,7 @@ class Policy:
         return fragment.demanded or fragment.is_scattered or fragment.dead_fraction > self.deleted_fraction
 
     def rounds(self, fragments: Sequence[FragmentSize]) -> Iterator[list[Group]]:
-        """The groups that one run rewrites, round by round: those of a round are due once those before are rewritten.
-
-        Args:
-            fragments: all of the table, in the order of its manifest.
-        """
+        """The groups that a run rewrites, by round: those of a round are due once those before are rewritten."""
         while groups := self.groups(fragments):
             yield groups
             fragments = self.after(fragments, groups)
@@ -228,12 +222,13 @@ class Policy:
         A run that is too small for its largest fragment has no group with that one in it: such a group would be smaller
         still. So what is before it and what is behind it is looked at, each as a run.
         """
-        left = [run]
+        left, at_rest = [run], self.at_rest
         while left:
             run = left.pop()
             if len(run) < 2:  # noqa: PLR2004 - a fragment alone is not joined
                 continue
-            if self._grown(run):
+            grown, at_rest = self._grown(run, at_rest=at_rest), False  # parts of it would be paid for twice
+            if grown:
                 *full, rest = self._cut(run)
                 yield from full
                 if full:
@@ -244,11 +239,19 @@ class Policy:
                 largest = max(range(len(run)), key=lambda position: self._size([run[position]]))
                 left += [run[:largest], run[largest + 1 :]]
 
-    def _grown(self, run: Sequence[FragmentSize]) -> bool:
+    def _grown(self, run: Sequence[FragmentSize], *, at_rest: bool) -> bool:
         """Whether joining them is worth the write."""
-        return self._is_tiny(run) or self._size(run) >= min(
-            1.0, self.tier_factor * max(self._size([fragment]) for fragment in run)
+        size, largest = self._size(run), max(self._size([fragment]) for fragment in run)
+        if self._is_tiny(run) or size >= 1:
+            return True
+        # What the readers of deleted rows pay is weighed as in a fragment that is rewritten alone.
+        saved = self._share(
+            sum(fragment.deleted for fragment in run), sum(fragment.bytes - fragment.live_bytes for fragment in run)
         )
+        times = self.tier_factor - 1
+        if at_rest and pays_at_rest(size, largest, self.tier_factor, saved):
+            return True
+        return times * largest <= size - largest + times * times * saved
 
     def _cut(self, run: Sequence[FragmentSize]) -> Iterator[Group]:
         """The run in pieces of the target size, and what is left in the end: a smaller piece, or none."""
@@ -261,6 +264,14 @@ class Policy:
                 yield tuple(piece)
                 piece, rows, size = [], 0.0, 0.0
         yield tuple(piece)
+
+
+def pays_at_rest(size: float, largest: float, tier_factor: int, saved: float = 0.0) -> bool:
+    """Whether to join all parts writes the largest of them at most ``tier_factor`` - 1 times for what is new.
+
+    ``size``: of all. ``largest``: of that which is taken to be older than the others. ``saved``: what is left out.
+    """
+    return 0 < largest <= (tier_factor - 1) * (size - largest + saved)
 
 
 # An index is worth a run once it lacks one row for so many that it covers: between these two numbers of rows.
@@ -286,13 +297,7 @@ def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
     the schedule waits for, at a sixteenth, and at 10,000 rows. A small index is due at a quarter as well, however few
     rows that is.
 
-    Rows may be wide: any index is due where a query that scans what it lacks may read more than 16 MiB, and four times
-    what a run writes.
-
-    Args:
-        covered_rows: rows that it covers.
-        uncovered_rows: rows that it lacks.
-        anew: the index is written anew each time, not by tiers.
+    ``anew``: the index is written anew each time, not by tiers.
     """
     if uncovered_rows and uncovered_rows >= covered_rows // _GROWTH:
         return True
@@ -301,12 +306,7 @@ def is_due(covered_rows: int, uncovered_rows: int, *, anew: bool) -> bool:
 
 
 def is_costly(uncovered_bytes: int, written_bytes: int) -> bool:
-    """Whether what queries may read of fragments that an index lacks is worth a run by the schedule.
-
-    Args:
-        uncovered_bytes: of the data files of those fragments.
-        written_bytes: what the run would write.
-    """
+    """Whether what queries may read of fragments that an index lacks is worth a run by the schedule, for its writes."""
     return uncovered_bytes >= max(_SCANNED_BYTES, _SAVING * written_bytes)
 
 
@@ -324,13 +324,7 @@ class SegmentSize:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDebt:
-    """What the next run would write of one index, and for what.
-
-    Attributes:
-        uncovered_rows: rows that queries compare one by one until then.
-        excess: segments above the limit.
-        bytes: size of the segments that would be written, about.
-    """
+    """What the next run would write of one index, about: for rows that it lacks, and segments above the limit."""
 
     uncovered_rows: int
     excess: int
@@ -374,9 +368,7 @@ class SegmentPolicy:
     def merged(self, segments: Sequence[SegmentSize], new: int) -> int:
         """How many of the newest segments become one, together with the new rows; 0: these get one of their own.
 
-        Args:
-            segments: of an index, the oldest first.
-            new: rows that none covers; 0: nothing is merged but for the limit.
+        ``segments``: the oldest first. ``new``: rows that none covers; 0: nothing is merged but for the limit.
         """
         too_many = self._too_many(segments, new)
         if not new and not too_many:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -225,6 +226,11 @@ class Table(GuardedTable):
         if what not in self._read:
             self._read[what] = read()
         return self._read[what]  # type: ignore[no-any-return]  # what read returned
+
+    def is_at_rest(self, after: timedelta) -> bool:
+        """Whether this version was committed at least so long ago; not if it does not record when."""
+        made = self.manifest.manifest
+        return made.HasField("timestamp") and datetime.now(UTC) - made.timestamp.ToDatetime(UTC) >= after
 
     @cached_property
     def _read(self) -> dict[Hashable, Any]:

@@ -37,6 +37,7 @@ from memwal_ops.formats.lance.policy import (
     is_costly,
     is_due,
     is_urgent,
+    pays_at_rest,
 )
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS, had_moves
 from memwal_ops.log import get_logger
@@ -132,6 +133,11 @@ def may_have_segments(table: Table, index: BaseIndex) -> bool:
     return index.type not in _EXACT or _has_addresses(table)
 
 
+def has_too_many_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
+    """Whether segments of it are merged also without new rows."""
+    return len(index.segments) > _policy(table, index, options).max_segments
+
+
 def is_written_anew(table: Table, index: BaseIndex, options: CatchupOptions) -> bool:
     """Whether each update of an index writes all of it."""
     return _policy(table, index, options).writes_anew
@@ -164,7 +170,9 @@ def _back_to_stale(table: Table, index: BaseIndex) -> int:
 
 
 def _policy(table: Table, index: BaseIndex, options: CatchupOptions) -> SegmentPolicy:
-    most = options.max_segments if may_have_segments(table, index) else 1
+    rows = [segment.rows for segment in _sizes(table, index)]
+    joined = table.is_at_rest(options.rest_after) and pays_at_rest(sum(rows), max(rows), options.tier_factor)
+    most = options.max_segments if may_have_segments(table, index) and not joined else 1
     # A merge of few vectors may need a new graph of many.
     return SegmentPolicy(most, options.tier_factor, 0 if index.is_vector else FLOOR)
 

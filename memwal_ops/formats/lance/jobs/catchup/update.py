@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
 )
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of, misfit, why_retrain
+from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of, has_too_many_segments, misfit, why_retrain
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -148,6 +149,8 @@ def catch_up(table: Table, options: CatchupOptions, context: RunContext) -> Catc
     started = time.monotonic()
     _check_options(table, options)
     check_rewritable(table)
+    if table.is_at_rest(options.rest_after):
+        options = replace(options, rest_after=timedelta(0))  # also after its own commits
     with Builders(options, context) as builders:
         return _catch_up_all(_Run(table, options, CommitNote.new("catchup"), context, builders), started)
 
@@ -258,7 +261,7 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     covers = coverage(index.covered, table.manifest)
-    if len(index.segments) > options.max_segments or method_of(table, index, options) != "update":
+    if has_too_many_segments(table, index, options) or method_of(table, index, options) != "update":
         return "update"
     if covers.complete:
         return "unchanged"

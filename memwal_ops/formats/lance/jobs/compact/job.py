@@ -14,6 +14,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from lance.optimize import Compaction
@@ -280,22 +281,19 @@ def apply(
         only: ids of the fragments that are rewritten, and no others, with the dictionary values in use alone; None:
             those that are due.
 
-    Returns:
-        The report. Its ``why`` is the reason if nothing was rewritten.
-
     Raises:
         CommitConflictError: too many commit conflicts in a row.
         IndexesBehindError: an index cannot be opened, so that its coverage would be lost.
         InvariantViolatedError: merge progress is lower than it was.
         SparkUnavailableError, SparkJobFailedError: Spark is missing or failed.
         InvalidUsageError: pylance refuses a setting of the table for compactions.
-        UnsupportedFeatureError: a table whose manifest must not be rewritten here, whose setting
-            ``lance.auto_cleanup`` would make the commit delete files that must be kept, or whose setting
-            ``lance.row_lineage.spill`` would give it a feature that is not supported.
+        UnsupportedFeatureError: a table whose manifest must not be rewritten here, or a setting that is refused.
     """
     context = context or RunContext()
     started = time.monotonic()
     table = _checked_settings(table, options)
+    if table.is_at_rest(options.rest_after):
+        options = replace(options, rest_after=timedelta(0))  # also after its own commits
     engine = _choose(options, Planner(table, options).next_run())
     with _executor(engine, options, context) as executor:
         return replace(_compact_all(table, options, executor, context, started, only), engine_reason=engine.reason)
@@ -371,10 +369,7 @@ def _compact_all(
 
 @dataclass(slots=True)
 class _Run:
-    """State of a run. ``table`` is the newest version that it has read.
-
-    ``indexed_again`` and ``indexes_behind``: see the report; ``index_bytes``: what the former took.
-    """
+    """State of a run. ``table``: the newest version that it has read; ``index_bytes``: what ``index_again`` took."""
 
     table: Table
     options: CompactOptions

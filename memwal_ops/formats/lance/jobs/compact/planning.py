@@ -58,10 +58,7 @@ _INVALID = "Invalid user input"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that compactions obey.
-
-    ``value``: the number. ``source``: ``option``; ``table``: its config; or ``default``.
-    """
+    """A value that compactions obey, and its source: ``option``; ``table``: its config; or ``default``."""
 
     value: float
     source: str
@@ -72,10 +69,7 @@ class Setting:
 
 
 def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
-    """The settings of a compaction: those of the run, else the owner's in the table's config, else defaults.
-
-    Raises ``InvalidUsageError``: a value in the table's config is not a valid number.
-    """
+    """The settings of a run: its own, else the owner's in the table's config, of which any may be invalid; defaults."""
 
     def chosen(name: str, key: str, read: Callable[[str], float], default: float) -> Setting:
         if (given := getattr(options, name)) is not None:
@@ -101,13 +95,14 @@ def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
     }
 
 
-def policy_of(settings: Mapping[str, Setting]) -> Policy:
+def policy_of(settings: Mapping[str, Setting], *, at_rest: bool) -> Policy:
     """The policy of these settings."""
     return Policy(
         target_rows=int(settings["target_rows"].value),
         target_bytes=int(settings["target_bytes"].value),
         tier_factor=int(settings["tier_factor"].value),
         deleted_fraction=settings["deleted_fraction"].value,
+        at_rest=at_rest,
     )
 
 
@@ -132,11 +127,9 @@ def lance_options(settings: Mapping[str, Setting], options: CompactOptions, **mo
 
 
 def refuse_settings(table: Table, options: CompactOptions) -> None:
-    """Refuse a compaction that pylance refuses by the table's settings, or that would give it an unsupported feature.
+    """Refuse what pylance refuses by the table's settings, or would give it a feature that its writers do not support.
 
-    ``table``: the version that is to be compacted. ``options``: those of the run.
-    Raises ``InvalidUsageError``: pylance refuses a setting or an option; ``UnsupportedFeatureError``: the compaction
-    could give the table a feature that this release does not support, or those do not that wrote the table.
+    Raises ``InvalidUsageError``, ``UnsupportedFeatureError``.
     """
     manifest, uri = table.manifest.manifest, table.location.uri
     if manifest.reader_feature_flags & STABLE_ROW_IDS and manifest.config.get(_SPILL, "").strip().lower() == "true":
@@ -291,15 +284,9 @@ def _share_of_file(uri: str, columns: tuple[int, ...], options: tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What is due by the policy.
+    """What is due by the policy: fragments to rewrite, and how many they are ``after``; live rows; bytes.
 
-    Attributes:
-        fragments: how many fragments would be rewritten.
-        rows: rows that would be written.
-        bytes_read: size of the files that would be rewritten.
-        bytes_written: about what would be written: without deleted rows, and with indexes that are built again.
-        after: how many fragments would be written.
-        dropped: bytes of columns that the table does not have any more.
+    ``bytes_written`` includes indexes that are built again; ``dropped``: of columns that the table has no more.
     """
 
     fragments: int
@@ -340,14 +327,10 @@ class Planner:
     """
 
     def __init__(self, table: Table, options: CompactOptions, demanded: Collection[int] = ()) -> None:
-        """Read the settings.
-
-        ``demanded``: see :func:`fragment_sizes`.
-        Raises ``InvalidUsageError``: one in the table's config is not a valid number.
-        """
+        """Read the settings; ``InvalidUsageError``: one in the table's config is not a valid number."""
         self._table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
-        self.policy = policy_of(self.settings)
+        self.policy = policy_of(self.settings, at_rest=table.is_at_rest(options.rest_after))
         moved = (index for index in left_behind(table) if index.covered & table.fragment_ids)
         costs = {index.name: bytes_of(index.segments) for index in moved}
         most = options.max_bytes
@@ -453,6 +436,7 @@ class Planner:
         if not fragments:
             return "The base table has no fragments."
         tiers = f" whose sum is {policy.tier_factor} times the largest (--tier-factor)" * (policy.tier_factor != 1)
+        tiers = " of which enough is new (--tier-factor)" if policy.at_rest else tiers
         reason = (
             f"In no fragment are more than {policy.deleted_fraction:.0%} deleted rows and dropped columns, or many "
             "small column files. "

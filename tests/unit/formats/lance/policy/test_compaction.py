@@ -87,6 +87,36 @@ def test_bounds_of_appends_of_one_size(factor: int, appends: int, target: int) -
     assert life.small() <= (factor - 1) * (math.log(target, factor) + 1)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("factor", [2, 3, 4, 8])
+@given(steps=st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=60))
+def test_what_a_table_at_rest_writes_is_paid_by_what_was_appended(factor: int, steps: list[tuple[int, bool]]) -> None:
+    changing, resting = (Policy(1 << 40, 1 << 60, factor, 0.25, at_rest=rests) for rests in (False, True))
+    life = Life(changing)
+    for units, rests in steps:
+        life.append(units * UNIT)
+        life.policy = resting if rests else changing
+        life.compact()
+    life.policy = resting
+    life.compact()
+    sizes, appended = [one.rows for one in life.fragments], sum(units for units, _ in steps)
+    assert life.written <= (factor + math.ceil(math.log(appended, factor))) * appended * UNIT
+    assert len(sizes) == 1 or max(sizes) > (factor - 1) * (sum(sizes) - max(sizes))
+
+
+def test_deleted_rows_pay_for_joining_their_fragment_with_its_neighbors() -> None:
+    def due(deleted: int, *, at_rest: bool) -> list[int]:
+        large = FragmentSize(0, 1_000 - deleted, deleted, 100 << 20)
+        others = [FragmentSize(number, 100, 0, 10 << 20) for number in (1, 2)]
+        policy = Policy(1 << 20, 1 << 30, 4, 0.25, at_rest=at_rest)
+        return [len(group) for group in policy.groups([large, *others])]
+
+    assert due(150, at_rest=False) == [], "850 are more than a third of 200 and three times 150"
+    assert due(240, at_rest=False) == [3]
+    assert due(0, at_rest=True) == [], "1,000 are more than three times 200"
+    assert due(150, at_rest=True) == [3]
+
+
 def test_a_small_append_to_a_large_table_waits_for_its_like() -> None:
     life = Life(Policy(1 << 40, 1 << 30, 4, 0.1))
     life.append(200 << 20)

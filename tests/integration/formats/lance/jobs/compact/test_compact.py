@@ -12,6 +12,7 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import release_hold, take_hold
+from memwal_ops.core.table_history import poll_cache
 from memwal_ops.errors import IndexesBehindError, InvalidUsageError, UnsupportedFeatureError
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
@@ -38,6 +39,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from tests.support.tables.lsm_table import LsmTable
+
+
+def test_a_table_at_rest_gets_one_fragment_and_one_segment_once(tmp_path: Path) -> None:
+    """What is due by rest is in the backlog that starts runs, stays due over the run's own commits, and then is not."""
+    uri = str(tmp_path / "t.lance")
+    rows = pa.table({"id": range(35_000), "text": [f"{number:0200}" for number in range(35_000)]})
+    dataset = lance.write_dataset(rows.slice(0, 20_000), uri)
+    dataset.create_scalar_index("id", "BTREE", name="by_id")
+    for at in range(20_000, 35_000, 5_000):
+        dataset = lance.write_dataset(rows.slice(at, 5_000), uri, mode="append")
+        run_job(uri, "catchup", tier_factor=100)
+    dataset.delete("id % 100 = 0")
+
+    def due(after: str) -> dict[str, float]:
+        table = open_table(uri)
+        found: dict[str, float] = {}
+        with poll_cache({job: {"rest_after": after} for job in ("catchup", "compact")}):
+            for name in ("catchup", "compact"):
+                found |= table.jobs[name].job.backlog(table)
+        return {name: found[name] for name in ("indexes_due", "urgent_fragments")}
+
+    assert due("1d") == {"indexes_due": 0, "urgent_fragments": 0}
+    assert due("0s") == {"indexes_due": 1, "urgent_fragments": 0}, "fragments in different segments are not joined"
+    assert run_job(uri, "catchup").decision == "unchanged"
+    assert run_job(uri, "catchup", rest_after=timedelta(0)).decision == "caught_up"
+    assert due("0s") == {"indexes_due": 0, "urgent_fragments": 4}
+    assert run_job(uri, "compact").decision == "unchanged"
+    assert run_job(uri, "compact", rest_after=timedelta(0)).decision == "compacted"
+    assert due("0s") == {"indexes_due": 0, "urgent_fragments": 0}
+    (fragment,) = lance.dataset(uri).get_fragments()
+    assert fragment.metadata.deletion_file is None
+    kept = [number for number in range(35_000) if number % 100]
+    assert lance.dataset(uri).to_table().sort_by("id") == rows.take(kept)
 
 
 @pytest.mark.sampled(2)

@@ -62,12 +62,12 @@ def check(uri: str, *expected: int) -> None:
 @pytest.mark.sampled(1)
 def test_dropped_rows_take_no_place(uri: str) -> None:
     check(uri, *range(20, 100))
-    for dropped, after in ((20, 1), (40, 1)):
+    for dropped, after in ((20, 1), (45, 1)):
         report = run_job(uri, "compact")
         assert (report.decision, report.fragments_after) == ("compacted", after)
         check(uri, *range(dropped, 100))
         assert run_job(uri, "verify", deep=True).decision == "healthy"
-        lance.dataset(uri).delete("id < 40")
+        lance.dataset(uri).delete("id < 45")
 
 
 def test_it_is_done_once(uri: str) -> None:
