@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from memwal_ops import run_job
@@ -44,6 +45,39 @@ def test_a_run_asks_and_reads_no_more_than_was_told(tmp_path: Path, kind: str, m
         if one.type != "Inverted":  # asked about more, where rows seem to be missing: an analyzer may drop words
             assert one.queries <= told[one.index]["queries"], one
         assert one.skipped or told[one.index]["queries"], "what is asked was announced"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_only_index_of_a_column_is_planned_once(
+    tmp_path: Path, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each query of one of several is planned: pylance may answer by another one."""
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"id": range(COUNT)}), uri)
+    dataset.create_scalar_index("id", "BTREE", name="by_id")
+    if not alone:
+        dataset.create_scalar_index("id", "BITMAP", name="by_bits")
+    planned, explain = [], lance.LanceScanner.explain_plan
+    monkeypatch.setattr(
+        lance.LanceScanner, "explain_plan", lambda scanner, **how: planned.append(1) or explain(scanner, **how)
+    )
+    (asked,) = run_job(uri, "verify", answers_only=True, index=["by_id"]).answers
+    told = run_job(uri, "verify", answers=True, dry_run=True, index=["by_id"]).to_json()["answers"][0]["queries"]
+    assert told > 4
+    assert (len(planned), asked.queries) == (1, told) if alone else len(planned) >= told
+
+
+def test_what_a_guard_finds_is_the_share_that_escapes_one_time_in_a_hundred(tmp_path: Path) -> None:
+    """Of random sets of so many wrong rows: it compares all rows of a small table, and some of a large one."""
+    uri = str(tmp_path / "t.lance")
+    rows = pa.table({"id": range(COUNT)})
+    lance.write_dataset(rows.slice(0, 3_000), uri).create_scalar_index("id", "BTREE", name="by_id")
+    lance.write_dataset(rows.slice(3_000), uri, mode="append")
+    (index,) = run_job(uri, "catchup").indexes
+    finds = index.answers.finds
+    random = np.random.default_rng(5)
+    escaped = [bool((random.random(COUNT) >= finds).all()) for _ in range(20_000)]
+    assert 0.005 < np.mean(escaped) < 0.02
 
 
 @pytest.mark.long
