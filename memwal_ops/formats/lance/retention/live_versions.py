@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise, repeat
@@ -34,7 +34,7 @@ from memwal_ops.formats.lance.wire.version_manifest import index_section_by_ends
 from memwal_ops.storage.api import LinkError, concurrently
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from memwal_ops.formats.lance.table import Table
@@ -349,15 +349,15 @@ class LiveVersions:
 
     def protected(self) -> Mapping[int, str]:
         """The own versions that must not be expired, each with the tags, branches and holds that keep it."""
-        at = self.named() | {version for hold in self.holds for version in hold.versions}
+        at, named = {version for hold in self.holds for version in hold.versions}, self._named(self._own)
         return {
             version: ", ".join(
                 [
-                    *self._named(self._own, version),
+                    *named.get(version, ()),
                     *(f"branch {name} left from version {version}" for name in self._branched.get(version, ())),
                 ]
             )
-            for version in at
+            for version in at | self.named()
         }
 
     def reading(self, region_id: UUID, generation: int) -> list[int]:
@@ -380,11 +380,8 @@ class LiveVersions:
         return " and ".join(parts) or None
 
     def _described(self, branch: str | None, versions: Sequence[int]) -> str:
-        at = {version for tree, version in self.tags.values() if tree == branch}
-        at |= {version for hold in self.holds for version in hold.versions if branch == self._own}
-        named = [
-            text for version in sorted(at) if _contains(versions, version) for text in self._named(branch, version)
-        ]
+        kept = self._named(branch)
+        named = [text for version in sorted(kept) if _contains(versions, version) for text in kept[version]]
         text = _span(versions)
         if branch == _DETACHED:
             text = "a commit in progress or a detached version"
@@ -395,13 +392,17 @@ class LiveVersions:
             text += f" ({', '.join(named[:_SHOWN])}{more})"
         return text
 
-    def _named(self, branch: str | None, version: int) -> Iterator[str]:
-        for name, tagged in sorted(self.tags.items()):
-            if tagged == (branch, version):
-                yield f"tag {name} at version {version}"
-        for hold in self.holds:
-            if branch == self._own and version in hold.versions:
-                yield f"hold {hold.number} of {hold.by} on version {version} until {hold.until:%Y-%m-%d %H:%M} UTC"
+    def _named(self, branch: str | None) -> Mapping[int, list[str]]:
+        """By version of a branch the tags and holds on it, as text; each is read once, however many there are."""
+        named: dict[int, list[str]] = defaultdict(list)
+        for name, (tree, version) in sorted(self.tags.items()):
+            if tree == branch:
+                named[version].append(f"tag {name} at version {version}")
+        for hold in self.holds if branch == self._own else ():
+            for version in hold.versions:
+                what = f"hold {hold.number} of {hold.by} on version {version}"
+                named[version].append(f"{what} until {hold.until:%Y-%m-%d %H:%M} UTC")
+        return named
 
 
 def tags_of(table: Table) -> Mapping[str, tuple[str | None, int]]:
