@@ -192,11 +192,14 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
     wrong = {key: write for key, write in writes.items() if write.row not in base.get(key, _GONE)}
     doubted = {key for key, write in wrong.items() if base.get(key, _GONE) & write.older}
     older, unknown = doubted & base.keys(), set[_Key]()
-    for version, meta in islice(table.history.line(table.version), 1, _EARLIER_VERSIONS):
+    for version, moment in islice(table.history.line(table.version), 1, _EARLIER_VERSIONS):
         # What the base had since it was flushed is merged, whatever the table's users did to it since; unless an older
         # write came between. Timeline: the base has a row; generation 1 deletes its key, 2 puts the same row; theirs
-        # merges 1, and drops both.
-        flushed = max((number for number, at in left.flushed.items() if at <= meta.last_modified), default=0)
+        # merges 1, and drops both. Nor is it known within a tick of the store's clock (S3: a second), or in a copy:
+        # the base has a row; users change it; generation 1 puts it again; theirs drops that.
+        times = left.flushed.items()
+        flushed = max((number for number, at in times if moment.copied or at <= moment.stored), default=0)
+        surely = 0 if moment.copied else max((number for number, at in times if at < moment.stored), default=0)
         asked = {key for key in wrong.keys() - older - unknown if wrong[key].generation <= flushed}
         if not asked:
             break
@@ -206,7 +209,7 @@ def compare(table: Table, fault: BlockedRegion) -> DrainedRegion:
         except errors.MemwalOpsError:
             break  # it was expired meanwhile
         merged = {key for key in asked if wrong[key].row in had.get(key, _GONE)}
-        unknown |= merged & doubted
+        unknown |= {key for key in merged if key in doubted or wrong[key].generation > surely}
         doubted |= {key for key in asked - merged if had.get(key, _GONE) & wrong[key].older}
         wrong = {key: write for key, write in wrong.items() if key not in merged - unknown}
     newest, before = table.region(region_id).latest(), table.index.merged_generations.get(region_id, 0)
@@ -501,8 +504,7 @@ def accept(
     Of what is listed, progress is recorded by the merge of it, and by the next call of the others: killed at any line,
     the versions show the same.
 
-    Raises:
-        CommitConflictError: too many conflicts in a row.
+    Raises ``CommitConflictError``: too many conflicts in a row.
     """
     retry = CommitRetry()
     while True:

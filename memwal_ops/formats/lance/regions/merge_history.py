@@ -57,6 +57,11 @@ class Moment:
         """The earlier of the two: a copy is stored later, and a writer's clock may be ahead."""
         return min(self.stored, self.inside)
 
+    @property
+    def copied(self) -> bool:
+        """Whether the store's time is that of a copy."""
+        return self.stored - self.inside > _COPIED
+
 
 def is_earlier(one: Moment, other: Moment) -> bool | None:
     """Whether ``one`` was written before ``other``; None if that cannot be determined.
@@ -64,7 +69,7 @@ def is_earlier(one: Moment, other: Moment) -> bool | None:
     The store has one clock, and timestamps inside files are from the clocks of several machines; but the stored times
     of a copied table are those of the copy.
     """
-    copied = all(moment.stored - moment.inside > _COPIED for moment in (one, other))
+    copied = one.copied and other.copied
     if not copied and abs(one.stored - other.stored) > _TICK:
         return one.stored < other.stored
     by_inside = one.inside < other.inside
@@ -135,17 +140,16 @@ class MergeHistory:
                     return None
                 stored = version.moment.stored
                 newest = number if newest is None and stored <= at else newest
-                copied = stored - version.moment.inside > _COPIED
-                if number == 1 or (stored < at - _TICK and not copied):
+                if number == 1 or (stored < at - _TICK and not version.moment.copied):
                     return newest or number
                 number -= 1
             return None
 
-    def line(self, version: int) -> Iterator[tuple[int, ObjectMeta]]:
+    def line(self, version: int) -> Iterator[tuple[int, Moment]]:
         """A version and those from which it descends, newest first, as far as they exist: not what a restore left."""
         numbered = self._numbered()
         while (meta := numbered.get(version)) is not None and (read := self._version(meta)) is not None:
-            yield version, meta
+            yield version, read.moment
             version = read.parent or 0
 
     def program(self, version: int) -> str:
@@ -299,4 +303,4 @@ def _index(version: VersionManifest) -> MemWalIndex | None:
 
 
 def _may_be_younger(moment: Moment, than: datetime) -> bool:
-    return moment.stored >= than - _TICK or moment.stored - moment.inside > _COPIED
+    return moment.stored >= than - _TICK or moment.copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -191,6 +192,30 @@ def test_a_row_that_the_base_had_before_is_no_proof(tmp_path: Path) -> None:
     (region,) = report.regions
     assert (report.exit_code, region.unknown, region.missing, small.progress(uri)) == (10, ("5",), (), {})
     assert merge.apply(open_table(uri), ACCEPT).decision == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("later", "step", "unknown"), [(0, 0, True), (3600, 0, True), (3600, -1, True), (0, 1, False)],
+    ids=["one second", "copied at once", "copied from the log on", "another second"],
+)  # fmt: skip
+def test_a_row_of_the_second_of_its_flush_is_no_proof(tmp_path: Path, later: int, step: int, unknown: bool) -> None:
+    """The base has a row; users change it; the log puts it again; theirs drops that: S3's times have whole seconds."""
+    uri = small.make(tmp_path)
+    small.upsert(lance.dataset(uri), small.rows(5, 6, 1.0))
+    lance.dataset(uri).update({"val": "2"}, where="id = 5")
+    now = int(time.time()) + later
+    for path in (path for path in Path(uri).rglob("*") if path.is_file()):
+        os.utime(path, (now, now))
+    small.flush(uri, small.rows(5, 6, 1.0))
+    theirs(uri, merged=False)
+    for path in (path for path in folder(uri).rglob("*") if path.is_file()):
+        os.utime(path, (now + step, now + step))
+    report = adopt.apply(open_table(uri), DRAINED)
+    (region,) = report.regions
+    wanted = (10, ("5",), ()) if unknown else (0, (), ("5",))
+    assert (report.exit_code, region.unknown, region.missing) == wanted
+    assert merge.apply(open_table(uri), ACCEPT).decision == ("blocked" if unknown else "merged")
+    assert small.values(uri)[5] == ([2.0] if unknown else [1.0])
 
 
 def test_versions_that_a_restore_left_are_no_proof(tmp_path: Path) -> None:
