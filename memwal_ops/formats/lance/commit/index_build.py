@@ -94,12 +94,8 @@ def update_index(table: Table, name: str, *, merge: int | None, retrain: bool = 
             pylance's default, which must not be used for vector indexes (docs/upstream/optimize_changes_centroids.py).
         retrain: build it anew instead, with new centroids; pylance derives their number from the number of rows.
 
-    Returns:
-        The segments; None if pylance had nothing to do.
-
-    Raises:
-        CommitLostError: another process is building the same index on the same version, or has changed it.
-        StorageError: pylance failed, for its own reasons.
+    Returns the segments; None if pylance had nothing to do. Raises ``CommitLostError``: another process is building the
+    same index on the same version, or has changed it; ``StorageError``: pylance failed, for its own reasons.
     """
     options = {"retrain": True} if retrain else {} if merge is None else {"num_indices_to_merge": merge}
     return _unpublished(table, name, lambda dataset: dataset.optimize.optimize_indices(index_names=[name], **options))

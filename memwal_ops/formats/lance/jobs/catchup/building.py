@@ -77,9 +77,7 @@ class Builders:
     ) -> IndexBuild | None:
         """The segment that Spark built; None: this process is to build it.
 
-        Raises:
-            SparkUnavailableError: PySpark, pandas or Java is missing, here or on the executors.
-            SparkJobFailedError: Spark failed; nothing was published.
+        Raises ``SparkUnavailableError``: PySpark, pandas or Java is missing; ``SparkJobFailedError``: nothing was made.
         """
         self.choices[index.name], parts = self.choose(table, index, method, arguments)
         if parts is None:
@@ -216,16 +214,10 @@ def refused(table: Table, index: BaseIndex, options: CatchupOptions, method: str
 def build_segments(
     table: Table, index: BaseIndex, options: CatchupOptions, method: str, builders: Builders
 ) -> IndexBuild | str:
-    """Build by ``method`` (see :func:`method_of`) and check.
+    """Build by ``method`` (see :func:`method_of`) and check; the decision, if there is nothing to publish.
 
-    Returns:
-        The segments, or the decision if there is nothing to publish.
-
-    Raises:
-        IndexesBehindError: pylance must not update the index, or did not.
-        CodebookChangedError: they have another codebook than the log has.
-        CommitLostError: another process changes the index.
-        MemwalOpsError: they could not be built.
+    Raises ``IndexesBehindError``: pylance must not update the index, or did not; ``CodebookChangedError``: they have
+    another codebook than the log has; ``CommitLostError``: another process changes the index; ``MemwalOpsError``.
     """
     if (error := refusal(table, index, allow_upgrade=options.allow_upgrade, anew=method != "update")) is not None:
         raise error
@@ -278,8 +270,7 @@ def _rebuilt(table: Table, index: BaseIndex, builders: Builders) -> IndexBuild |
 def rebuild_arguments(table: Table, index: BaseIndex) -> index_arguments.IndexArguments:
     """How an index is built anew.
 
-    Raises:
-        UnsupportedFeatureError: its parameters cannot be read, or pylance does not accept the codebook that it keeps.
+    Raises ``UnsupportedFeatureError``: its parameters cannot be read, or pylance does not accept the codebook it keeps.
     """
     if not (table.log.keeps_codebooks and index.is_vector):
         return index_arguments.arguments_like(table, index)

@@ -130,10 +130,8 @@ def migrate(table: Table, old: str, new: str, *, dry_run: bool = False) -> Migra
 
     ``table``: any version of it. ``new``: need not exist yet. ``dry_run``: only report the next step.
 
-    Raises:
-        InvalidUsageError: neither index exists, both names are the same, or they are not vector indexes on one column.
-        UnsupportedFeatureError: the old index has no record of its build parameters; create the new one by hand.
-        CommitConflictError: too many commit conflicts in a row.
+    Raises ``InvalidUsageError``: neither index exists, or they are not two vector indexes on one column;
+    ``UnsupportedFeatureError``: the old one has no record of its build parameters; ``CommitConflictError``.
     """
     started = time.monotonic()
     check_rewritable(table)

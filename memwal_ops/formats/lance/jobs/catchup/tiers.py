@@ -7,6 +7,7 @@ of which many components are far beyond are not found (recall 0.97 -> 0.00).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from memwal_ops.formats.lance.indexes.base_indexes import (
     index_folder,
     is_nested,
 )
-from memwal_ops.formats.lance.indexes.codebook import scalar_bounds
+from memwal_ops.formats.lance.indexes.codebook import read_codebook, scalar_bounds
 from memwal_ops.formats.lance.indexes.index_faults import dot_product_error, last_client
 from memwal_ops.formats.lance.options import CatchupOptions
 from memwal_ops.formats.lance.policy import (
@@ -124,6 +125,18 @@ def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -
     return max(again, _back_to_stale(table, index)) if index.type in _EXACT else again
 
 
+def unlike_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
+    """Why the segments that an update would merge cannot be merged; empty: they can.
+
+    Lance 9's own update (LanceDB 0.36) trains one of several anew, and fails from then on, as pylance's merge does.
+    """
+    merged = index.segments[len(index.segments) - segments_to_merge(table, index, options) :] if index.is_vector else ()
+    with suppress(MemwalOpsError):  # the update reports it
+        if len(merged) > 1 and len({read_codebook(table, entry) for entry in merged}) > 1:
+            return "its segments do not share centroids, and cannot be merged"
+    return ""
+
+
 def may_have_segments(table: Table, index: BaseIndex) -> bool:
     """Whether an index may have more than one segment."""
     if index.is_vector:
@@ -210,9 +223,7 @@ def why_retrain(table: Table, index: BaseIndex, context: RunContext) -> str:
     """Why a vector index is to be trained anew; empty: it is not.
 
     Only one to which rows were appended since it was trained: otherwise each run would train it by the same rows.
-
-    Raises:
-        UnsupportedFeatureError, StorageError: the index or the table cannot be read.
+    Raises ``UnsupportedFeatureError``, ``StorageError``: the index or the table cannot be read.
     """
     appended = len(index.segments) > 1
     if not appended and coverage(index.covered, table.manifest).complete:

@@ -49,7 +49,14 @@ from memwal_ops.formats.lance.jobs.catchup.building import (
 )
 from memwal_ops.formats.lance.jobs.catchup.publishing import publish_build, publish_rebased
 from memwal_ops.formats.lance.jobs.catchup.report import CatchupDecision, CatchupReport, IndexReport, Partitions
-from memwal_ops.formats.lance.jobs.catchup.tiers import bytes_of, debts_of, has_too_many_segments, misfit, why_retrain
+from memwal_ops.formats.lance.jobs.catchup.tiers import (
+    bytes_of,
+    debts_of,
+    has_too_many_segments,
+    misfit,
+    unlike_segments,
+    why_retrain,
+)
 from memwal_ops.formats.lance.retention.damage import name_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers
 from memwal_ops.formats.lance.wire.memwal_index import with_catchup
@@ -391,7 +398,8 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         return "rebuild", why
     if _need(table, index, options) != "update":
         return method, None
-    if anew := index_arguments.has_no_update(index) or index_faults.outdated_zones(table, index):
+    anew = index_arguments.has_no_update(index) or index_faults.outdated_zones(table, index)
+    if anew := anew or unlike_segments(table, index, options):
         return "rebuild", anew
     found = misfit(table, index, context)
     if found is None:

@@ -475,3 +475,24 @@ def test_a_codebook_of_bytes_is_refused_by_name(tmp_path: Path) -> None:
     lance.write_dataset(table, uri).create_index("v", "IVF_FLAT", num_partitions=2, metric="hamming")
     create_mem_wal(uri)
     assert "its centroids are no floats" in " ".join(run_job(uri, "catchup", rebuild=True).describe().split())
+
+
+def test_segments_that_do_not_share_centroids_are_built_anew(tmp_path: Path) -> None:
+    """As Lance 9's own update leaves them: no update merges them again, whatever the tiers."""
+    uri, random = str(tmp_path / "t.lance"), np.random.default_rng(7)
+    for _ in range(2):
+        values = pa.array(random.normal(size=300 * 8), pa.float32())
+        lance.write_dataset(pa.table({"v": pa.FixedSizeListArray.from_arrays(values, 8)}), uri, mode="append")
+    dataset = lance.dataset(uri)
+    parts = [
+        dataset.create_index_uncommitted("v", "IVF_FLAT", name="x", fragment_ids=[fragment], num_partitions=2)
+        for fragment in (0, 1)
+    ]
+    dataset.commit_existing_index_segments("x", "v", parts)
+    assert [one.decision for one in run_job(uri, "catchup").indexes] == ["unchanged"]
+    planned = run_job(uri, "catchup", apply=False, max_segments=1)
+    assert [(one.decision, one.method) for one in planned.indexes] == [("would_update", "rebuild")]
+    report = run_job(uri, "catchup", max_segments=1)
+    assert (report.exit_code, [(one.method, one.segments) for one in report.indexes]) == (0, [("rebuild", 1)])
+    assert "do not share centroids" in report.describe()
+    assert run_job(uri, "verify", answers=True).exit_code == 0
