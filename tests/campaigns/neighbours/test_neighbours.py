@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.campaigns.clients.environments import NoEnvironmentError
+from memwal_ops import run_job
+from tests.campaigns.clients.environments import NoEnvironmentError, python_of
 from tests.campaigns.neighbours.oracle import differences
-from tests.campaigns.neighbours.walk import NEIGHBOURS, walked
+from tests.campaigns.neighbours.walk import NEIGHBOURS, Process, ProgramError, walked
 from tests.support.seeds import CAMPAIGN_SEED, env_number
 
 if TYPE_CHECKING:
@@ -47,3 +48,32 @@ def test_the_oracle_finds(read: list[list[str]], word: str) -> None:
     (found,) = differences(read, {"a": "1", "b": "2"}, "a scan")
     assert word in found
     assert differences([["b", "2"], ["a", "1"]], {"a": "1", "b": "2"}, "a scan") == []
+
+
+def test_lancedb_036_fails_by_segments_until_ours_builds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lance 9's update trains one of two segments anew; from then on neither it nor pylance's merges them."""
+    if not os.environ.get("CLIENT_ENVIRONMENTS"):
+        monkeypatch.setenv("CLIENT_ENVIRONMENTS", str(tmp_path / "environments"))
+    try:
+        python = python_of("lancedb 0.36.0")
+    except NoEnvironmentError as error:
+        pytest.skip(str(error))
+    program, uri, number = Process(python, "lancedb", tmp_path), str(tmp_path / "t.lance"), 400
+    try:
+        program.call("create", {f"k{key:05d}": "first" for key in range(number)})
+        with pytest.raises(ProgramError, match="do not share"):
+            for _ in range(8):
+                program.call("put", {f"k{key:05d}": "more" for key in range(number, number + 20)})
+                number += 20
+                assert run_job(uri, "catchup").exit_code == 0
+                program.call("maintain")
+        for options in ({}, {"max_segments": 1}):
+            assert run_job(uri, "catchup", **options).exit_code == 0
+        assert [index.segments for index in run_job(uri, "catchup").indexes] == [1, 1]
+        program.call("maintain")
+        keys = [f"k{key:05d}" for key in range(0, number, 37)]
+        assert [program.call("nearest", key) for key in keys] == keys
+        assert len(program.call("read")) == number
+    finally:
+        program.close()
+    assert run_job(uri, "verify", answers=True).exit_code == 0
