@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.support.seeds import CAMPAIGN_SEED, env_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.campaigns.faults.cells import Cell, Matrix
+    from tests.campaigns.faults.cells import Matrix
 
 _PROVES = {
     "merge": pytest.mark.req("S0-168"),
@@ -26,11 +26,12 @@ _MEETINGS = [
 ]
 
 
+_Cell = TypeVar("_Cell")
 # Of how many parts of the matrix one is run; which one, the seed tells.
 PARTS = env_number("FAULT_PARTS", 1)
 
 
-def chosen(cells: Iterable[Cell]) -> Iterator[Cell]:
+def chosen(cells: Iterable[_Cell]) -> Iterator[_Cell]:
     return (cell for cell in cells if (zlib.crc32(str(cell).encode()) + CAMPAIGN_SEED) % PARTS == 0)
 
 
