@@ -79,7 +79,6 @@ from memwal_ops.storage.objects import is_empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
-    from datetime import datetime
     from uuid import UUID
 
     import lance
