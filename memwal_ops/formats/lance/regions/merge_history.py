@@ -171,7 +171,9 @@ class MergeHistory:
                 chunk = newest_first[at : at + _CONCURRENT_READS]
                 read = zip(chunk, pool.map(lambda version: self._indexed(numbered[version]), chunk), strict=True)
                 younger = [
-                    (version, *moment) for version, moment in read if moment and _may_be_younger(moment[0], created)
+                    (version, *moment)
+                    for version, moment in read
+                    if moment and (moment[0].stored >= created - _TICK or moment[0].copied)
                 ]
                 if not younger:
                     break
@@ -300,7 +302,3 @@ class MergeHistory:
 def _index(version: VersionManifest) -> MemWalIndex | None:
     entry = find_memwal_entry(version.indexes)
     return None if entry is None else decode_memwal_index(entry)
-
-
-def _may_be_younger(moment: Moment, than: datetime) -> bool:
-    return moment.stored >= than - _TICK or moment.copied

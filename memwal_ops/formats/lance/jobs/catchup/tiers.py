@@ -126,11 +126,11 @@ def segments_to_merge(table: Table, index: BaseIndex, options: CatchupOptions) -
 
 
 def unlike_segments(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
-    """Why the segments that an update would merge cannot be merged; empty: they can.
+    """Why the segments of a vector index that an update would merge cannot be merged; empty: they can.
 
     Lance 9's own update (LanceDB 0.36) trains one of several anew, and fails from then on, as pylance's merge does.
     """
-    merged = index.segments[len(index.segments) - segments_to_merge(table, index, options) :] if index.is_vector else ()
+    merged = index.segments[len(index.segments) - segments_to_merge(table, index, options) :]
     with suppress(MemwalOpsError):  # the update reports it
         if len(merged) > 1 and len({read_codebook(table, entry) for entry in merged}) > 1:
             return "its segments do not share centroids, and cannot be merged"
