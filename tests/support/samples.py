@@ -35,7 +35,7 @@ def sample(cases: list[Any], seed: int) -> set[Any]:
     """
     most = next(iter(cases[0].get_closest_marker("sampled").args), None)
     start = seed % len(cases)
-    values = {case: set(case.callspec.indices.items()) for case in cases[start:] + cases[:start]}
+    values = {case: set(_values(case).items()) for case in cases[start:] + cases[:start]}
     sample: set[Any] = set()
     while values and len(sample) != most:
         case = max(values, key=lambda case: len(values[case]))
@@ -52,6 +52,11 @@ def on_one_layout(cases: list[Any], seed: int) -> set[Any]:
     alike: dict[tuple[object, ...], list[Any]] = {}
     for case in cases:
         named = [name for name, value in case.callspec.params.items() if id(value) in layouts]
-        others = tuple(index for name, index in sorted(case.callspec.indices.items()) if name not in named)
+        others = tuple(value for name, value in sorted(_values(case).items()) if name not in named)
         alike.setdefault((*others, None if named else case), []).append(case)
     return {same[(seed + number) % len(same)] for number, same in enumerate(alike.values())}
+
+
+def _values(case: Any) -> dict[str, int]:
+    """Which value each parameter has: ``indices`` of pytest 9 number the cases where several marks parametrize."""
+    return {name: id(value) for name, value in case.callspec.params.items()}
