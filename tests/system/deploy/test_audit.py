@@ -54,6 +54,7 @@ def service() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("pinned", "code", "says"),
     [

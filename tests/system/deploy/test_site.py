@@ -95,6 +95,7 @@ def test_it_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -
 
 
 @NEEDS_MKDOCS
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "fault", ["[a](cli.md#no-such-heading)", "[a](no-such-page.md)", "::: memwal_ops.no_such_name"]
 )

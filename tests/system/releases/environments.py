@@ -22,9 +22,10 @@ def python_with(release: str, home: Path, variable: str) -> str:
     given = os.environ.get(variable)
     if given:
         return given
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     python = str(home / "bin/python")
-    command = [python, "-m", "pip", "install", "--quiet", f"pylance=={release}", f"pyarrow=={pa.__version__}"]
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    command += [f"pylance=={release}", f"pyarrow=={pa.__version__}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"pylance {release} cannot be installed here: {done.stderr[-300:]}")

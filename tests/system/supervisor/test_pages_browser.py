@@ -107,6 +107,7 @@ def axe() -> str:
     return next(Path(package.__file__).parent.rglob("axe.min.js")).read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", [*_PAGES])
 @pytest.mark.parametrize("size", [*_SIZES])
 def test_it_is_readable(driver: Any, show: Callable[..., None], page: str, size: str) -> None:
