@@ -288,12 +288,7 @@ class LocalFolder:
         """Do nothing: a complete local copy has no other files beside it."""
 
     def __enter__(self) -> Self:
-        """Begin, in an empty folder: files of a killed run are removed.
-
-        Raises:
-            IndexBusyError: another snapshot to this destination is running.
-            InvalidUsageError: the folder has files that are not of an index.
-        """
+        """Begin: files of a killed run are removed. Raises ``IndexBusyError``, ``InvalidUsageError``."""
         try:
             os.makedirs(self.staging, exist_ok=True)
             self._lock = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

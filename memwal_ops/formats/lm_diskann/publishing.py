@@ -77,9 +77,7 @@ def check_commits(folder: str, parameters: Parameters, store: Store) -> None:
 def locked_store(folder: str, parameters: Parameters, wait: float, *, read_only: bool = True) -> Iterator[Store]:
     """The store with the writer lock, for the time of a block; if ``read_only``, nothing is written.
 
-    Raises:
-        IndexBusyError: another writer or job has the index.
-        TableCorruptError: as :func:`check_commits`, the store cannot be opened, or the graph is not its own.
+    Raises as :func:`check_commits`, and ``IndexBusyError``.
     """
     lock = files.WriterLock(folder, wait, announce=not read_only)
     try:

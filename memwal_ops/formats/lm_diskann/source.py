@@ -159,9 +159,7 @@ def unusable_error(folder: str, unusable: int) -> IndexUnusableError:
 def read_source(folder: str, followed: int = 0) -> Source | None:
     """The table that the index in a folder follows, which has its version ``followed``; None: it follows none.
 
-    Raises:
-        StorageError: it cannot be read.
-        TableCorruptError: ``follow.json`` is damaged; or it is missing, although the index has a version.
+    Raises ``StorageError``, or ``TableCorruptError``: ``follow.json`` is damaged, or missing though there is a version.
     """
     try:
         with open(os.path.join(folder, FOLLOW), "rb") as file:
@@ -251,12 +249,7 @@ def row_ids(table: Any, source: Source) -> NDArray[np.int64]:
 
 
 def matching(table: Any, source: Source, where: str) -> NDArray[np.int64]:
-    """Ids of the rows that match a filter, by the table's scalar indexes where they cover it.
-
-    Raises:
-        InvalidUsageError: the filter is not valid for the columns of the table.
-        StorageError: the table cannot be read.
-    """
+    """Ids of rows that match, by scalar indexes where they cover it. Raises ``InvalidUsageError``, ``StorageError``."""
     scanner = table.scanner(columns=[source.key] if source.key else [], with_row_id=source.key is None, filter=where)
     try:
         parts = [_ids(batch, source) for batch in scanner.to_batches()]

@@ -204,12 +204,7 @@ class Store:
         return False
 
     def check_own(self) -> None:
-        """Check that it may be changed by this process.
-
-        Raises:
-            InvalidUsageError: this process was forked from the one that opened it.
-            TableReplacedError: the folder was moved or removed.
-        """
+        """Check that it may be changed by this process. Raises ``InvalidUsageError``, ``TableReplacedError``."""
         if self._process != os.getpid():
             raise InvalidUsageError(
                 f"{self.path} was opened by another process, from which this one was forked.",

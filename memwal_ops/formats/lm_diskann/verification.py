@@ -110,11 +110,7 @@ class Verified:
 
 
 def verify(folder: str, parameters: Parameters, most: int, context: RunContext) -> Verified:
-    """Find all inconsistencies. The caller has the writer lock.
-
-    Raises:
-        TableCorruptError: the store cannot be opened, is that of another index, or its ``next_node_id`` is damaged.
-    """
+    """Find all inconsistencies. The caller has the writer lock. Raises ``TableCorruptError``: of the store."""
     checks = Verified(Inconsistencies(most))
     store = Store(folder, parameters, read_only=True)
     try:

@@ -207,12 +207,7 @@ def plan(table: Table, options: IndexEraseOptions, context: RunContext) -> Erase
 
 
 def apply(table: Table, options: IndexEraseOptions, context: RunContext) -> EraseReport | CheckReport:
-    """Erase. Safe to kill and to repeat, and concurrently with readers.
-
-    Raises:
-        IndexBusyError: another writer or job has the index.
-        MemwalOpsError: as the jobs of which it is made; what was done stays.
-    """
+    """Erase. Safe to kill and to repeat, and concurrently with readers. Raises as the jobs of which it is made."""
     return run_erasure(table, options, partial(_begin, table, options, context), applied=True)
 
 
@@ -385,8 +380,9 @@ class FolderErasure(Erasure):
         """The epoch and the view of a folder of which nothing was changed since its view was made; else None."""
         folder = self.table.location.uri
         current = read_current(folder, self.table.parameters)
-        if current.epoch != store.state.epoch or os.path.getsize(os.path.join(folder, files.log_path(current.number))):
-            return None
+        log = os.path.join(folder, files.log_path(current.number))
+        if current.epoch != store.state.epoch or not os.path.exists(log) or os.path.getsize(log):
+            return None  # without its log, the view is made anew by the next writer
         return {"epoch": store.state.epoch, "view": current.number}
 
     def _is_recorded(self, store: Store) -> bool:

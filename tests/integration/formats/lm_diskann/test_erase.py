@@ -140,6 +140,14 @@ def test_a_reader_and_a_hold_are_named(uri: str, vectors: NDArray[np.float32]) -
     assert holders(uri, vectors) == set()
 
 
+def test_a_view_without_its_log_is_made_anew(uri: str, vectors: NDArray[np.float32]) -> None:
+    for path in Path(uri, "view").glob("*.log"):
+        path.unlink()
+    assert erase(uri, apply=False).decision
+    assert erase(uri).decision == "erased"
+    assert not holders(uri, vectors)
+
+
 def test_bad_input_is_refused(uri: str) -> None:
     with pytest.raises(InvalidUsageError, match="does not apply to an index folder"):
         erase(uri, where="name = 'x'")
