@@ -103,12 +103,13 @@ def append(uri: str, name: str, data: bytes, vectors: int, deletes: int) -> None
 def compact_carrying(uri: str, token: int) -> bool:
     """A server's incremental compaction: clusters that the log does not touch stay with the older segment.
 
-    Returns False where there is nothing to carry: no segment, no log, or one cluster only.
+    Returns False where there is nothing to carry: no segment, no log, or one cluster only; or where clusters have
+    indexes, which it does not write.
     """
     root, reader = Path(uri), Reader(uri)
     found = reader.manifest
     old = next((one for one in found["segments"] if one["id"] == found["active_segment"]), None)
-    if old is None or not found["fragments"] or old["cluster_count"] < 2:
+    if old is None or not found["fragments"] or old["cluster_count"] < 2 or old["bitmap_fields"] or old["fts_fields"]:
         return False
     upserts: dict[str, Any] = {}
     touched: set[str] = set()
