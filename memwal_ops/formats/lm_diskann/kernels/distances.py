@@ -1,8 +1,9 @@
 """Compute squared L2 distances, exact and estimated from codes; and select neighbours by them.
 
-LM-Prune: keep the nearest candidate, drop those much nearer to it than to the node, repeat until R are kept.
-Candidates equal to the node are also kept, up to half of the list: by the rule alone, one of them would exclude all
-others, and duplicate vectors would form chains that break when one of them is deleted.
+LM-Prune: keep the nearest candidate, drop those much nearer to it than to the node, repeat until R are kept; if fewer
+than 8 are, keep the nearest of the dropped: by the rule alone, a row in the middle of a cluster excludes all others of
+it, and most of them find not even themselves. Candidates equal to the node are also kept, up to half of the list: one of
+them would exclude all others, and duplicate vectors would form chains that break when one of them is deleted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 _UNROLLED = 4
 """Dimensions of one byte of a code of 32, with 128 dimensions."""
+_LEAST, _NEARER = 8, 1
 
 
 @numba.njit(cache=True, nogil=True, fastmath=True)
@@ -223,7 +225,13 @@ def prune(vectors, distances, count, alpha, most, chosen):
         for later in range(at + 1, count):
             other = order[later]
             if not gone[other] and alpha * squared(vectors[index], vectors[other]) < distances[other]:
-                gone[other] = 1
+                gone[other] = _NEARER
+    for at in range(count):
+        if kept >= min(most, _LEAST):
+            break
+        if gone[order[at]] == _NEARER:
+            chosen[kept] = order[at]
+            kept += 1
     return kept
 
 
