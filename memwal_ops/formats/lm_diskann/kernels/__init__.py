@@ -6,6 +6,9 @@ written, below the user's home. Processes share it.
 
 from __future__ import annotations
 
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -49,3 +52,20 @@ def _load_index_or_none(file: Any) -> Any:
 
 
 caching.IndexDataCacheFile._load_index = _load_index_or_none  # noqa: SLF001 - as above
+
+
+_stamp_of = caching._SourceFileBackedLocatorMixin.get_source_stamp  # noqa: SLF001 - as above
+
+
+@cache
+def _stamp_of_all() -> str:
+    return sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+
+
+def _stamp(locator: Any) -> Any:
+    """That of all files here: what one defines is compiled into others, of which numba compares the own file alone."""
+    own = Path(locator._py_file).parent == Path(__file__).parent  # noqa: SLF001 - as above
+    return _stamp_of_all() if own else _stamp_of(locator)
+
+
+caching._SourceFileBackedLocatorMixin.get_source_stamp = _stamp  # noqa: SLF001 - as above

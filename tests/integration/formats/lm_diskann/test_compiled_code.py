@@ -55,3 +55,23 @@ def test_a_cache_that_names_what_was_renamed_is_none(tmp_path: Path, monkeypatch
     Path(tmp_path, "kernel.nbi").write_bytes(pickle.dumps(numba.__version__) + pickle.dumps((("old", 1), {_Gone: "1"})))
     monkeypatch.delattr(sys.modules[__name__], "_Gone")
     assert file.load("signature") is None, "it is compiled, and the cache written anew"
+
+
+def test_a_change_of_one_file_compiles_its_callers_in_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade that changes distances.py alone would keep the machine code of inserting.py, which has the old one."""
+
+    def stamps() -> list[str]:
+        kernels._stamp_of_all.cache_clear()
+        paths = sorted(Path(kernels.__file__).parent.glob("*.py"))
+        return [caching.InTreeCacheLocator(stamps, str(path)).get_source_stamp() for path in paths]
+
+    before, read = stamps(), Path.read_bytes
+    elsewhere = caching.InTreeCacheLocator(stamps, caching.__file__)
+    other = elsewhere.get_source_stamp()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "distances.py"))
+    after = stamps()
+    kernels._stamp_of_all.cache_clear()
+    assert all(one != now for one, now in zip(before, after, strict=True))
+    assert caching.InTreeCacheLocator(stamps, caching.__file__).get_source_stamp() == other, (
+        "other packages keep theirs"
+    )
