@@ -140,11 +140,10 @@ def recall(index: Index, store: Store, samples: int = 100, seed: int = 0) -> Rec
 GRAPH = "graph"
 _BASE: Mapping[str, Any] = {"index": GRAPH, "type": "LM-DiskANN", "segments": 1}
 _FINDS_ITSELF = 0.9
-_BY_BUILD = (
-    "Of an index that follows no table, memwal-ops catchup URI --rebuild builds the graph anew; one that follows a "
-    "table can be created again."
+_BY_LONGER = (
+    "Search with a larger L. Of an index that follows no table, memwal-ops catchup URI --rebuild builds the graph "
+    "anew; one that follows a table can be created again."
 )
-_BY_LONGER = f"Search with a larger L. {_BY_BUILD}"
 _PAGE = "runbooks/wrong-answers.md"
 
 
@@ -229,8 +228,6 @@ def _low(measured: Recall, least: float, *, stale: bool) -> Iterator[Inconsisten
     if stale:
         why += "; the codebook was trained on other rows than these"
         remedy = "memwal-ops catchup URI builds the graph anew, with a codebook trained on the rows of now."
-    elif lost:
-        remedy = f"memwal-ops repair URI --deep --apply connects nodes that no path leads to. {_BY_BUILD}"
     yield Inconsistency(
         Severity.ERROR if stale or lost else Severity.WARNING, "index_recall_low", f"the index {GRAPH!r}", f"{why}.",
         "Searches by it do not find the nearest rows.", remedy, _PAGE,
