@@ -405,6 +405,7 @@ def _merge_all(
     on_rows = _row_counter(backlog, context)
     compared = False
     drained: list[DrainedRegion] = []
+    sizes: dict[GenerationRef, GenerationRef] = {}
     while True:
         for fault in backlog.blocked:
             limits.block(fault)
@@ -416,6 +417,7 @@ def _merge_all(
             table, backlog, regions = accepted
             drained += regions
             continue
+        waiting = _with_sizes(table, backlog, waiting, sizes)
         merge_pass = _next_pass(waiting, _shrunk(options, retry.consecutive))
         whole = MergePass(tuple(waiting), merge_pass.max_bytes)
         try:
@@ -542,6 +544,16 @@ def _running(
 def _stage_progress(stage: StageProgress) -> Progress:
     detail = f"{stage.rows:,} rows" + (f", {size_text(stage.bytes)}" if stage.bytes else "")
     return Progress(f"merging: {stage.stage}", "tasks", stage.tasks_done, stage.tasks or None, detail)
+
+
+def _with_sizes(
+    table: Table, backlog: Backlog, waiting: list[GenerationRef], sizes: dict[GenerationRef, GenerationRef]
+) -> list[GenerationRef]:
+    """The same, with the sizes that writers did not record, read from the files once: ``sizes`` has what was read."""
+    if any(ref.bytes is None and ref not in sizes for ref in waiting):
+        read = {(ref.region_id, ref.path): ref for ref in checked_backlog(table, backlog).backlog.pending}
+        sizes |= {ref: read.get((ref.region_id, ref.path), ref) for ref in waiting}
+    return [sizes.get(ref, ref) for ref in waiting]
 
 
 def _sized(options: MergeOptions, engine: str) -> MergeOptions:

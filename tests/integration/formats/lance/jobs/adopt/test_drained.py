@@ -416,3 +416,15 @@ def test_direct_writes_are_no_merge(tmp_path: Path) -> None:
 def test_decisions_exclude_each_other(tmp_path: Path, other: dict[str, object]) -> None:
     with pytest.raises(InvalidUsageError, match="drained"):
         run_job(small.make(tmp_path), "adopt", drained=True, **other)
+
+
+def test_generations_without_recorded_sizes_take_one_pass(tmp_path: Path) -> None:
+    """As Lance 9 writes them (lance-context): a pass takes what fits by their files."""
+    uri = flushed(tmp_path)
+    region = open_table(uri).region(UUID(small.REGION))
+    manifest = region.latest()
+    bare = tuple(replace(one, physical_rows=None, in_memory_bytes=None) for one in manifest.flushed_generations)
+    assert region.commit(replace(manifest.next(), flushed_generations=bare))
+    assert len(merge.plan(open_table(uri), MergeOptions()).passes) == 1
+    report = merge.apply(open_table(uri), MergeOptions())
+    assert ([len(one.merge_pass.generations) for one in report.passes], small.values(uri)) == ([4], EXPECTED)
