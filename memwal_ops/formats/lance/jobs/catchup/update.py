@@ -268,7 +268,8 @@ def _wanted(table: Table, options: CatchupOptions) -> tuple[BaseIndex, ...]:
 def _need(table: Table, index: BaseIndex, options: CatchupOptions) -> str:
     """The decision for an index: update, below_threshold or unchanged."""
     covers = coverage(index.covered, table.manifest)
-    if has_too_many_segments(table, index, options) or method_of(table, index, options) != "update":
+    too_many = len(index.segments) > 1 and has_too_many_segments(table, index, options)
+    if too_many or method_of(table, index, options) != "update":
         return "update"
     if covers.complete:
         return "unchanged"

@@ -95,17 +95,6 @@ def settings_of(table: Table, options: CompactOptions) -> Mapping[str, Setting]:
     }
 
 
-def policy_of(settings: Mapping[str, Setting], *, at_rest: bool) -> Policy:
-    """The policy of these settings."""
-    return Policy(
-        target_rows=int(settings["target_rows"].value),
-        target_bytes=int(settings["target_bytes"].value),
-        tier_factor=int(settings["tier_factor"].value),
-        deleted_fraction=settings["deleted_fraction"].value,
-        at_rest=at_rest,
-    )
-
-
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError(text)
@@ -330,7 +319,9 @@ class Planner:
         """Read the settings; ``InvalidUsageError``: one in the table's config is not a valid number."""
         self._table, self._options, self._demanded = table, options, demanded
         self.settings = settings_of(table, options)
-        self.policy = policy_of(self.settings, at_rest=table.is_at_rest(options.rest_after))
+        numbers = {name: int(setting.value) for name, setting in self.settings.items() if name != "deleted_fraction"}
+        rest = table.is_at_rest(options.rest_after)
+        self.policy = Policy(**numbers, deleted_fraction=self.settings["deleted_fraction"].value, at_rest=rest)
         moved = (index for index in left_behind(table) if index.covered & table.fragment_ids)
         costs = {index.name: bytes_of(index.segments) for index in moved}
         most = options.max_bytes
