@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memwal_ops.formats.lance.specs import CATCHUP, COMPACT, MERGE
 from tests.unit.supervisor.scheduling.test_idle_polls import MINUTES, POLL, TEXT, Polled
 
 
@@ -118,3 +119,10 @@ def test_a_poll_that_began_before_does_not_decide(tmp_path: Path) -> None:
     assert table.skipped == 0, "the poll under way was answered, and the next one has begun"
     table.run(POLL)
     assert table.skipped == 1
+
+
+def test_a_job_that_waits_for_rest_is_not_skipped() -> None:
+    """A table at rest is due though nothing was written: by its figures, which are read again each hour."""
+    resting = [spec for spec in (CATCHUP, COMPACT, MERGE) if hasattr(spec.options(), "rest_after")]
+    assert resting == [CATCHUP, COMPACT]
+    assert not any(spec.skip_if_unchanged for spec in resting)
