@@ -39,7 +39,8 @@ SPARK_ABOVE_OF_INDEXES = 32 << 30
 """Backlog, or data to index, rewrite or check, above which ``auto`` selects Spark; below, one machine is faster."""
 DEFAULT_TARGET_ROWS = 1 << 20
 DEFAULT_TARGET_BYTES = 1 << 30
-DEFAULT_DELETED_FRACTION = 0.25
+DEFAULT_DELETED_FRACTION = 0.19
+"""So that a fragment of which a fifth is deleted is rewritten: 4 bytes for each that is deleted."""
 DEFAULT_INSPECT_LIMIT = 1000
 
 
@@ -103,7 +104,7 @@ def _master() -> Any:
     return text(None, shown_default="configured", help="Spark master URL.")
 
 
-_AT_REST = "With no commit for so long, join all that is worth one write; 0s: now."
+_AT_REST = "Idle for so long, join more; 0s: now."
 
 
 def _answers(what: str) -> Any:
@@ -172,10 +173,7 @@ class CatchupOptions(Options):
         bare="always",
         help="Plain tables: train new centroids; auto: if appended rows are found less well. Without a value: always.",
     )
-    rebuild: bool = flag(
-        help="Build all indexes, or those of --index, anew by their own parameters; where there is a log, vector "
-        "ones with their codebook."
-    )
+    rebuild: bool = flag(help="Build all, or those of --index, anew; with a log, by its codebook.")
     answers: str = _answers("Publish no index that answers worse than before; strict: more queries, no tolerance.")
     engine: str = _engine("it runs")
     master: str | None = _master()

@@ -67,7 +67,7 @@ def test_documents(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.document["version"] == open_table(made.uri).version
     again = run_here(capfd, "compact", made.uri, "--json")
     assert (again.code, again.document["decision"]) == (0, "unchanged")
-    assert again.document["why"].startswith("In no fragment are more than 25% deleted rows")
+    assert again.document["why"].startswith("In no fragment are more than 19% deleted rows")
     assert again.document["version"] == ran.document["version"]
 
 
@@ -84,9 +84,9 @@ def test_words(made: Workload, capfd: pytest.CaptureFixture[str]) -> None:
     assert ran.out.startswith("compacted: 4 fragments into 1, ")
     again = run_here(capfd, "compact", made.uri, "--target-rows", "1000")
     assert again.code == 0
-    assert again.out.startswith("unchanged: nothing was rewritten. In no fragment are more than 25%")
+    assert again.out.startswith("unchanged: nothing was rewritten. In no fragment are more than 19%")
     shown = run_here(capfd, "inspect", made.uri, "--json").document["next_runs"]["compact"]
-    assert (shown["debt"], shown["why"][:32]) == (0, "In no fragment are more than 25%")
+    assert (shown["debt"], shown["why"][:32]) == (0, "In no fragment are more than 19%")
     last = run_here(capfd, "compact", made.uri, "--dry-run")
     assert (last.code, last.out.startswith("dry_run: would rewrite nothing. In no fragment")) == (0, True)
 

@@ -118,7 +118,7 @@ def test_a_compaction_that_rewrites_an_index_of_the_table(followed: str, table: 
     lance.dataset(uri).create_scalar_index("id", "BTREE")
     for divisor in (5, 7):
         lance.dataset(uri).delete(f"id % {divisor} = 0")
-        assert run_job(uri, "compact", target_rows=10_000).decision == "compacted"
+        assert run_job(uri, "compact", target_rows=10_000, deleted_fraction=0.1).decision == "compacted"
         assert run_job(followed, "catchup").decision == "caught_up"
         check(followed, uri)
 
