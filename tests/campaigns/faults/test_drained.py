@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def test_every_point(matrix: Matrix, job: Callable[[Table], Any], missing: bool)
     for number, name, fault, other in chosen(cells):
         copy()
         try:
-            plan = Plan(number, fault, lambda other=other: _OTHERS[other](uri))  # type: ignore[misc]
+            plan = Plan(number, fault, partial(_OTHERS[other], uri) if other else None)
             with suppress(*(() if fault is Fault.BESIDE else (Killed, MemwalOpsError))):
                 plan.run(job, uri)
             assert plan.struck
