@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import textwrap
 import unicodedata
@@ -27,6 +28,11 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 8
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BYTES |= {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def for_table(remedy: str, uri: str) -> str:
+    """The remedy with a table's URI where its commands say ``URI``."""
+    return re.sub(r"(memwal-ops [a-z]+(?:[ -][a-z]+)* )URI\b", lambda match: match[1] + shlex.quote(uri), remedy)
 
 
 def parse_size(text: str) -> int:

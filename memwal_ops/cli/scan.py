@@ -184,7 +184,7 @@ def _describe(scanned: Sequence[maintain.Scanned], skipped: Sequence[maintain.No
 
 def _bad(one: maintain.Scanned, bad: BadAnswers) -> str:
     lines = [text.paragraph(f"{'WRONG' if bad.wrong else 'RECALL'}: {_name(one.uri)}: {bad.describe()}", hanging="  ")]
-    lines.append(text.paragraph(bad.remedy.replace(" URI", f" {shlex.quote(one.uri)}"), indent="  ", hanging="  "))
+    lines.append(text.paragraph(text.for_table(bad.remedy, one.uri), indent="  ", hanging="  "))
     return "\n".join([*lines, f"  See {page_path(PAGE)}"])
 
 

@@ -74,6 +74,19 @@ def test_sizes(size: int, shown: str) -> None:
     assert text.size_text(size) == shown
 
 
+@pytest.mark.parametrize(
+    ("remedy", "filled"),
+    [
+        ("memwal-ops inspect URI shows it.", "memwal-ops inspect '/a b' shows it."),
+        ("memwal-ops lease list URI; memwal-ops gc URI", "memwal-ops lease list '/a b'; memwal-ops gc '/a b'"),
+        ("memwal-ops migrate-log URI --apply", "memwal-ops migrate-log '/a b' --apply"),
+        ("Give the URI of a table.", "Give the URI of a table."),
+    ],
+)  # fmt: skip
+def test_remedies_name_the_table(remedy: str, filled: str) -> None:
+    assert text.for_table(remedy, "/a b") == filled
+
+
 def test_paragraphs_keep_paths_whole() -> None:
     path = "/" + "long-folder/" * 12 + "file.lance"
     said = text.paragraph(f"Cannot read {path}: the store answered 503 after a while, so try again.", indent="    ")

@@ -516,7 +516,7 @@ def _lost_version(
         return None
     if hinted is None or hinted <= newest or store.head(version_path(hinted, naming)) is not None:
         return None
-    before = store.head(version_path(newest, naming))
+    before = listed.versions.get(newest)
     return None if before is not None and _put_aside(location, before.last_modified) else hinted
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,8 +166,7 @@ def last_run_fault(job: str, outcome: str | None, backlog: figures.Figures) -> t
 
 def finding(level: int, what: str, do: str, page: str | None, jobs: Iterable[str] = (), *, uri: str = "URI") -> Finding:
     """Return a finding of a level. ``uri``: of the table, for a command that says ``URI``."""
-    todo = re.sub(r"(memwal-ops [a-z]+ )URI\b", lambda found: found[1] + shlex.quote(uri), do)
-    return {"level": WORDS[level], "what": what, "do": todo, "runbook": page, "jobs": [*jobs]}
+    return {"level": WORDS[level], "what": what, "do": text.for_table(do, uri), "runbook": page, "jobs": [*jobs]}
 
 
 def last_run_finding(table: Mapping[str, Any], fault: tuple[int, str]) -> Finding:
@@ -186,7 +184,8 @@ def no_tables() -> Finding:
 def service_findings(service: Mapping[str, Any] | None, faults: Sequence[Fault], file: str) -> Iterator[Finding]:
     """Yield the findings about a service: patterns, its configuration file, its history; ``service``: its status."""
     for fault in faults:
-        yield finding(WARNING, f"{fault.pattern}: {fault.why}", fault.remedy, runbook(fault.exit_code))
+        what = f"{fault.pattern}: {fault.why.removesuffix(fault.remedy).rstrip()}"
+        yield finding(WARNING, what, fault.remedy, runbook(fault.exit_code))
     if pending := pending_text(service):
         todo = "Wait: its store has not answered yet. The other tables are maintained meanwhile."
         yield finding(

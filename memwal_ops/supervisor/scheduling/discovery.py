@@ -66,7 +66,7 @@ def _with_branches(discovery: Discovery) -> Discovery:
         try:
             known = [one.name for one in registry.branches(table.uri, table.settings.storage_options)]
         except errors.MemwalOpsError as error:
-            why = redact(f"The branches of {table.name} cannot be listed: {error}")
+            why = redact(f"The branches of {table.name} cannot be listed: {error} {error.remedy}")
             faults.append(Fault(table.settings.pattern or table.uri, why, error.exit_code, redact(error.remedy)))
             continue
         tables += (
@@ -179,7 +179,8 @@ def _expand(entries: Iterable[TableSettings]) -> Discovery:
             if duplicates:
                 faults.append(_duplicate_names(entry.pattern, duplicates, found[duplicates[0].name]))
         except errors.MemwalOpsError as error:
-            faults.append(Fault(entry.pattern, redact(str(error)), error.exit_code, redact(error.remedy)))
+            why = redact(f"{error} {error.remedy}")
+            faults.append(Fault(entry.pattern, why, error.exit_code, redact(error.remedy)))
     return Discovery(tuple(found.values()), tuple(faults))
 
 

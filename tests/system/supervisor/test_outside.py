@@ -20,6 +20,7 @@ from memwal_ops.storage.catalogs import resolve
 from memwal_ops.storage.objects import open_store
 from memwal_ops.supervisor.config.loader import load_settings
 from memwal_ops.supervisor.http.server import HttpServer
+from memwal_ops.supervisor.observe.findings import service_findings
 from memwal_ops.supervisor.observe.heartbeat import Heartbeat, SystemdNotifier
 from memwal_ops.supervisor.observe.metrics import Metrics
 from memwal_ops.supervisor.observe.status import status_of
@@ -308,3 +309,6 @@ def test_a_pattern_that_cannot_be_resolved_is_reported(tmp_path: Path) -> None:
     (fault,) = found.faults
     assert (fault.pattern, fault.exit_code) == ("s3://b/*.lance", 21)
     assert "no-such-profile" in fault.why
+    assert fault.why.endswith(fault.remedy)  # for a log, plan and status; a page shows the remedy apart
+    (finding,) = service_findings(None, found.faults, "c.yaml")
+    assert finding["do"] == fault.remedy and fault.remedy not in finding["what"]

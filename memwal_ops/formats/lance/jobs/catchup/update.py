@@ -399,8 +399,11 @@ def _method(table: Table, index: BaseIndex, options: CatchupOptions, context: Ru
         return "rebuild", why
     if _need(table, index, options) != "update":
         return method, None
-    anew = index_arguments.has_no_update(index) or index_faults.outdated_zones(table, index)
-    if anew := anew or (unlike_segments(table, index, options) if index.is_vector else None):
+    if anew := (
+        index_arguments.has_no_update(index)
+        or index_faults.outdated_zones(table, index)
+        or (unlike_segments(table, index, options) if index.is_vector else None)
+    ):
         return "rebuild", anew
     found = misfit(table, index, context)
     if found is None:
