@@ -48,12 +48,13 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.generations.backlog import Backlog, BlockedRegion
     from memwal_ops.formats.lance.table import Table
     from memwal_ops.formats.lance.wire.region_manifest import RegionManifest
+    from memwal_ops.storage.api import ObjectMeta
 
 _MAX_ROWS, _MAX_BYTES = 2_000_000, 256 << 20
 _EARLIER_VERSIONS = 16
 _MOST_SEEN = 256
-# By table, its version, region, and version of its manifest: neither changes.
-_SEEN: dict[tuple[str, int, UUID, int], tuple[str, ...]] = {}
+# By table, the file of its version, and region manifest: a restored table reaches the same numbers again.
+_SEEN: dict[tuple[str, ObjectMeta, RegionManifest], tuple[str, ...]] = {}
 _SHOWN = 5
 _Key = tuple[Any, ...]
 _GONE: frozenset[bytes | None] = frozenset({None})
@@ -400,7 +401,7 @@ def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
         return ()
     if MERGED_ELSEWHERE not in table.manifest.manifest.config and not (fragments := _added_by_others(table)):
         return ()
-    seen = table.location.uri, table.version, region_id, manifest.version
+    seen = None if table.file is None else (table.location.uri, table.file, manifest)
     if seen in _SEEN:
         return _SEEN[seen]
     parts = _merged_log(table, manifest, merged)
@@ -413,7 +414,7 @@ def _overwritten(table: Table, manifest: RegionManifest) -> tuple[str, ...]:
     older = (key for key, write in known.items() if write.row not in base[key] and base[key] & write.older)
     if len(_SEEN) >= _MOST_SEEN:
         _SEEN.clear()
-    return _SEEN.setdefault(seen, _texts(older))
+    return _texts(older) if seen is None else _SEEN.setdefault(seen, _texts(older))
 
 
 def _added_by_others(table: Table) -> frozenset[int]:

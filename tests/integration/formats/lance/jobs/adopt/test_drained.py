@@ -403,6 +403,22 @@ def test_its_merge_after_ours_puts_older_rows_over_newer_ones(
     assert deletable(uri)
 
 
+def test_a_restored_table_is_looked_at_anew(tmp_path: Path) -> None:
+    """The restored table reaches the version that was looked at before, by another write."""
+    uri = flushed(tmp_path / "table")
+    merge.apply(open_table(uri), MergeOptions())
+    shutil.copytree(uri, tmp_path / "backup")
+    small.upsert(lance.dataset(uri), small.rows(300, 310, 1.0))
+    before = open_table(uri)
+    assert drained.overwritten(before, [before.region(UUID(small.REGION)).latest()]) == {}
+    shutil.rmtree(uri)
+    shutil.copytree(tmp_path / "backup", uri)
+    small.upsert(lance.dataset(uri), small.rows(0, 10, 1.0))
+    after = open_table(uri)
+    assert after.version == before.version
+    assert drained.overwritten(after, [after.region(UUID(small.REGION)).latest()]) == {small.REGION: (*"123456789",)}
+
+
 def test_direct_writes_are_no_merge(tmp_path: Path) -> None:
     uri = flushed(tmp_path)
     assert merge.apply(open_table(uri), MergeOptions()).decision == "merged"
