@@ -104,8 +104,8 @@ def main() -> None:
         head(f"{number:,} tables", "processor")
         measured("configuration that names each", lambda: load_settings(str(file), {}))
         scheduler = scheduler_of(file, folder)
-        tables, _ = measured("status of the service: document", lambda: status_of(scheduler))
-        body = measured("as JSON", lambda: long_json_response({"tables": tables})).body
+        tables = measured("status of the service: document", lambda: [*status_of(scheduler)[0]])
+        body = measured("as JSON", lambda: long_json_response({"tables": iter(tables)})).body
         measured("`memwal-ops status`: findings and text", lambda: shown([{**one} for one in tables]))
         print(f"\n{len(body) / 2**20:.1f} MiB of JSON.")
 

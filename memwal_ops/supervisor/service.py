@@ -244,8 +244,8 @@ class Service:
             return False, "joining the fleet"
         return (True, "ready") if self._timers.running else (False, "the timers are not running")
 
-    def status(self) -> status_document.StatusDocument:
-        """Return the document of ``/api/v1/status``."""
+    def status(self) -> dict[str, Any]:
+        """Return the document of ``/api/v1/status``; its tables can be read once."""
         tables, pools = status_of(self.scheduler, self._timers)
         return {"service": self._service_status(), "pools": pools, "tables": tables}
 

@@ -12,6 +12,7 @@ Not uvicorn or hypercorn (h11), which would replace the lines that read a reques
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,7 +34,7 @@ from memwal_ops.log import get_logger
 from memwal_ops.storage.options import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from email.message import Message
     from socketserver import BaseRequestHandler
 
@@ -188,9 +190,23 @@ def json_response(status: int, document: object, *headers: tuple[str, str]) -> R
     return Response(status, JSON, json.dumps(document, indent=2, default=str).encode() + b"\n", headers=headers)
 
 
-def long_json_response(document: object) -> Response:
-    """Return a JSON document that may have megabytes, on one line: that takes a fifth of the time."""
-    return Response(200, JSON, json.dumps(document, default=str).encode() + b"\n")
+def long_json_response(document: Mapping[str, object]) -> Response:
+    """Return a JSON document that may have megabytes, on one line: that takes a fifth of the time.
+
+    An iterator in it becomes an array, item by item; what is callable is called after what stands before it.
+    """
+    page = io.BytesIO()
+    for at, (key, value) in enumerate(document.items()):
+        page.write(f"{', ' if at else '{'}{json.dumps(key)}: ".encode())
+        if isinstance(value, Iterator):
+            page.write(b"[")
+            for place, item in enumerate(value):
+                page.write(f"{', ' if place else ''}{json.dumps(item, default=str)}".encode())
+            page.write(b"]")
+        else:
+            page.write(json.dumps(value() if callable(value) else value, default=str).encode())
+    page.write(b"}\n" if document else b"{}\n")
+    return Response(200, JSON, page.getvalue())
 
 
 MAX_CONNECTIONS = 64

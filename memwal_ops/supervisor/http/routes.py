@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -14,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from memwal_ops.supervisor.http import connections
 from memwal_ops.supervisor.http.access import Caller
-from memwal_ops.supervisor.observe.findings import not_read
+from memwal_ops.supervisor.observe.findings import NOT_READ
 from memwal_ops.supervisor.observe.status_document import StatusDocument
 from memwal_ops.text import printable
 from memwal_ops.version import __version__
@@ -318,8 +319,15 @@ _INVALID = ("A parameter is invalid", "Error")
 _NO_HISTORY = ("The run history cannot be read", "Error")
 
 
-def _tables(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"tables": tables, "total": len(tables), "not_read": not_read(tables)}
+def _tables(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    states: Counter[str] = Counter()
+
+    def counted() -> Iterator[Mapping[str, Any]]:
+        for table in tables:
+            states[table["state"]] += 1
+            yield table
+
+    return {"tables": counted(), "total": states.total, "not_read": lambda: states[NOT_READ]}
 
 
 def _page(sources: Sources, request: connections.Request) -> dict[str, Any]:

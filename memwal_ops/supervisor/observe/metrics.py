@@ -12,13 +12,15 @@ names, labels and cumulative values.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
+from array import array
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -35,7 +37,7 @@ from memwal_ops.storage.metering import KINDS
 from memwal_ops.storage.options import redact
 from memwal_ops.supervisor.events import OUTCOMES
 from memwal_ops.supervisor.observe import status_document
-from memwal_ops.supervisor.observe.findings import CRITICAL, not_read, state_level
+from memwal_ops.supervisor.observe.findings import CRITICAL, NOT_READ, state_level
 from memwal_ops.supervisor.state.history import FAILURES
 from memwal_ops.supervisor.state.tables import WATCH
 from memwal_ops.text import printable
@@ -70,27 +72,28 @@ class Family:
 def exposition(parts: Iterable[Iterable[Family] | str]) -> bytes:
     """Return families as text, with text of the same format between them.
 
-    Unprintable characters (a label may be a folder's name) are escaped. Lines are kept of one family at a time: ten
-    thousand tables have more than a million.
+    Unprintable characters (a label may be a folder's name) are escaped. Lines are kept of a part of one family at a
+    time: ten thousand tables have more than a million.
     """
-    values, numbers = _Values(), _Numbers()
+    values, numbers, page = _Values(), _Numbers(), io.BytesIO()
     sets: dict[tuple[str, ...], _LabelSets] = {}
-    texts: list[bytes] = []
     for part in parts:
         if isinstance(part, str):
-            texts.append("".join(f"{_safe(line)}\n" for line in part.split("\n") if line).encode())
+            page.write("".join(f"{_safe(line)}\n" for line in part.split("\n") if line).encode())
             continue
         for family in part:
-            label_text = sets.get(family.labels) or _LabelSets(family.labels, values)
-            if len(family.labels) <= _SHARED:  # other sets of labels are in few families
-                sets[family.labels] = label_text
+            known = sets.setdefault(family.labels, _LabelSets(family.labels, values))
+            label_text = known.__getitem__ if len(family.labels) <= _SHARED else known.text
             name, text = family.name, _safe(family.help.replace("\\", r"\\").replace("\n", r"\n"))
-            lines = [f"{name}{label_text[labels]} {numbers[value]}\n" for labels, value in family.rows]
-            texts.append(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n{''.join(lines)}".encode())
-    return b"".join(texts)
+            page.write(f"# HELP {name} {text}\n# TYPE {name} {family.kind}\n".encode())
+            rows = iter(family.rows)
+            while lines := [f"{name}{label_text(labels)} {numbers[value]}\n" for labels, value in islice(rows, _LINES)]:
+                page.write("".join(lines).encode())
+    return page.getvalue()
 
 
-_SHARED = 2
+_LINES = 5000
+_SHARED = 2  # label sets with more names are in few families, and are not kept
 
 
 class _LabelSets(dict[tuple[str, ...], str]):
@@ -101,8 +104,11 @@ class _LabelSets(dict[tuple[str, ...], str]):
         self._text = "{" + ",".join(f'{names[place]}="%s"' for place in self._order) + "}" if names else ""
         self._values = values
 
+    def text(self, labels: tuple[str, ...]) -> str:
+        return self._text % tuple([self._values[labels[place]] for place in self._order])
+
     def __missing__(self, labels: tuple[str, ...]) -> str:
-        text = self[labels] = self._text % tuple([self._values[labels[place]] for place in self._order])
+        text = self[labels] = self.text(labels)
         return text
 
 
@@ -297,7 +303,7 @@ class TableCounter(Collector):
 class Metrics:
     """The metrics registry of one service. Gauges are made from ``status``, the document of ``/api/v1/status``."""
 
-    def __init__(self, status: Callable[[], status_document.StatusDocument]) -> None:
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series, and add nothing
         self.registry = CollectorRegistry()
         counter, of_tables = self._counter, self._of_tables
@@ -414,20 +420,13 @@ def _exposed(collector: Collector) -> Iterable[Family] | str:
         return collector.families()
     if isinstance(collector, TableCounter):
         return [Family(f"{collector.name}_total", "counter", collector.text, collector.label_names, collector.rows())]
-    if not isinstance(collector, Counter):
-        return generate_latest(collector).decode()
-    children: Mapping[Any, Any] = {(): collector}  # without labels it is its own only child
-    if collector._labelnames:  # noqa: SLF001 - the library has no list of its children
-        children = collector._metrics.copy()  # noqa: SLF001 - see above; other threads add to it
-    rows = ((labels, child._value.get()) for labels, child in children.items())  # noqa: SLF001 - see above
-    text = collector._documentation  # noqa: SLF001 - see above
-    return [Family(f"{collector._name}_total", "counter", text, collector._labelnames, rows)]  # noqa: SLF001 - see above
+    return generate_latest(collector).decode()
 
 
 class _StatusCollector(Collector):
     """Gauges, made from the status at each scrape."""
 
-    def __init__(self, status: Callable[[], status_document.StatusDocument], registry: CollectorRegistry) -> None:
+    def __init__(self, status: Callable[[], Mapping[str, Any]], registry: CollectorRegistry) -> None:
         self._status = status
         self._registry = registry
 
@@ -444,115 +443,131 @@ class _StatusCollector(Collector):
         status = self._status()
         # Prometheus rejects the whole page if a name occurs twice.
         taken = set(self._registry._names_to_collectors)  # noqa: SLF001 - the library has no list of its names
-        for family in chain(self._service_gauges(status), self._answer_gauges(status), self._job_gauges(status)):
+        of_tables = _FleetFigures(status["tables"])
+        for family in chain(self._service_gauges(status, of_tables), of_tables.families()):
             if family.name not in taken:
                 taken.add(family.name)
                 yield family
 
-    def _job_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
-        exported = exported_metrics("backlog")
-        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in exported}
-        for table in status["tables"]:
-            labels, metrics = (table["name"],), backlog_of(table).metrics
-            for figure, value in table["backlog"].items():
-                if figure in metrics and (name := metrics[figure].exported) is not None:
-                    rows[name].append((labels, value))
-        for name, metric in exported.items():
-            yield self._gauge(name, metric.help, rows[name], "table")
-
-    def _answer_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
-        asked = [
-            ((table["name"], str(answer["index"])), answer) for table in status["tables"] for answer in table["answers"]
-        ]
-        recall = [(labels, float(answer["recall"])) for labels, answer in asked if answer.get("recall") is not None]
-        wrong = [(labels, float(answer.get("wrong", 0))) for labels, answer in asked if not answer.get("skipped")]
-        segments = [(labels, float(answer.get("segments", 0))) for labels, answer in asked]
-        findings = [(labels, float(len(answer.get("findings") or ()))) for labels, answer in asked]
-        labels = "table", "index"
-        yield self._gauge("index_recall", "Recall of a vector index, by the last verification.", recall, *labels)
-        text = "Queries that an index answered wrongly in the last verification."
-        yield self._gauge("index_wrong_answers", text, wrong, *labels)
-        text = "Findings on the answers of an index in the last verification."
-        yield self._gauge("index_findings", text, findings, *labels)
-        yield self._gauge("index_segments", "Segments of an index, by the last verification.", segments, *labels)
-
-    def _service_gauges(self, status: status_document.StatusDocument) -> Iterator[Family]:
-        service, tables, pools = status["service"], status["tables"], status["pools"]
-        jobs = [
-            ((table["name"], job), of) for table in tables for job, of in status_document.applicable_jobs(table).items()
-        ]
-        yield self._gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
-        yield self._gauge("tables", "Tables that are maintained.", [((), float(len(tables)))])
-        unread = [((), float(not_read(tables)))]
-        yield self._gauge("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", unread)
-        failed = [((), float(sum(state_level(table) == CRITICAL for table in tables)))]
-        yield self._gauge("tables_unreadable", "Those whose last poll failed: critical, as in check.", failed)
+    def _service_gauges(self, status: Mapping[str, Any], of_tables: _FleetFigures) -> Iterator[Family]:
+        service, pools = status["service"], status["pools"]
+        yield _gauge("ready", "Whether the service is ready.", [((), float(service["ready"]))])
+        yield _gauge("tables", "Tables that are maintained.", [((), float(of_tables.count))])
+        unread = [((), float(of_tables.not_read))]
+        yield _gauge("tables_not_read", "Those of which no poll has ended yet: nothing is known of them.", unread)
+        failed = [((), float(of_tables.unreadable))]
+        yield _gauge("tables_unreadable", "Those whose last poll failed: critical, as in check.", failed)
         faults = [((), float(len(service["discovery_faults"])))]
-        yield self._gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
+        yield _gauge("pattern_faults", "Patterns that could not be expanded, or match too many tables.", faults)
         good = 0.0 if service["config"]["error"] else 1.0
-        yield self._gauge("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
+        yield _gauge("config_ok", "1 if the configuration file was valid when it was last read.", [((), good)])
         for name in ("workers", "busy", "queued"):
             rows = [((pool,), float(figures[name])) for pool, figures in pools.items()]
-            yield self._gauge(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
+            yield _gauge(f"pool_{name}", f"Of each pool: {name}.", rows, "pool")
         budget = service["budget"]
         limits = [] if budget is None else [((kind,), amount) for kind, amount in budget["limits"].items()]
-        yield self._gauge("budget_limit", "Limits of the budget of the fleet.", limits, "kind")
+        yield _gauge("budget_limit", "Limits of the budget of the fleet.", limits, "kind")
         used = [] if budget is None else [((kind,), amount) for kind, amount in budget["used"].items()]
-        yield self._gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
+        yield _gauge("budget_used", "What is charged to the budget of the fleet.", used, "kind")
         own = [] if budget is None else [((kind,), amount) for kind, amount in budget["own"]["used"].items()]
-        yield self._gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
-        for name, key, text in (
-            ("poll_age_seconds", "seconds_since_look", "Seconds since the backlog was last read."),
-            ("expect_writes_seconds",) * 2 + ("Seconds within which a write is expected (expect_writes_within).",),
-            ("clock_skew_seconds",) * 2 + ("This host's clock minus the store's, when a lease was last written.",),
-        ):
-            known: list[Any] = [((of["name"],), value) for of in tables if (value := dict(of)[key]) is not None]
-            yield self._gauge(name, text, known, "table")
-        for name, text in (
-            ("seconds_since_success", "Seconds since the last success; before the first, since it was first seen."),
-            ("consecutive_failures", "Consecutive failures."),
-            ("waiting_seconds", "Seconds since the job became due without being started; 0 if it is not due."),
-            ("running_seconds", "Seconds since the run in flight started; 0 if there is none."),
-            ("backoff_seconds", "Seconds until the backoff after failures ends."),
-            ("schedule_seconds", "Seconds between two runs by the schedule; 0 if the job has none."),
-        ):
-            yield self._gauge(name, text, [(key, float(of[name])) for key, of in jobs], "table", "job")
-        stopped = [(key, float(of["breaker"] is not None)) for key, of in jobs]
-        text = "1 if the circuit breaker of the job is open: it keeps failing, or achieves nothing."
-        yield self._gauge("breaker_open", text, stopped, "table", "job")
-        deferred = [(key, float(of["waiting_for"] in _DEFERRED)) for key, of in jobs]
-        text = "1 if the job is due, and deferred by a closed window, a spent budget or a pause."
-        yield self._gauge("deferred", text, deferred, "table", "job")
-        states = [((*key, state), float(of["lease"]["state"] == state)) for key, of in jobs for state in _LEASE_STATES]
-        text = "1 for the state of the lease: free, held (by this service), elsewhere."
-        yield self._gauge("lease_state", text, states, "table", "job", "state")
-        elsewhere = [(key, float(of["lease"]["elsewhere_seconds"])) for key, of in jobs]
-        text = "Seconds since another supervisor's lease first prevented a due run."
-        yield self._gauge("lease_elsewhere_seconds", text, elsewhere, "table", "job")
+        yield _gauge("budget_used_own", "The part of it that runs of this service used.", own, "kind")
         yield from self._fleet_gauges(service.get("fleet"))
         yield from self._event_gauges(service.get("events"))
 
     def _fleet_gauges(self, fleet: status_document.FleetDocument | None) -> Iterator[Family]:
         reached = [] if fleet is None else [((), float(fleet["error"] is None))]
-        yield self._gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
+        yield _gauge("fleet_ok", "1 if the store of the fleet could be read and written.", reached)
         members = [] if fleet is None else [((member["name"],), member) for member in fleet["members"]]
         living = [(name, float(member["living"])) for name, member in members]
-        yield self._gauge("fleet_member_up", "1 if this member sees that member live.", living, "member")
+        yield _gauge("fleet_member_up", "1 if this member sees that member live.", living, "member")
         tables = [(name, float(member["tables"])) for name, member in members if member["tables"] is not None]
-        yield self._gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
+        yield _gauge("fleet_member_tables", "Tables that a member maintains.", tables, "member")
         ages = [(name, member["seconds_since_heartbeat"]) for name, member in members]
-        yield self._gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
+        yield _gauge("fleet_heartbeat_age_seconds", "Seconds since a member's last heartbeat.", ages, "member")
 
     def _event_gauges(self, events: status_document.EventsStatus | None) -> Iterator[Family]:
         good = [] if events is None else [((), float(events["error"] is None))]
-        yield self._gauge("events_ok", "1 if the queue of events could be read.", good)
+        yield _gauge("events_ok", "1 if the queue of events could be read.", good)
         lag = [] if events is None else [((), events["lag_seconds"] or 0.0)]
-        yield self._gauge("events_lag_seconds", "Age of the oldest message when it was received.", lag)
+        yield _gauge("events_lag_seconds", "Age of the oldest message when it was received.", lag)
         tables = [] if events is None else [((), float(events["tables"]))]
-        yield self._gauge("events_tables", "Tables that events come for.", tables)
+        yield _gauge("events_tables", "Tables that events come for.", tables)
         missed = [] if events is None else [((), float(len(events["missed"])))]
-        yield self._gauge("events_missed_tables", "Tables with a commit that no event announced.", missed)
+        yield _gauge("events_missed_tables", "Tables with a commit that no event announced.", missed)
 
-    @staticmethod
-    def _gauge(name: str, text: str, rows: Sequence[tuple[tuple[str, ...], float]], *labels: str) -> Family:
-        return Family(f"{PREFIX}_{name}", "gauge", text, labels, rows)
+
+def _gauge(name: str, text: str, rows: Iterable[tuple[tuple[str, ...], float]], *labels: str) -> Family:
+    return Family(f"{PREFIX}_{name}", "gauge", text, labels, rows)
+
+
+_GAUGES: Mapping[str, tuple[str, ...]] = {
+    "poll_age_seconds": ("Seconds since the backlog was last read.", "table"),
+    "expect_writes_seconds": ("Seconds within which a write is expected (expect_writes_within).", "table"),
+    "clock_skew_seconds": ("This host's clock minus the store's, when a lease was last written.", "table"),
+    "index_recall": ("Recall of a vector index, by the last verification.", "table", "index"),
+    "index_wrong_answers": ("Queries that an index answered wrongly in the last verification.", "table", "index"),
+    "index_findings": ("Findings on the answers of an index in the last verification.", "table", "index"),
+    "index_segments": ("Segments of an index, by the last verification.", "table", "index"),
+    "seconds_since_success": (
+        "Seconds since the last success; before the first, since it was first seen.", "table", "job",
+    ),
+    "consecutive_failures": ("Consecutive failures.", "table", "job"),
+    "waiting_seconds": ("Seconds since the job became due without being started; 0 if it is not due.", "table", "job"),
+    "running_seconds": ("Seconds since the run in flight started; 0 if there is none.", "table", "job"),
+    "backoff_seconds": ("Seconds until the backoff after failures ends.", "table", "job"),
+    "schedule_seconds": ("Seconds between two runs by the schedule; 0 if the job has none.", "table", "job"),
+    "breaker_open": ("1 if the job's circuit breaker is open: it keeps failing, or achieves nothing.", "table", "job"),
+    "deferred": ("1 if the job is due, and deferred by a closed window, a spent budget or a pause.", "table", "job"),
+    "lease_elsewhere_seconds": ("Seconds since another supervisor's lease first prevented a due run.", "table", "job"),
+    "lease_state": ("1 for the state of the lease: free, held (by this service), elsewhere.", "table", "job", "state"),
+}  # fmt: skip
+
+
+class _FleetFigures:
+    """The gauges of tables, jobs and indexes. ``tables``: their documents, which are read once and not kept.
+
+    A value has eight bytes: with objects, ten thousand tables had 300 MB at each scrape.
+    """
+
+    def __init__(self, tables: Iterable[Mapping[str, Any]]) -> None:
+        self.count = self.not_read = self.unreadable = 0
+        exported = {name: (one.help, "table") for name, one in exported_metrics("backlog").items()}
+        self._about = {**exported, **_GAUGES}
+        self._columns = {name: (list[tuple[str, ...]](), array("d")) for name in self._about}
+        for table in tables:
+            self.count += 1
+            self.not_read += table.get("state") == NOT_READ
+            self.unreadable += state_level(table) == CRITICAL
+            self._add_table(table)
+
+    def _add_table(self, table: Mapping[str, Any]) -> None:
+        metrics = backlog_of(table).metrics
+        self._add((table["name"],), {**table, "poll_age_seconds": table["seconds_since_look"]})
+        named = {metrics[figure].exported: value for figure, value in table["backlog"].items() if figure in metrics}
+        self._add((table["name"],), {name: value for name, value in named.items() if name not in _GAUGES})
+        for answer in table["answers"]:
+            figures = {
+                "index_recall": answer.get("recall"),
+                "index_wrong_answers": None if answer.get("skipped") else answer.get("wrong", 0),
+                "index_findings": len(answer.get("findings") or ()),
+                "index_segments": answer.get("segments", 0),
+            }
+            self._add((table["name"], str(answer["index"])), figures)
+        for job, of in status_document.applicable_jobs(table).items():
+            lease = of["lease"]
+            figures = {**of, "breaker_open": of["breaker"] is not None, "deferred": of["waiting_for"] in _DEFERRED}
+            self._add((table["name"], job), figures | {"lease_elsewhere_seconds": lease["elsewhere_seconds"]})
+            for state in _LEASE_STATES:
+                self._add((table["name"], job, state), {"lease_state": lease["state"] == state})
+
+    def _add(self, labels: tuple[str, ...], figures: Mapping[Any, Any]) -> None:
+        for name in figures.keys() & self._columns.keys():
+            if figures[name] is not None and len(labels) == len(self._about[name]) - 1:
+                known, values = self._columns[name]
+                known.append(labels)
+                values.append(figures[name])
+
+    def families(self) -> Iterator[Family]:
+        """Yield them."""
+        for name, (text, *labels) in self._about.items():
+            yield _gauge(name, text, zip(*self._columns[name], strict=True), *labels)

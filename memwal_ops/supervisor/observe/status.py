@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, TypedDict
 
 from memwal_ops.core import registry
@@ -46,18 +47,21 @@ from memwal_ops.supervisor.state.tables import LEASING, QUEUED, WATCH, TableJob,
 
 # The year of the due time of a cron line that never fires.
 _NEVER = 9999
+_PART = 500
 
 
 def status_of(
     scheduler: Scheduler, timers: Timers | None = None
-) -> tuple[list[status_document.TableStatus], dict[str, status_document.PoolStatus]]:
-    """Return ``tables`` and ``pools`` of the status; ``timers``: when schedules and polls are due next."""
+) -> tuple[Iterator[status_document.TableStatus], dict[str, status_document.PoolStatus]]:
+    """Return ``tables`` and ``pools`` of the status; ``timers``: when schedules and polls are due next.
+
+    Tables are made as they are read: the documents of ten thousand have 300 MB.
+    """
     with scheduler.lock:
-        now, mono = scheduler.clock.now(), scheduler.clock.monotonic()
-        limits = scheduler.mark_deferred()
-        tables = [_table(scheduler, state, now, mono, timers, limits) for _, state in sorted(scheduler.tables.items())]
         pools = {pool: _pool(scheduler, pool) for pool in (*POOLS, WATCH)}
-        return tables, pools
+        names = sorted(scheduler.tables)
+    parts = (tables_status(scheduler, names[at : at + _PART], timers) for at in range(0, len(names), _PART))
+    return chain.from_iterable(parts), pools
 
 
 def tables_status(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from sys import intern
 from typing import Any
 
 from memwal_ops.core.figures import Figures, jobs_of
@@ -122,6 +123,7 @@ class PollResults:
 
     def __init__(self, shared: SharedState, announced: Announcements, due: DueJobs) -> None:
         self._shared, self._announced, self._due = shared, announced, due
+        self._shared_sets: dict[frozenset[str], frozenset[str]] = {}  # of jobs that apply: few, for many tables
         self._log = get_logger(__name__)
 
     def take(self, state: TableState, result: Mapping[str, Any], reading: PollReading) -> None:
@@ -137,7 +139,7 @@ class PollResults:
         state.result_at = self._shared.clock.monotonic()
         state.history = result.get("report") or state.history
         if result.get("applies") is not None:
-            state.applies = frozenset(result["applies"])
+            state.applies = self._shared_sets.setdefault(applies := frozenset(result["applies"]), applies)
             for entry in state.entries.values():
                 if entry.state == QUEUED and not entry.at_once and not state.applies_to(entry):
                     entry.state, entry.due, entry.waiting = IDLE, None, None
@@ -175,7 +177,9 @@ class PollResults:
     def _take_figures(self, state: TableState, result: Mapping[str, Any]) -> bool:
         """Keep the figures of a poll; return whether they are those of the one before."""
         version, figures, waited = state.version, state.figures, state.backlog.amount("backlog")
-        state.figures, state.version = dict(result["figures"]), result["version"]
+        # Each answer has strings of its own: of ten thousand tables, 15 MB.
+        state.figures = {intern(name): value for name, value in result["figures"].items()}
+        state.version = result["version"]
         waiting = state.backlog.amount("backlog")
         if self._announced.alive and locations.scheme_of(state.table.uri) in locations.S3:
             # What a writer flushes waits for a merge, and is not a version: a region's manifest announces it.

@@ -42,7 +42,7 @@ def fetch(url: str) -> tuple[int, str]:
 def document(stage: Stage) -> dict[str, Any]:
     tables, pools = status_of(stage.scheduler)
     service = {"ready": True, "config": {"error": None}, "discovery_faults": [], "budget": None}
-    return {"service": service, "pools": pools, "tables": tables}
+    return {"service": service, "pools": pools, "tables": [*tables]}
 
 
 @pytest.fixture

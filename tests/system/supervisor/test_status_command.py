@@ -268,7 +268,7 @@ def test_what_a_running_service_knows(
         "instance": "us", "ready": True, "stopping": False, "holder": "us@here", "started": "2026-01-01T00:00:00+00:00",
         "state_dir": str(tmp_path / "state"), "config": {"error": None},
     }  # fmt: skip
-    status = {"service": service, "tables": tables}
+    status = {"service": service, "tables": [*tables]}
     config.write_text(config.read_text().replace("http: {enabled: false}\n", ""))
     monkeypatch.setattr("urllib.request.OpenerDirector.open", lambda *_, **__: io.BytesIO(json.dumps(status).encode()))
     assert ask("--json").document["service_error"] is None

@@ -149,10 +149,10 @@ def test_a_pause_ends_by_itself(stage: Stage) -> None:
     stage.due("a")
     stage.turn(3599)
     assert not stage.in_flight
-    assert status_of(stage.scheduler)[0][0]["paused"] is not None
+    assert next(status_of(stage.scheduler)[0])["paused"] is not None
     stage.turn(1)
     assert stage.in_flight == [("a", "merge")]
-    assert status_of(stage.scheduler)[0][0]["paused"] is None
+    assert next(status_of(stage.scheduler)[0])["paused"] is None
 
 
 def test_pauses_survive_a_restart_and_a_damaged_file_starts_nothing(stage: Stage) -> None:
@@ -172,7 +172,7 @@ def test_a_pause_that_would_not_survive_is_refused(stage: Stage, tmp_path: Path)
     stage.scheduler.pauses = Pauses(str(tmp_path / "none"))
     with pytest.raises(HistoryError, match="cannot be written"):
         act(stage, lambda actions: actions.pause("a", None, "anna", until=None, reason=""))
-    assert status_of(stage.scheduler)[0][0]["paused"] is None
+    assert next(status_of(stage.scheduler)[0])["paused"] is None
 
 
 def test_when_a_pause_ends() -> None:

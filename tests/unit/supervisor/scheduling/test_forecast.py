@@ -146,7 +146,7 @@ class World:
     def forecast(self) -> Forecast:
         """By what the service shows, as it is read from its address."""
         tables, pools = status_of(self.stage.scheduler, self.timers)
-        documents: list[Mapping[str, Any]] = json.loads(json.dumps(tables))
+        documents: list[Mapping[str, Any]] = json.loads(json.dumps([*tables]))
         pauses = Pauses()
         pauses._known = dict(self.stage.scheduler.pauses._known)
         history = History.open_to_read(str(self.path))
