@@ -47,7 +47,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, (UUID, datetime)):
         return value.isoformat(timespec="seconds") if isinstance(value, datetime) else str(value)
     if isinstance(value, MemwalOpsError):
-        return {"reason": value.reason, "detail": f"{value} {value.remedy}"}
+        return {"reason": value.reason, "detail": f"{value} {value.remedy}", "remedy": value.remedy}
     if isinstance(value, Mapping):
         entries = sorted(value.items()) if any(isinstance(key, UUID) for key in value) else value.items()
         return {str(key): _value(item) for key, item in entries}

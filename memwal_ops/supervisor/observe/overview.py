@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
@@ -55,7 +56,8 @@ class Row:
         folder: the folder of a database, or the catalog, that the table is in.
         held: bytes that only older revisions need, ``free``: when the last of them can go, by ISO 8601.
         coverage: the share of rows that the least complete index covers; ``recall``: the lowest of its vector indexes.
-        waiting: the backlog, counted in ``noun``; ``age``: seconds that its oldest part waits.
+        waiting: the backlog, counted in ``noun``; ``age``: seconds that its oldest part waits; ``blocked``: no job
+            processes a part of it.
         last: the job that ran last, its outcome and when it ended; ``next``: the job that is due next, and when.
         cost: what its runs of the last week cost.
     """
@@ -79,6 +81,7 @@ class Row:
     waiting: float | None
     noun: str
     age: float | None
+    blocked: bool
     last_job: str
     last_outcome: str
     last: str | None
@@ -115,7 +118,8 @@ def row_of(
         parts=backlog.amount("parts"),
         coverage=1 - min(1.0, (uncovered or 0) / rows) if covered and rows else None,
         recall=min(recalls, default=None), waiting=backlog.amount("backlog"), noun=backlog.noun_of("backlog"),
-        age=backlog.amount("age"), last_job=ran_job, last_outcome=ran_last.get("last_outcome") or "",
+        age=backlog.amount("age"), blocked=bool(backlog.amount("blocked")),
+        last_job=ran_job, last_outcome=ran_last.get("last_outcome") or "",
         last=ran_last.get("last_finished"), next_job=due_job, next=due_next.get("next_due"),
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
@@ -221,22 +225,25 @@ GROUPS: dict[str, Callable[[Row], str]] = {
 }
 _LABEL = "label:"
 _LABELS = re.compile(r"label:[A-Za-z0-9_.-]{1,63}")
+_VALUES = (
+    "name",
+    "format",
+    "rows",
+    "held",
+    "free",
+    "parts",
+    "coverage",
+    "recall",
+    "waiting",
+    "age",
+    "last",
+    "next",
+    "cost",
+)
 SORTS: dict[str, Callable[[Row], Any]] = {
+    **{name: attrgetter(name) for name in _VALUES},
+    "size": attrgetter("bytes"),
     "state": lambda row: findings.severity(row.level),
-    "name": lambda row: row.name,
-    "format": lambda row: row.format,
-    "rows": lambda row: row.rows,
-    "size": lambda row: row.bytes,
-    "held": lambda row: row.held,
-    "free": lambda row: row.free,
-    "parts": lambda row: row.parts,
-    "coverage": lambda row: row.coverage,
-    "recall": lambda row: row.recall,
-    "waiting": lambda row: row.waiting,
-    "age": lambda row: row.age,
-    "last": lambda row: row.last,
-    "next": lambda row: row.next,
-    "cost": lambda row: row.cost,
 }
 _ASCENDING = frozenset({"name", "format", "free", "coverage", "recall", "next"})
 
@@ -393,7 +400,8 @@ def first_look(rows: Sequence[Row]) -> dict[str, Any]:
     behind = [
         row
         for row in rows
-        if findings.level_of(row.waiting or 0, findings.DEFAULT_LIMITS.waiting)
+        if (row.waiting and row.blocked)
+        or findings.level_of(row.waiting or 0, findings.DEFAULT_LIMITS.waiting)
         or findings.level_of(row.age or 0, findings.DEFAULT_LIMITS.age)
     ]
     behind.sort(key=lambda row: (-(row.age or 0), -(row.waiting or 0), row.name))

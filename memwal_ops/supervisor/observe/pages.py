@@ -23,7 +23,8 @@ from memwal_ops.core.answers import ASKED_BY
 from memwal_ops.core.cost import money_text
 from memwal_ops.core.figures import Figures, backlog_of
 from memwal_ops.core.options import describe
-from memwal_ops.core.registry import all_job_specs
+from memwal_ops.core.registry import all_job_specs, formats
+from memwal_ops.core.table_history import HasRecentHistory
 from memwal_ops.errors import runbook
 from memwal_ops.pages import rendering
 from memwal_ops.pages.charts import story
@@ -32,6 +33,7 @@ from memwal_ops.supervisor.http.access import ANONYMOUS, Viewer
 from memwal_ops.supervisor.observe import overview, status_document, table_view
 from memwal_ops.supervisor.observe.findings import (
     DEFAULT_LIMITS,
+    UNREADABLE,
     WORDS,
     Finding,
     findings_of,
@@ -121,14 +123,15 @@ def run_view(run: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]
 def run_page(run: Mapping[str, Any], table_format: str | None) -> dict[str, Any]:
     """Return the variables of the page of one run."""
     plan, phases = run["plan"] or {}, run["phases"] or {}
-    whole = sum(phases.values()) or 1.0
+    whole = max(run["seconds"] or 0.0, sum(phases.values())) or 1.0
+    known = {name: value for name, value in (run["figures"] or {}).items() if name != "conflicts"}
     lines = run.get("log")
     return {
         "run": run,
         "level": _LEVELS.get(run["outcome"], "critical"),
         "page": runbook(run["exit_code"] or 0, run["error"]["reason"]) if run["error"] else None,
         "phases": [(name.replace("_", " "), seconds, seconds / whole) for name, seconds in phases.items()],
-        "figures": table_view.figures_of(Figures(run["figures"] or {}, table_format, "run")),
+        "figures": table_view.figures_of(Figures(known, table_format, "run")),
         "backlog": table_view.figures_of(Figures(plan.get("backlog") or {}, table_format)),
         "command": command_of(run),
         "log": "\n".join(map(str, lines)) if isinstance(lines, list) else lines or "",
@@ -159,7 +162,6 @@ _MAX_GROUPS = 500
 _LARGEST_ID = 2**63 - 1
 _TABLES, _RUNS, _RUNBOOKS, _SCRIPT = "/tables/", "/runs/", "/runbooks/", "/assets/console.js"
 _HTML = "text/html; charset=utf-8"
-_NO_HISTORY = "It could not be read yet, or tables of this format report none."
 RANGES = {
     "1h": (timedelta(hours=1), timedelta(minutes=5), "5 minutes"),
     "24h": (timedelta(days=1), timedelta(hours=1), "hour"),
@@ -315,7 +317,10 @@ class Pages:
             return _html("missing", shell, 404, kind="table", name=name, why=why, back="/", back_text="All tables")
         runs = self._runs.get(_stamp(table), table=name, limit=_MAX_RUNS)
         collected = next(iter(self._runs.get(_stamp(table), table=name, job="gc", limit=1)), None)
-        history = self._history(name)
+        history = table_view.attributed(
+            self._history(name), self._runs.get(_stamp(table), table=name, limit=_MAX_ASKED)
+        )
+        note = "" if history else _why_no_history(table)
         later = self._tables.deletable_later().get(name) or {}
         view = table_view.view_of(self._document(table), self.findings(table))
         if viewer.may_act:
@@ -326,7 +331,8 @@ class Pages:
             **table_view.history_view(history, None if collected is None else collected["report"]),
             **self._charts(table, history, query, here),
             answers=table_view.answers_view(table),
-            history_note="" if history else _NO_HISTORY,
+            history_note=note,
+            reading=note == _READING,
             table=view,
             leases=None,
             later=later if later.get("by") else None,
@@ -417,6 +423,18 @@ class _CachedRuns:
 def _stamp(table: Mapping[str, Any]) -> object:
     """Return a value that changes whenever a run of the table begins or ends."""
     return tuple((job["state"] == "running", job["last_finished"]) for job in table["jobs"].values())
+
+
+_READING = "It is being read, and shown here then."
+
+
+def _why_no_history(table: Mapping[str, Any]) -> str:
+    if table["state"] == UNREADABLE:
+        return "It is not known: the table cannot be read."
+    table_format = formats().get(table["format"] or "")
+    if table_format is not None and not isinstance(table_format, HasRecentHistory):
+        return "Tables of this format report none."
+    return _READING
 
 
 @dataclass(frozen=True, slots=True)

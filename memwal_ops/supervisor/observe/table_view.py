@@ -24,7 +24,7 @@ from memwal_ops.supervisor.state.outcomes import answers_of
 from memwal_ops.text import counted_as, time_text
 
 NOT_IN_A_FILE: Mapping[str, Any] = dict.fromkeys(
-    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost", "asked"), None
+    ("runs", "charts", "later", "may_act", "acts", "commands", "ranges", "cost", "asked", "reading"), None
 )
 """The variables of a table's page that only the service has."""
 
@@ -115,12 +115,14 @@ def _progress(job: Mapping[str, Any], before: str = "") -> str:
 
 
 _ASKED_SECONDS = 3600.0
+_OURS = "memwal-ops"
 _MAX_RUNS = 200
 # What runs reduce: its name in ``achieved``, the role that the backlog has it by, and the word for it.
 _ACHIEVED: tuple[tuple[str, Role, str], ...] = (
     ("fragments", "parts", "fragments"), ("versions", "versions", "versions"),
     ("rows_indexed", "uncovered", "rows not indexed"),
 )  # fmt: skip
+_RUN_LEVELS = {**dict.fromkeys(FAILURES, "critical"), "partial": "warning"}
 _FACTS: tuple[tuple[Role, str, Unit], ...] = (
     ("table_rows", "rows", "count"),
     ("table_bytes", "size", "bytes"),
@@ -232,7 +234,7 @@ def runs_chart(
     ``runs``: of the ledger of the table, the oldest first.
     """
     events = [
-        (run["finished"], "critical" if run["outcome"] in FAILURES else "ok", f"{run['job']}: {text}")
+        (run["finished"], _RUN_LEVELS.get(run["outcome"], "ok"), f"{run['job']}: {text}")
         for run in runs
         if run["finished"] >= start and (text := achieved_text(run, table_format))
     ][-_MAX_RUNS:]
@@ -243,6 +245,8 @@ def achieved_text(run: Mapping[str, Any], table_format: str | None) -> str:
     """Return what a run of the ledger achieved: ``fragments 1,181 -> 38``; that it failed; empty: nothing."""
     if run["outcome"] in FAILURES:
         return str(run["outcome"])
+    if run["outcome"] == "partial" and not run["achieved"]:
+        return "left a part undone"
     achieved, before = run["achieved"] or {}, Figures((run["plan"] or {}).get("backlog") or {}, table_format)
     parts = []
     for name, role, words in _ACHIEVED:
@@ -261,15 +265,35 @@ def achieved_text(run: Mapping[str, Any], table_format: str | None) -> str:
 
 
 def writes_chart(history: Mapping[str, Any] | None, start: float, end: float) -> list[dict[str, Any]]:
-    """Return the lane of versions that no job of ours committed, by the recent history; none without one."""
-    events = [
-        (when, "running", f"version {revision['revision']}, {revision['operation'] or 'commit'} by {revision['by']}")
-        for revision in reversed([] if history is None else history["revisions"])
-        if revision["committed"] is not None
-        and not str(revision["by"]).startswith("memwal-ops")
-        and start <= (when := datetime.fromisoformat(revision["committed"]).timestamp()) <= end
+    """Return the lane of versions that no job of ours committed, and of what was flushed; none without one."""
+    known = {"revisions": (), "log": ()} if history is None else history
+    texts = [
+        (one["committed"], f"version {one['revision']}, {one['operation'] or 'commit'} by {one['by']}")
+        for one in known["revisions"]
+        if not str(one["by"]).startswith(_OURS)
     ]
+    texts += [
+        (one["flushed"], f"{one['name']} flushed" + ("" if one["rows"] is None else f", {one['rows']:,} rows"))
+        for one in known["log"]
+    ]
+    events = sorted(
+        (at, "running", text)
+        for when, text in texts
+        if when is not None and start <= (at := datetime.fromisoformat(when).timestamp()) <= end
+    )
     return [marks("writes", events, start, end, f"the last: {events[-1][2]}")] if events else []
+
+
+def attributed(history: Mapping[str, Any] | None, runs: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return a history in which versions that runs published are those of their jobs: pylance commits some for us."""
+    if history is None:
+        return None
+    jobs = {version: f"{_OURS} {run['job']}" for run in runs for version in run["versions"] or ()}
+    made = [
+        one if str(one["by"]).startswith(_OURS) else {**one, "by": jobs.get(one["revision"], one["by"])}
+        for one in history["revisions"]
+    ]
+    return {**history, "revisions": made}
 
 
 def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -294,7 +318,7 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the variables ``history``, ``merges_chart`` and ``storage`` of a table's page.
+    """Return the variables ``history``, ``merges_chart``, ``storage`` and its note of a table's page.
 
     ``history``: a document of :class:`memwal_ops.core.table_history.TableHistory`. ``gc``: the document of a run or
     plan of ``gc``.
@@ -311,7 +335,8 @@ def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None
     charts = None
     if len(rows) > 1 and (span := (rows[0][0], max(rows[-1][0], rows[0][0] + 1.0))):
         charts = story([lane("rows merged by version", rows, "{:,.0f}".format, *span, shape="bars")], *span)
-    return {"history": history, "merges_chart": charts, "storage": storage}
+    note = "" if gc else "These are data files alone: no gc has listed the log and what else there is."
+    return {"history": history, "merges_chart": charts, "storage": storage, "storage_note": note}
 
 
 def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:

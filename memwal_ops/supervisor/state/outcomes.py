@@ -66,7 +66,11 @@ def _failed_part(report: Mapping[str, Any]) -> dict[str, Any] | None:
     lists = [entries for entries in report.values() if isinstance(entries, list)]
     errors = (entry.get("error") for entries in lists for entry in entries if isinstance(entry, dict))
     found = next((error for error in errors if isinstance(error, dict) and error.get("reason")), None)
-    return None if found is None else {"reason": str(found["reason"]), "error": str(found.get("detail"))}
+    if found is None:
+        return None
+    known = {"remedy": found["remedy"]} if found.get("remedy") else {}
+    what = str(found.get("detail")).removesuffix(known.get("remedy", "")).rstrip()
+    return {"reason": str(found["reason"]), "error": what, **known}
 
 
 def _damage(report: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -232,6 +232,29 @@ def test_a_table_leads_with_the_verdict_then_jobs_then_one_story(driver: Any, sh
     assert all(line.endswith("H1000") for line in lines[:8]), "each reaches to now"
 
 
+def test_headings_and_short_values_of_jobs_stay_on_one_line(
+    driver: Any, show: Callable[..., None], document: dict[str, Any]
+) -> None:
+    debt = {"debt": 228_557, "bytes_read": 228_557, "bytes_written": 228_557, "seconds": None}
+    nothing = "No fragments are to be joined by their sizes, and none has too many deleted rows."
+    jobs = document["tables"][50]["jobs"]
+    before = {**jobs}
+    jobs["compact"] = job(next_run={**debt, "why": None}, last_outcome="partial", waiting_for="backoff")
+    jobs["gc"] = job(next_run={**debt, "why": nothing}, consecutive_failures=4, last_outcome="failed")
+    try:
+        show("/tables/orders-050", _DESK, "light")
+        cells = script(
+            driver,
+            "[...document.querySelectorAll('.jobs thead th, .jobs td, .runs thead th, .runs tbody th')]"
+            ".filter(c => c.innerText.trim()).map(c => { const r = document.createRange(); r.selectNodeContents(c);"
+            "return [c.innerText, r.getBoundingClientRect().height / parseFloat(getComputedStyle(c).lineHeight)]; })",
+        )
+        assert len(cells) >= 40
+        assert [text for text, lines in cells if lines > 1.5] == []
+    finally:
+        jobs.update(before)
+
+
 def test_charts_show_values_by_pointer_and_keyboard(driver: Any, show: Callable[..., None]) -> None:
     from selenium.webdriver import ActionChains
 

@@ -52,7 +52,7 @@ def test_each_kind_of_value() -> None:
         "progress": {str(UUID(int=1)): 7, str(UUID(int=2)): 7},
         "stages": {"b": {"s": 0.5}},
         "written": "2026-01-02T03:04:05+00:00",
-        "error": {"reason": TableNotFoundError.reason, "detail": "No table. Make one."},
+        "error": {"reason": TableNotFoundError.reason, "detail": "No table. Make one.", "remedy": "Make one."},
         "commit_conflicts": 2,
         "lost_races": 2,
         "seconds": 0.123457,

@@ -289,7 +289,7 @@ def test_a_table_has_its_history() -> None:
     assert "version 41, the newest" in page
     assert "rows merged by version" in page
     unknown = pages_of(status(fleet(20)), history=lambda _: None).table("payments").body.decode()
-    assert "It could not be read yet" in unknown
+    assert "<p data-busy>It is being read" in unknown
 
 
 def test_the_last_gc_tells_what_holds_storage() -> None:

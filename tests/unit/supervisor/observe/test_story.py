@@ -11,7 +11,7 @@ import pytest
 from memwal_ops.supervisor.config.model import PricesConfig
 from memwal_ops.supervisor.http.access import Viewer
 from memwal_ops.supervisor.observe.spending import Spending
-from memwal_ops.supervisor.observe.table_view import achieved_text, asked_view, runs_chart, writes_chart
+from memwal_ops.supervisor.observe.table_view import achieved_text, asked_view, attributed, runs_chart, writes_chart
 from tests.support.fleet import HISTORY, FakeLedger, FakeTables, fleet, job, pages_of, run, status, table
 
 OPERATOR = Viewer("operate", "c", acting=True)
@@ -58,7 +58,8 @@ def test_the_lanes_of_runs_and_writes_have_markers() -> None:
     assert runs_chart([], "lance", 0.0, 100.0) == []
     now = datetime.now(UTC).timestamp()
     (writes,) = writes_chart(HISTORY, now - 7200, now)
-    assert len(writes["marks"]) == 4, "those of other programs"
+    assert len(writes["marks"]) == 4 + 2, "those of other programs, and what was flushed"
+    assert "8b064fec/8 flushed, 2,600 rows" in writes["points"]
     assert "memwal-ops" not in writes["points"]
     assert writes_chart(None, 0.0, 1.0) == []
 
@@ -150,7 +151,10 @@ def test_the_first_page_answers_three_questions() -> None:
     assert "Not known yet." in calm, "the history was not read"
     never = Spending(FakeLedger(), PricesConfig)
     never.read()
-    assert "No run had ended 0 s ago." in pages_of(status(fleet(20)), spending=never).tables().body.decode()
+    assert (
+        "No run ended in the 7 days before the history was read, 0 s ago."
+        in pages_of(status(fleet(20)), spending=never).tables().body.decode()
+    )
     unread = table("new", state="not_read", looked_at=None, seconds_since_look=None, version=None, backlog={})
     partly = pages_of(status([table("a", waiting=0), unread])).tables().body.decode()
     assert "Nothing to do" not in partly
@@ -210,3 +214,70 @@ def test_a_first_day_is_no_vertical_bar_and_what_has_no_price_costs_nothing() ->
     assert "$0.00" not in page
     assert "2 runs" in page
     assert "Nothing of it has a price in the configuration" in page
+
+
+def test_what_is_blocked_is_behind_however_little_waits() -> None:
+    one = table("payments", waiting=9, blocked=1)
+    document = status([one, table("a", waiting=9)])
+    page = pages_of(document).tables().body.decode()
+    behind = page[page.index("What is behind?") : page.index("this week cost")]
+    assert (
+        '<a href="/tables/payments">payments</a>: 9 generations wait, the oldest for 6 min; a part is blocked' in behind
+    )
+    assert "Nothing" not in behind
+    assert "/tables/a" not in behind, "it is within the limits, and is processed"
+    document["tables"][0] = table("b", state="unreadable", backlog={}, look_error="It is cut.", looked_at=None)
+    page = pages_of(document).tables().body.decode()
+    assert "Nothing of what was read." in page, "what waits in the other one is not known"
+
+
+def test_versions_that_our_runs_published_are_not_those_of_other_writers() -> None:
+    ours = attributed(HISTORY, [run(job="compact", versions=[38]), run(versions=None)])
+    assert ours is not None
+    by = {one["revision"]: one["by"] for one in ours["revisions"]}
+    assert (by[41], by[38], by[37]) == ("lance 14.0.2", "memwal-ops compact", "memwal-ops merge")
+    now = datetime.now(UTC).timestamp()
+    (writes,) = writes_chart(ours, now - 7200, now)
+    assert "version 38" not in writes["points"]
+    assert attributed(None, []) is None
+    page = pages_of(status([table("a")]), runs=lambda **_: [run(job="compact", versions=[38])]).table("a").body.decode()
+    assert 'data-l="by">memwal-ops compact</td>' in page
+
+
+def test_a_run_that_left_a_part_undone_has_a_marker() -> None:
+    (lane,) = runs_chart([ledger_run(job="catchup", outcome="partial")], "lance", 0.0, 100.0)
+    assert lane["marks"] == [(500.0, "warning")]
+    assert "catchup: left a part undone" in lane["points"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"state": "unreadable", "look_error": "It is cut."}, "<p>It is not known: the table cannot be read.</p>"),
+        ({"format": "lm_diskann"}, "<p>Tables of this format report none.</p>"),
+        ({}, "<p data-busy>It is being read, and shown here then.</p>"),
+    ],
+)
+def test_a_page_knows_why_it_shows_no_history(changes: dict[str, Any], note: str) -> None:
+    page = pages_of(status([table("a", **changes)]), history=lambda _: None).table("a").body.decode()
+    assert note in page
+
+
+def test_one_version_is_not_the_last_1_versions() -> None:
+    one = {**HISTORY, "revisions": HISTORY["revisions"][:1]}
+    page = pages_of(status([table("a")]), history=lambda _: one).table("a").body.decode()
+    assert "Its only version, and what made it" in page
+    assert "The last 12 versions" in pages_of(status([table("a")])).table("a").body.decode()
+
+
+def test_sums_of_groups_that_no_table_has_are_not_shown() -> None:
+    page = pages_of(status([table("a", waiting=0)])).tables("group=database").body.decode()
+    for column in ("critical", "warning", "held", "waiting"):
+        assert f">{column}</th>" not in page
+    assert ">critical</th>" in pages_of(status(fleet(20))).tables("group=database").body.decode()
+
+
+def test_phases_are_shares_of_the_whole_run() -> None:
+    page = pages_of(status([]), run=lambda _: run(seconds=2.0, phases={"open": 0.5})).run("7").body.decode()
+    assert "25 %" in page
+    assert "commit conflicts" not in page, "it recorded none"

@@ -31,6 +31,10 @@ def test_the_history_has_the_reason_of_the_first_part_that_failed() -> None:
     details = classified(REPORT)
     assert (details["reason"], details["error"]) == (REFUSED["reason"], REFUSED["detail"])
     assert details["decision"] == "incomplete"
+    # The remedy is apart, so that it is what to do, and names the table.
+    apart = {**REFUSED, "remedy": "Train it anew."}
+    details = classified({"indexes": [{"name": "v", "error": apart}]})
+    assert (details["error"], details["remedy"]) == ("Index v is IVF_PQ.", "Train it anew.")
 
 
 def test_a_report_without_such_a_part_gives_none() -> None:
