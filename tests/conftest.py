@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -25,6 +26,9 @@ from tools.registrations import use_registrations
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# What is imported and collected stays: to look through it for garbage, time and again, takes seconds of each process.
+gc.disable()
+
 # Every test tries its store: nothing is remembered, here or in processes that tests start, unless a test says where.
 os.environ["MEMWAL_OPS_CACHE"] = ""
 
@@ -44,6 +48,10 @@ pytest_plugins = [
 ]
 
 _TESTS = Path(__file__).parent
+_PATH = os.environ.get("PYTHONPATH", "")
+# An operator's installation has no pandas, which pyarrow imports wherever it finds it: a second of each process that
+# a test starts. Spark's need it.
+_WITHOUT_PANDAS = os.pathsep.join(filter(None, [_PATH, str(_TESTS / "support/as_installed")]))
 _STARTED = pytest.StashKey[float]()
 
 # How long an example takes is the machine's matter: 0.8 s were seen for one of 0.04 ms, on a machine that was busy.
@@ -51,9 +59,10 @@ settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """What the tests before have left behind takes no time of this one."""
     close_dropped()
+    os.environ["PYTHONPATH"] = _PATH if item.get_closest_marker("spark") else _WITHOUT_PANDAS
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -64,6 +73,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STARTED] = time.monotonic()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report what they think is leaked
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -21,8 +21,9 @@ NOT_FOR_A_LOCAL_MERGE = (
     "rich.traceback", "pygments", "memwal_ops.supervisor", "memwal_ops.formats.lance.engines.spark.engine",
     "memwal_ops.core.spark.session", "lance_namespace", "sqlglot", "msgpack",
 )  # fmt: skip
-# Where a service runs on this machine, a run is recorded in its history, which takes its configuration.
-NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml"}
+# Where a service runs on this machine, a run is recorded in its history, which takes its configuration. An empty path:
+# other tests' processes find no pandas.
+NO_SERVICE = {"XDG_STATE_HOME": "/nonexistent", "MEMWAL_OPS_CONFIG": "/nonexistent/config.yaml", "PYTHONPATH": ""}
 PROGRAM = """
 import json, sys
 from memwal_ops.cli.main import main

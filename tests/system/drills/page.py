@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-# Without what only the tests' environment has, and what each command would spend a quarter of its time on.
-_AS_INSTALLED = Path(__file__).parent / "as_installed"
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"export ([A-Z_]+)=")
 
@@ -29,8 +27,7 @@ class Page:
         text = (RUNBOOKS / name).read_text()
         head, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
         self.left = {"": _commands(head)} | {part.partition("\n")[0]: _commands(part) for part in parts}
-        path = os.pathsep.join([str(_AS_INSTALLED), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self.environment = {"RUST_LOG": "off", "PYTHONPATH": path, **environment}
+        self.environment = {"RUST_LOG": "off", **environment}
 
     def run(self, heading: str, count: int | None = None, **more: str) -> list[str]:
         """The next ``count`` commands of a section, or all that are left; what each said, in order."""

@@ -101,7 +101,7 @@ def test_no_pandas_is_imported(folder: str) -> None:
         "    assert index.merge()\n"
         "assert 'pandas' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", work, folder], check=True)
+    subprocess.run([sys.executable, "-c", work, folder], check=True, env={**os.environ, "PYTHONPATH": ""})
 
 
 @pytest.fixture(scope="module")
