@@ -58,21 +58,23 @@ def _age(made: TableUnderTest) -> float:
 
 
 # A thread that renews a lease dies with its process.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:(?s).*Killed:pytest.PytestUnhandledThreadExceptionWarning")
-def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
-    """Before and after each call. The run that follows ends it, and leaves nothing to do."""
-    killed_and_run_again(kind, made)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_its_steps_and_run_again(kind: FormatUnderTest, made: TableUnderTest, after: bool) -> None:
+    """Before, or after, each call. The run that follows ends it, and leaves nothing to do."""
+    killed_and_run_again(kind, made, after=after)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [one for one in FORMATS if one.name == "lm_diskann"], ids=["lm-diskann"])
-def test_killed_at_each_step_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_each_step_and_run_again(kind: FormatUnderTest, made: TableUnderTest, after: bool) -> None:
     """As above at all of them, where no campaign does."""
-    killed_and_run_again(replace(kind, most_steps=None), made)
+    killed_and_run_again(replace(kind, most_steps=None), made, after=after)
 
 
-def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
+def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest, *, after: bool) -> None:
     with calm():
         for job in steps_of(opened(made)):
             start = Snapshot.of(made)
@@ -83,23 +85,22 @@ def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest) -> None:
             calls = len(counting.calls)
             assert calls, job
             for at in kind.steps(calls):
-                for after in (False, True):
-                    start.restore()
-                    probe._proven.clear()
-                    table, before = opened(made), retained(made)
-                    with pytest.raises(Killed):
-                        run(kind, kind.with_store(table, DyingStore(table.store, at, after=after)), job)
-                    where = f"{job}, call {at} of {calls}, {'after' if after else 'before'}"
-                    assert made.read() == made.expected(), where
-                    assert opened(made).revision >= max(before), where
-                    assert retained(made).items() >= {
-                        one: rows for one, rows in before.items() if opened(made).has_revision(one)
-                    }.items(), where  # fmt: skip
-                    assert run(kind, opened(made), job).exit_code == 0, where
-                    revision = opened(made).revision
-                    assert run(kind, opened(made), job).exit_code == 0, where
-                    assert opened(made).revision == revision, where
-                    assert made.read() == made.expected(), where
+                start.restore()
+                probe._proven.clear()
+                table, before = opened(made), retained(made)
+                with pytest.raises(Killed):
+                    run(kind, kind.with_store(table, DyingStore(table.store, at, after=after)), job)
+                where = f"{job}, call {at} of {calls}, {'after' if after else 'before'}"
+                assert made.read() == made.expected(), where
+                assert opened(made).revision >= max(before), where
+                assert retained(made).items() >= {
+                    one: rows for one, rows in before.items() if opened(made).has_revision(one)
+                }.items(), where  # fmt: skip
+                assert run(kind, opened(made), job).exit_code == 0, where
+                revision = opened(made).revision
+                assert run(kind, opened(made), job).exit_code == 0, where
+                assert opened(made).revision == revision, where
+                assert made.read() == made.expected(), where
             start.forget()
 
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.run_cli import run_here
 from tests.support.runbook import commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    import pytest
 
     from tests.conformance.formats import FormatUnderTest, TableUnderTest
 
@@ -50,6 +50,7 @@ def region_of(document: Mapping[str, Any]) -> str | None:
     return next((one["region_id"] for one in document.get("regions", ())), None)
 
 
+@pytest.mark.sampled(2)
 def test_commands_of_runbooks_exist(
     kind: FormatUnderTest, made: TableUnderTest, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
-from lance.namespace import DirectoryNamespace
 
 from memwal_ops.errors import StorageCredentialsError, StorageError, StoreUnavailableError, TableNotFoundError
 from memwal_ops.storage import catalogs
@@ -362,6 +361,7 @@ def test_credentials_of_a_table_that_has_moved_are_not_used(
 def _in_namespaces(root: Path, *paths: list[str]) -> list[str]:
     """A table in each namespace of a directory, with the marks that LanceDB leaves beside it; returns their folders."""
     import lance_namespace  # 1.5 s, which each process of the tests would need to collect them
+    from lance.namespace import DirectoryNamespace
 
     client, rows, stream = DirectoryNamespace(root=str(root)), pa.table({"id": range(5)}), io.BytesIO()
     with pa.ipc.new_stream(stream, rows.schema) as writer:

@@ -6,11 +6,10 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-import schemathesis
-from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from memwal_ops.supervisor.actions import Actions
 from memwal_ops.supervisor.http.access import TokenFile
@@ -18,6 +17,9 @@ from memwal_ops.supervisor.http.server import HttpServer
 from memwal_ops.supervisor.observe.status import status_of
 from tests.support.fakes import Stage
 from tests.support.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    import schemathesis
 
 TOKEN = "t" * 32
 OPERATIONS = 24  # all but that of the description itself
@@ -66,19 +68,27 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.close()
 
 
+def schema_of(base: str) -> schemathesis.BaseSchema:
+    import schemathesis  # seconds, which each process of the tests would need to collect them
+
+    return schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
+
+
 def operations(base: str) -> list[schemathesis.APIOperation]:
-    schema = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
-    return [found.ok() for found in schema.get_all_operations()]
+    return [found.ok() for found in schema_of(base).get_all_operations()]
 
 
-def test_every_path_answers_as_described(base: str) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(30, marks=pytest.mark.long)])
+def test_every_path_answers_as_described(base: str, examples: int) -> None:
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
     found = operations(base)
     assert len(found) == OPERATIONS
     refused: set[int] = set()
     for operation in found:
 
         @hypothesis.settings(
-            max_examples=12,
+            max_examples=examples,
             deadline=None,
             derandomize=True,
             database=None,
@@ -97,7 +107,7 @@ def test_every_path_answers_as_described(base: str) -> None:
 
 
 def test_known_tables_and_jobs_can_be_acted_on(base: str) -> None:
-    schema = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
+    schema = schema_of(base)
     for path, fields, status in (
         ("/api/v1/tables/{name}/jobs/{job}/pause", {"for": "2h"}, 200),
         ("/api/v1/tables/{name}/jobs/{job}/resume", {}, 200),
@@ -134,6 +144,6 @@ def test_runs_by_page(base: str) -> None:
 
 
 def test_the_description_is_a_valid_document(base: str) -> None:
-    schema = schemathesis.openapi.from_url(f"{base}/api/v1/openapi.json")
+    schema = schema_of(base)
     schema.validate()
     assert schema.raw_schema["openapi"].startswith("3.1")

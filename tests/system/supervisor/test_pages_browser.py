@@ -130,6 +130,7 @@ def test_it_is_readable(driver: Any, show: Callable[..., None], page: str, size:
         screenshot(driver, f"{page}-{size}-{scheme}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("page", [*_PAGES])
 def test_axe_finds_nothing(driver: Any, show: Callable[..., None], page: str) -> None:
     for size, scheme in ((_DESK, "light"), (_PHONE, "dark")):

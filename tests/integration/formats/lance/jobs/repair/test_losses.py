@@ -113,6 +113,7 @@ def assert_well(uri: str) -> None:
     assert report.exit_code == 0, report.describe()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("harm", "check"),
     [
@@ -154,6 +155,7 @@ def test_what_a_later_manifest_dropped_is_adopted(copy: tuple[str, str], whole: 
     assert_same(read_base(uri), whole.expected())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("harm", "check", "keys"),
     [
