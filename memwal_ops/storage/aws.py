@@ -9,10 +9,12 @@ Read the settings of an S3 bucket by which it deletes objects, or keeps deleted 
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import botocore.config
@@ -22,7 +24,6 @@ from botocore import UNSIGNED
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
 from botocore.utils import FileWebIdentityTokenLoader
-from obstore.auth.boto3 import Boto3CredentialProvider
 
 from memwal_ops.errors import InvalidUsageError, StorageCredentialsError
 from memwal_ops.storage.errors import translate
@@ -31,6 +32,7 @@ from memwal_ops.storage.options import is_true, redact, remember
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from botocore.hooks import BaseEventHooks
     from obstore.store import S3Credential
 
 
@@ -175,18 +177,18 @@ class AwsAccess:
 
     def provider(self) -> Callable[[], S3Credential] | None:
         """A self-renewing credential provider for obstore; None for unsigned requests."""
-        if self.credentials is None:
+        if (credentials := self.credentials) is None:
             return None
-        provider = Boto3CredentialProvider(session_with(self.credentials), ttl=_TIME_TO_LIVE)
 
         def provide() -> S3Credential:
-            credential = provider()
-            remember([credential["access_key_id"], credential["secret_access_key"], credential.get("token")])
-            # A catalog may vend credentials that end before obstore asks again.
-            ends, asked = getattr(self.credentials, "_expiry_time", None), credential.get("expires_at")
-            if ends is not None and asked is not None:
-                credential["expires_at"] = min(ends, asked).astimezone(UTC)  # obstore takes no other zone
-            return credential
+            until = datetime.now(UTC) + _TIME_TO_LIVE
+            frozen = credentials.get_frozen_credentials()
+            if (ends := getattr(credentials, "_expiry_time", None)) is not None:
+                # A catalog may vend credentials that end before obstore asks again. obstore takes no other zone.
+                until = min(ends, until).astimezone(UTC)
+            remember([frozen.access_key, frozen.secret_key, frozen.token])
+            key, secret = cast("str", frozen.access_key), cast("str", frozen.secret_key)
+            return {"access_key_id": key, "secret_access_key": secret, "token": frozen.token, "expires_at": until}
 
         return provide
 
@@ -220,13 +222,7 @@ def with_dynamodb(options: Mapping[str, str]) -> dict[str, str]:
     """
     given = options.get(DYNAMODB_ENDPOINT) or os.environ.get(DYNAMODB_ENDPOINT.upper())
     try:
-        session = botocore.session.Session(profile=options.get("aws_profile") or None)
-        endpoint = (
-            given
-            or ConfiguredEndpointProvider(
-                full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="dynamodb"
-            ).provide()
-        )
+        endpoint = given or _configured_endpoint(_session(options.get("aws_profile")), "dynamodb")
     except ProfileNotFound as exc:
         raise StorageCredentialsError(f"{exc}.") from exc
     if not endpoint:
@@ -255,7 +251,7 @@ def resolve_aws(options: Mapping[str, str]) -> AwsAccess:
         StoreUnavailableError: STS or the metadata service cannot be reached.
     """
     try:
-        session = botocore.session.Session(profile=options.get("aws_profile") or None)
+        session = _session(options.get("aws_profile"))
         region = (
             options.get("aws_region")
             or options.get("aws_default_region")
@@ -275,12 +271,17 @@ def resolve_aws(options: Mapping[str, str]) -> AwsAccess:
         raise translate(exc, path="AWS credentials", action="read") from exc
 
 
+def _configured_endpoint(session: botocore.session.Session, service: str) -> str | None:
+    given: str | None = ConfiguredEndpointProvider(
+        full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name=service
+    ).provide()
+    return given
+
+
 def _endpoint(session: botocore.session.Session, options: Mapping[str, str]) -> str | None:
     given = options.get("aws_endpoint_url_s3") or options.get("aws_endpoint")
     if given is None:
-        given = ConfiguredEndpointProvider(
-            full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
-        ).provide()
+        given = _configured_endpoint(session, "s3")
     given = given or os.environ.get("AWS_ENDPOINT")
     if not given:
         return None
@@ -340,6 +341,19 @@ def _credentials(
     )
 
 
+@functools.cache
+def _events() -> BaseEventHooks:
+    """Botocore's event handlers, which it registers in 30 ms of a processor for each session: once in a process."""
+    events: BaseEventHooks = botocore.session.Session().get_component("event_emitter")
+    return events
+
+
+def _session(profile: str | None = None) -> botocore.session.Session:
+    return botocore.session.Session(
+        event_hooks=copy.copy(_events()), include_builtin_handlers=False, profile=profile or None
+    )
+
+
 def session_with(credentials: botocore.credentials.Credentials | None) -> boto3.session.Session:
     """A boto3 session with these credentials; None: for unsigned requests."""
 
@@ -349,6 +363,6 @@ def session_with(credentials: botocore.credentials.Credentials | None) -> boto3.
         def load(self) -> botocore.credentials.Credentials | None:
             return credentials
 
-    session = botocore.session.Session()
+    session = _session()
     session.register_component("credential_provider", botocore.credentials.CredentialResolver([Fixed()]))
     return boto3.session.Session(botocore_session=session)
