@@ -24,6 +24,7 @@ class SmallS3:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and content in one piece
 
             def log_message(self, *_: object) -> None:
                 """Keep quiet."""

@@ -156,7 +156,7 @@ def describe(settings: Settings) -> str:
     """Return the effective configuration, one value with its source per line; without empty defaults."""
     values = settings.effective()
     lines = [
-        f"{key}: {_value(value)}  # {source}"
+        f"{key}: {value if isinstance(value, str) else json.dumps(value)}  # {source}"
         for key, value, source in values
         if source is not DEFAULT or value not in (None, [])
     ]
@@ -166,7 +166,3 @@ def describe(settings: Settings) -> str:
     entries = counted(len(settings.tables), "entry", "entries")
     lines.append(f"valid: {entries} in tables. {hidden} keys are not given and have no default (--json shows them).")
     return "\n".join(lines)
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

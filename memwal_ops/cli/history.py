@@ -70,7 +70,7 @@ def describe(runs: list[dict[str, Any]]) -> str:
         return "No run."
     rows = [
         (
-            _ago(run["started"]),
+            f"{datetime.fromisoformat(run['started']).astimezone(UTC):%Y-%m-%d %H:%M:%S}",
             run["table"],
             run["job"],
             run["outcome"],
@@ -99,7 +99,3 @@ def _errors(failed: list[dict[str, Any]]) -> list[str]:
     if len(jobs) > len(shown):
         parts.append(f"and {len(jobs) - len(shown)} more with an error (--json shows all).")
     return parts
-
-
-def _ago(started: str) -> str:
-    return f"{datetime.fromisoformat(started).astimezone(UTC):%Y-%m-%d %H:%M:%S}"

@@ -143,7 +143,7 @@ def package_of(spec: JobSpec) -> str | None:
     for entry in _foreign_jobs():
         if entry.name.rpartition(".")[2] != spec.name:
             continue
-        loaded = _loaded(entry)
+        loaded = getattr(sys.modules.get(entry.module), entry.attr, None)  # of a module that is imported already
         if isinstance(loaded, JobSpec) and loaded == replace(spec, load=loaded.load):  # of any layout
             return plugins.distribution(entry)
     return None
@@ -153,11 +153,6 @@ def package_of(spec: JobSpec) -> str | None:
 def _foreign_jobs() -> tuple[EntryPoint, ...]:
     """The entry points of other packages' jobs; to find them reads the metadata of all installed packages."""
     return tuple(entry for entry in entry_points(group=JOBS) if not is_built_in(entry))
-
-
-def _loaded(entry: EntryPoint) -> object:
-    """The object of an entry point if its module is imported already, else None; nothing is imported."""
-    return getattr(sys.modules.get(entry.module), entry.attr, None)
 
 
 def open_table(

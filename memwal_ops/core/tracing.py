@@ -119,7 +119,9 @@ def performed(
             _failed(span, error)  # the caller may turn it into a result
             raise
         finally:
-            span.set_attributes({f"{_NAME}.{name}": _number(value) for name, value in figures.items()})
+            span.set_attributes(
+                {f"{_NAME}.{name}": (value if type(value) is int else float(value)) for name, value in figures.items()}
+            )
             if revisions:
                 span.set_attribute(f"{_NAME}.versions", [int(revision) for revision in revisions])
 
@@ -129,11 +131,6 @@ def _reported(span: Any, report: Any) -> None:
     span.set_attribute(f"{_NAME}.decision", str(getattr(report, "decision", "")))
     if type(code := getattr(report, "exit_code", None)) is int:
         span.set_attribute(f"{_NAME}.exit_code", code)
-
-
-def _number(value: Any) -> int | float:
-    """A figure as a type that attributes may have."""
-    return value if type(value) is int else float(value)
 
 
 def phase(name: str) -> AbstractContextManager[Any]:

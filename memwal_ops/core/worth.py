@@ -228,7 +228,8 @@ def worth_of(
     saves = sum(_saved(save.kind, figures.get(save.metric, 0.0)) for save in spec.saves)
     uses = expected_amounts(spec, figures, past)
     return Worth(
-        saves * _yield(past),
+        # What past runs really saved of what was due goes into the next ranking.
+        saves * (1 + sum(map(_achieved, past))) / (1 + len(past)),
         uses.money,
         weight,
         missed_objective(spec, figures, objectives),
@@ -254,11 +255,6 @@ def _saved(kind: str, amount: float) -> float:
         return amount / _GIB * _RANKING.stored / _MONTH
     gets = amount * _GETS_OF_A_FRAGMENT if kind == "fragments" else amount / _ROWS_OF_A_GET
     return READS * gets * _RANKING.get / 1000
-
-
-def _yield(past: Sequence[Spent]) -> float:
-    """The part of what was due that past runs achieved: what a run really saved goes into the next ranking."""
-    return (1 + sum(_achieved(run) for run in past)) / (1 + len(past))
 
 
 def _achieved(run: Spent) -> float:

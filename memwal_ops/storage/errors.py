@@ -202,7 +202,7 @@ _WRONG_ADDRESS = re.compile(
     r"|UnknownIssuer|builder error|URL scheme is not allowed",
     re.IGNORECASE,
 )
-_NOT_SUPPORTED = re.compile(r"(?:^|: )Not supported: ")
+_NOT_SUPPORTED = re.compile(r"(?:^|: )Not supported: |Misaligned buffers\[")  # docs/upstream.md
 _NO_TABLE_TEXT = re.compile(r"Dataset at path .* was not found|Table not found|The specified bucket does not exist")
 # The client's listing fails as a whole if one name is not UTF-8, or has a control character or an empty segment.
 _INVALID_NAME = re.compile(r"Encountered object with invalid path")

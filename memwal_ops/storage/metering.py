@@ -26,7 +26,7 @@ from memwal_ops.storage.errors import translate
 from memwal_ops.storage.options import is_ours, known_options, split_for_obstore
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig
 
 Client: TypeAlias = "AzureStore | GCSStore | LocalStore | MemoryStore | S3Store"
 
@@ -48,7 +48,7 @@ def remote_client(location: locations.Location) -> Client:
     arguments: dict[str, Any] = {
         "prefix": prefix or None,
         "client_options": cast("ClientConfig", client_options),
-        "retry_config": _no_retry(),
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
     }
     try:
         if location.scheme in locations.S3:
@@ -97,10 +97,6 @@ def _s3(location: locations.Location, bucket: str, config: dict[str, str], argum
             config.pop(key, None)
         arguments["credential_provider"] = provider
     return S3Store(bucket, config=cast("Any", config), **arguments)
-
-
-def _no_retry() -> RetryConfig:
-    return {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 
 
 Kind = Literal["get", "put", "list", "delete"]

@@ -22,7 +22,6 @@ from memwal_ops.storage.locations import LOCAL
 if TYPE_CHECKING:
     from memwal_ops.core.report import Need
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire._pb import table_pb2
 
 
 def summarize(table: Table) -> TableSummary:
@@ -62,7 +61,7 @@ def work_of(table: Table, need: Need) -> Work:
     fragments = table.manifest.manifest.fragments
     rows = sum(fragment.physical_rows for fragment in fragments)
     moved = rows if need.rows is None else need.rows  # not known: no more than the table has is a guess
-    written = moved * _data_bytes(table) // max(rows, 1)
+    written = moved * sum(file.file_size_bytes for one in fragments for file in one.files) // max(rows, 1)
     remote = 0.0 if table.location.scheme in LOCAL else _REQUEST
     if need.versions:
         return Work(_LEAST + need.versions * (_VERSION + len(fragments) * _ENTRY + remote))
@@ -77,10 +76,6 @@ def work_of(table: Table, need: Need) -> Work:
     return Work(seconds, written + _MANIFESTS * table.manifest.manifest.ByteSize())
 
 
-def _data_bytes(table: Table) -> int:
-    return sum(file.file_size_bytes for fragment in table.manifest.manifest.fragments for file in fragment.files)
-
-
 def _index_bytes(table: Table, share: float) -> int:
     """What is written of all indexes, which then cover all rows; one that records no size counts 0.
 
@@ -92,9 +87,6 @@ def _index_bytes(table: Table, share: float) -> int:
         covered = coverage(covered_by(entries), table.manifest)
         size = sum(file.size_bytes for entry in entries for file in entry.files)
         whole = size * rows / max(1, rows - covered.uncovered_rows)
-        written += whole * (min(1.0, share) if _is_vector(entries[0]) else 1.0)
+        is_vector = entries[0].index_details.type_url.endswith("VectorIndexDetails")
+        written += whole * (min(1.0, share) if is_vector else 1.0)
     return int(written * _OVERHEAD)
-
-
-def _is_vector(entry: table_pb2.IndexMetadata) -> bool:
-    return entry.index_details.type_url.endswith("VectorIndexDetails")

@@ -24,6 +24,7 @@ SCRIPTS = [
     "first_format_changes_values.py",
     "index_of_a_dropped_column.py",
     "json_index_takes_a_key_for_a_path.py",
+    "large_dictionaries_fail_on_s3.py",
     "legacy_index_locks_out.py",
     "lost_answer_lists_a_generation_twice.py",
     "lost_answer_locks_a_region.py",

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from memwal_ops.formats.lance.answers.sample import Queries
     from memwal_ops.formats.lance.indexes.base_indexes import BaseIndex
     from memwal_ops.formats.lance.table import Table
-    from memwal_ops.formats.lance.wire._pb import table_pb2
 
     Verify = Callable[[Table, verification.VerificationOptions, RunContext | None], verification.VerifyReport]
 
@@ -102,8 +101,9 @@ def coverage_of(
     cost = 8 * sum(pinned.physical(fragment) for fragment in claimed)
     if index.type in FRAGMENTS_IN or (index.type in MAPPED and not stable and index.size <= max_bytes):
         read = fragments_in if index.type in FRAGMENTS_IN else fragments_held
-        lacking_of = [_not_held(pinned, entry, read(table, base, entry)) for entry in base.segments]
-        return CoverageGaps(tuple(sorted(chain.from_iterable(lacking_of))), bytes_at_most=index.size)
+        lacking_of = (covered_by([entry]) - read(table, base, entry) for entry in base.segments)
+        unfound = sorted(filter(pinned.live.get, chain.from_iterable(lacking_of)))
+        return CoverageGaps(tuple(unfound), bytes_at_most=index.size)
     if index.type not in LISTED and not index.is_vector:
         return CoverageGaps(unread=f"files of {index.type} have no list of rows")
     if rows > _MAX_ROWS or cost > max_bytes:
@@ -152,10 +152,6 @@ def _lacking(
         claimed = np.isin(fragments_of(addresses), np.array(sorted(covered_by([entry])), np.int64))
         lacking |= claimed & ~np.isin(ids, held)
     return lacking
-
-
-def _not_held(pinned: Pinned, entry: table_pb2.IndexMetadata, held: frozenset[int]) -> frozenset[int]:
-    return frozenset(fragment for fragment in covered_by([entry]) - held if pinned.live.get(fragment))
 
 
 def _fragment_ids(addresses: NDArray[np.uint64]) -> list[int]:

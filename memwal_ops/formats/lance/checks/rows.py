@@ -13,14 +13,13 @@ import pyarrow.compute as pc
 from memwal_ops import errors
 from memwal_ops.core.verification import Inconsistency, Severity, finding_of
 from memwal_ops.formats.lance.answers.asked_index import Pinned
-from memwal_ops.formats.lance.files import named_files
 from memwal_ops.formats.lance.files.blobs import lance_rows
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
-from memwal_ops.formats.lance.files.versions import DATA_FOLDER
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, reading_bounds
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, undecodable
+from memwal_ops.formats.lance.files.named_files import RESTORE_DEEP
 from memwal_ops.formats.lance.generations.generation_files import MERGE_IT
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, required_columns
 from memwal_ops.formats.lance.regions import key_files
+from memwal_ops.formats.lance.retention.damage import shown_files
 from memwal_ops.formats.lance.wire.names import region_folder
 from memwal_ops.formats.lance.wire.version_manifest import STABLE_ROW_IDS
 from memwal_ops.storage.export_file import NotExportedError
@@ -48,27 +47,13 @@ _UNUSED = "Reads of memwal-ops do without it, and are slower; other programs fai
 def check_values(table: Table, reader: RowReader) -> Iterator[Inconsistency]:
     """Each fragment of the base decodes. Bytes of blobs are not read; changed bytes that decode are not noticed."""
     pinned = Pinned(table.dataset, table.location.uri)
-    remedy = named_files.RESTORE.replace("repair URI", "repair URI --deep")
-    for place, why in chain.from_iterable(reader.each(pinned, [*pinned.fragments], _undecodable)):
-        yield Inconsistency(
-            Severity.ERROR, "base_file", place, why, "Scans of the newest version fail.", remedy, _TABLE_PAGE
-        )
+    for name, why in chain.from_iterable(reader.each(pinned, [*pinned.fragments], _undecodable)):
+        place, fails = shown_files(table)[name], "Scans of the newest version fail."
+        yield Inconsistency(Severity.ERROR, "base_file", place, why, fails, RESTORE_DEEP, _TABLE_PAGE)
 
 
 def _undecodable(pinned: Pinned, fragments: Sequence[int]) -> list[tuple[str, str]]:
-    damaged = []
-    for fragment in map(pinned.fragments.__getitem__, fragments):
-        files = fragment.data_files()
-        size = sum(file.file_size_bytes or 0 for file in files)
-        rows, read_ahead = reading_bounds(size // max(1, fragment.physical_rows), _MAX_BYTES)
-        try:
-            with lance_errors(f"read the rows of fragment {fragment.fragment_id} of", pinned.uri):
-                deque(fragment.scanner(batch_size=rows, io_buffer_size=read_ahead).to_batches(), maxlen=0)
-        except errors.StorageError as error:
-            if isinstance(error, STORE_ERRORS):
-                raise
-            damaged.append((", ".join(f"{DATA_FOLDER}/{file.path}" for file in files), str(error)))
-    return damaged
+    return [found for one in fragments for found in undecodable(pinned.dataset, pinned.fragments[one])]
 
 
 def check_keys(table: Table, columns: Sequence[str], reader: RowReader) -> Iterator[Inconsistency]:

@@ -27,7 +27,7 @@ from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors
 from memwal_ops.formats.lance.wire.lance_file import check_lance_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy.typing as npt
 
@@ -165,11 +165,8 @@ def _filled(dataset: lance.LanceDataset, rows: pa.RecordBatch, field: pa.Field, 
     if wanted.any():
         parts.append(_blobs(descriptors.filter(pa.array(wanted)), _read(dataset, field.name, addresses[wanted]), field))
     places = np.concatenate([np.flatnonzero(~wanted), np.flatnonzero(wanted)])
-    return _joined(parts).take(pa.array(np.argsort(places)))
-
-
-def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    joined = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return joined.take(pa.array(np.argsort(places)))
 
 
 def _read(dataset: lance.LanceDataset, name: str, addresses: npt.NDArray[np.uint64]) -> pa.Array:

@@ -15,6 +15,7 @@ import json
 import math
 import re
 import threading
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -180,6 +181,37 @@ def lance_errors(action: str, path: str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise translate(error, path=path, action=action) from error
+
+
+STORE_ERRORS = (errors.StorageCredentialsError, errors.ReadOnlyStoreError, errors.StoreUnavailableError)
+"""Errors of the store itself: the rows that could not be read may be intact."""
+_BATCH_BYTES, _BATCH_ROWS, _READ_AHEAD = 1 << 20, 8192, 16 << 20
+
+
+def undecodable(dataset: lance.LanceDataset, fragment: lance.LanceFragment) -> Iterator[tuple[str, str]]:
+    """The names of a fragment's data files of which rows do not decode, with pylance's error. Blobs are not read.
+
+    Raises one of :data:`STORE_ERRORS`: the store failed; ``UnsupportedFeatureError``: pylance cannot read it.
+    """
+    files = fragment.data_files()
+    width = sum(file.file_size_bytes or 0 for file in files) // max(1, fragment.physical_rows) + 1
+    rows = min(_BATCH_ROWS, _BATCH_BYTES // width + 1)
+    for file in files:
+        columns = [field.name() for field in dataset.lance_schema.fields() if _ids(field) & {*file.fields}]
+        try:
+            with lance_errors(f"read the rows of fragment {fragment.fragment_id} of", dataset.uri):
+                scanner = fragment.scanner(
+                    columns=columns, batch_size=rows, io_buffer_size=max(_READ_AHEAD, 4 * rows * width)
+                )
+                deque(scanner.to_batches() if columns else (), maxlen=0)
+        except errors.StorageError as error:
+            if isinstance(error, (*STORE_ERRORS, errors.UnsupportedFeatureError)):
+                raise
+            yield file.path, str(error)
+
+
+def _ids(field: Any) -> set[int]:
+    return {field.id()}.union(*map(_ids, field.children()))
 
 
 _INT64_MIN = -(2**63)

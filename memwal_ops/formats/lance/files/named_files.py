@@ -44,6 +44,7 @@ RESTORE = (
     "Restore the file from a backup; do not run gc or expire before that. If there is none, memwal-ops repair URI "
     "lists what else can be done."
 )
+RESTORE_DEEP = RESTORE.replace("repair URI", "repair URI --deep")
 _REMEDIES = {
     REFS_FOLDER: "Restore the file from a backup, or create the tag again at its version; before that, gc and expire "
     "delete nothing.",

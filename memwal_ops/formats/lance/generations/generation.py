@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import holds_blobs, holds_blobs_in_lists, with_payload, written_schema
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, lance_errors, open_dataset
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, STORE_ERRORS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import FileRoot, Places, damaged_deletions, sizes_of
 from memwal_ops.formats.lance.files.versions import (
     DATA_FOLDER,
@@ -259,8 +259,6 @@ _BATCHES_IN_BUDGET = 128
 _MIN_READ_AHEAD = 8 << 20
 # More rows at once make no scan faster, and would be most of the memory of a merge of wide rows.
 _MOST_IN_FLIGHT = 256 << 20
-STORE_ERRORS = (errors.StorageCredentialsError, errors.ReadOnlyStoreError, errors.StoreUnavailableError)
-"""Errors of the store itself: the rows that could not be read may be intact."""
 
 
 def reading_bounds(row_bytes: int, max_bytes: int) -> tuple[int, int]:

@@ -24,8 +24,9 @@ from memwal_ops.core.documents import document
 from memwal_ops.formats.lance.commit.commit import CommitLostError, publish_progress
 from memwal_ops.formats.lance.engines.merge.locate import MAX_LOOKUPS, chunks_with_keys
 from memwal_ops.formats.lance.files import blobs, datasets, versions
+from memwal_ops.formats.lance.files.datasets import STORE_ERRORS
 from memwal_ops.formats.lance.generations.backlog import read_backlog
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.generations.wal import last_wal_entry, wal_entry_path

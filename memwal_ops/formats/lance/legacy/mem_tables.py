@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.files.blobs import written_schema
-from memwal_ops.formats.lance.files.datasets import lance_errors, open_dataset
+from memwal_ops.formats.lance.files.datasets import STORE_ERRORS, lance_errors, open_dataset
 from memwal_ops.formats.lance.files.named_files import damaged_deletions
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, Generation, GenerationRef
+from memwal_ops.formats.lance.generations.generation import Generation, GenerationRef
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, Node, nodes, plan_projection
 from memwal_ops.formats.lance.legacy.replay import wal_reader
 from memwal_ops.storage.catalogs import resolve
@@ -29,7 +29,6 @@ from memwal_ops.storage.objects import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
     from types import TracebackType
     from uuid import UUID
 
@@ -126,7 +125,7 @@ class MemTables:
 
     def _generation(self, mem_wal: MemWal, uri: str, dataset: lance.LanceDataset) -> Generation:
         ref = mem_table_ref(mem_wal, uri)
-        with _readable(mem_wal, uri):
+        with lance_errors(f"read the rows of {mem_wal.id} at", uri):
             files = [file for fragment in dataset.get_fragments() for file in fragment.metadata.files]
             own, base = _with_base_ids(mem_wal, dataset, self._table), nodes(self._table.handle.get())
             schema, key = written_schema(self._table.schema), self._table.primary_key
@@ -307,7 +306,3 @@ def _matched(source: Node, target: Node) -> Node | None:
             return None
         children.append(matched)
     return replace(source, field_id=target.field_id, children=tuple(children))
-
-
-def _readable(mem_wal: MemWal, uri: str) -> AbstractContextManager[None]:
-    return lance_errors(f"read the rows of {mem_wal.id} at", uri)

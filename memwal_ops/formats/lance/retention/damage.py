@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from itertools import accumulate, chain, islice
@@ -27,7 +27,7 @@ from uuid import UUID
 
 from memwal_ops import errors
 from memwal_ops.formats.lance.files import named_files, versions
-from memwal_ops.formats.lance.files.datasets import REFS_FOLDER
+from memwal_ops.formats.lance.files.datasets import REFS_FOLDER, undecodable
 from memwal_ops.formats.lance.wire import version_manifest
 from memwal_ops.formats.lance.wire.names import INDICES_FOLDER
 from memwal_ops.storage.api import LinkError, concurrently
@@ -48,6 +48,7 @@ Result = TypeVar("Result")
 _UNSPECIFIC = (errors.StorageError, errors.ObjectNotFoundError)
 _CONCURRENT_READS = 16
 _MAX_FILES = 10_000
+_DECODED_BYTES = 1 << 30
 _MISSING = "is missing, although the newest version refers to it"
 _MISPLACED = "is missing: pylance's compaction of this branch or clone wrote the index to {}, where no reader looks"
 _REBUILD = "memwal-ops catchup URI --rebuild builds the index anew; compact such tables by memwal-ops compact."
@@ -60,33 +61,59 @@ def names_damage(job: Callable[Concatenate[Table, Given], Result]) -> Callable[C
 
     @wraps(job)
     def wrapped(table: Table, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        try:
+        with naming_damage(table):
             return job(table, *args, **kwargs)
-        except errors.StorageError as error:
-            named = name_damage(table, error)
-            if named is error:
-                raise
-            raise named from error
 
     return wrapped
 
 
-def name_damage(table: Table, error: errors.MemwalOpsError) -> errors.MemwalOpsError:
+@contextmanager
+def naming_damage(table: Table, fragments: Collection[int] | None = None) -> Iterator[None]:
+    """Raise :func:`name_damage` of an error."""
+    try:
+        yield
+    except errors.StorageError as error:
+        if (named := name_damage(table, error, fragments)) is error:
+            raise
+        raise named from error
+
+
+def name_damage(
+    table: Table, error: errors.MemwalOpsError, fragments: Collection[int] | None = None
+) -> errors.MemwalOpsError:
     """The error itself, or ``TableCorruptError`` if a damaged file of the newest version is the cause.
 
-    Requests, after an unspecific error: one listing, and one or two for each file, at most 10,000 files.
+    Requests, after an unspecific error: one listing, and one or two for each file, at most 10,000 files. If none of
+    these is damaged, the rows of ``fragments``, by default of the first GiB, are read until some do not decode.
     """
     if type(error) not in _UNSPECIFIC:
         return error
     try:
         newest = replace(table.newest(), sound=set())  # all are read again: one was damaged meanwhile, or read wrongly
         damage = _named_and_missing(newest, str(error)) or next(damages(newest, _MAX_FILES), None)
+        if damage is None and type(error) is errors.StorageError:
+            damage = next(_undecodable(newest, fragments), None)
         # The files of a version that was expired meanwhile are not damaged but deleted.
         if damage is None or newest.store.head(versions.version_path(newest.version, newest.naming)) is None:
             return error
     except errors.MemwalOpsError:
         return error
     return replace(damage, why=f"{damage.why} ({error})".rstrip(".")).error
+
+
+def _undecodable(table: Table, fragments: Collection[int] | None) -> Iterator[named_files.Damage]:
+    size = 0
+    for fragment in table.dataset.get_fragments():
+        size += sum(file.file_size_bytes or 0 for file in fragment.data_files())
+        if fragment.fragment_id in fragments if fragments is not None else size <= _DECODED_BYTES:
+            for name, _ in undecodable(table.dataset, fragment):
+                shown, why = shown_files(table)[name], "has rows that cannot be decoded"
+                yield named_files.Damage(shown, versions.DATA_FOLDER, why, named_files.RESTORE_DEEP)
+
+
+def shown_files(table: Table) -> Mapping[str, str]:
+    """By its name, each data file of the version as messages show it: by its path, or its URI in another table."""
+    return {file.path.rpartition("/")[2]: str(file) for file in _places(table).data_files(table.manifest.manifest)}
 
 
 def _named_and_missing(table: Table, text: str) -> named_files.Damage | None:
@@ -417,11 +444,9 @@ def wrong_at_base_paths(table: Table) -> dict[str, str]:
 
 
 def refuse_damaged_base_files(table: Table) -> None:
-    """Refuse a branch or a shallow clone if a file that it needs of another table is missing or damaged.
+    """Raise ``TableCorruptError`` if a file that a branch or shallow clone needs of another table is wrong.
 
-    Raises:
-        TableCorruptError: with the file's name.
-        MemwalOpsError: see :func:`wrong_at_base_paths`.
+    Raises otherwise: see :func:`wrong_at_base_paths`.
     """
     damage = _worst(table, wrong_at_base_paths(table))
     if damage is not None:

@@ -389,7 +389,8 @@ def record_schema(table: Table, *, limit: int | None = None) -> None:
     if not table.log.exists:
         return
     records = _records(table)
-    name = f"{SCHEMA_FOLDER}/{table.version:020}-{_digest(_mark(table.manifest))}.json"
+    digest = hashlib.sha256(_mark(table.manifest).encode()).hexdigest()[:16]
+    name = f"{SCHEMA_FOLDER}/{table.version:020}-{digest}.json"
     if any(meta.path == name for _, meta in records):
         return
     known = _newest_record(table, records)
@@ -437,10 +438,6 @@ def _manifest(table: Table, number: int) -> VersionManifest | None:
 def _mark(found: VersionManifest) -> str:
     transaction = "" if found.transaction is None else found.transaction.uuid
     return f"{found.manifest.timestamp.ToNanoseconds()}:{transaction}"
-
-
-def _digest(mark: str) -> str:
-    return hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
 def _unrecorded(table: Table, known: SchemaRecord, limit: int | None) -> Iterator[Part]:

@@ -114,7 +114,8 @@ def follow(index: Index, follows: Source, batch: int, step: Step, *, rebuild: bo
     made = source.transaction_of(table, table.version)
     target = table.version, "" if made is None else made.uuid
     most = max(batch, _BUILD_BYTES // (4 * index.parameters.dimension)) if whole else batch
-    gone = np.setdiff1d(_live(index), present)
+    live = index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")[0]
+    gone = np.setdiff1d(live.astype(np.int64), present)
     for chunk in np.array_split(gone, max(1, -(-len(gone) // most)))[:-1]:
         yield _commit(index, step, chunk, [], 0, partly)
         gone = np.setdiff1d(gone, chunk, assume_unique=True)
@@ -144,10 +145,6 @@ def _commit(
             insert(staged, ids, stored(index.parameters, np.concatenate([ids for _, ids in waiting])))
         staged.followed = target
     return Followed(len(ids), deleted, skipped, index.epoch)
-
-
-def _live(index: Index) -> NDArray[np.int64]:
-    return index.writable().columns("SELECT row_id FROM lmd_lookup WHERE removed_epoch IS NULL")[0].astype(np.int64)
 
 
 def _differ(index: Index, ids: NDArray[np.int64], vectors: NDArray[np.float32]) -> NDArray[Any]:

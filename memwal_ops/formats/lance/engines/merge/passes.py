@@ -143,7 +143,7 @@ def refuse_shared_keys(table: Table, whole: MergePass, read: ReadKeys | None = N
         regions: list[npt.NDArray[np.int64]] = []
         size = 0
         for region_id, keys in (read or _keys)(table, whole):
-            part = _part(table, keys, modulus, remainder)
+            part = keys if modulus == 1 else keys.filter(pa.array(_in_part(table, keys, modulus, remainder)))
             tables.append(part)
             regions.append(np.full(part.num_rows, region_numbers[region_id]))
             size += part.nbytes
@@ -191,10 +191,6 @@ def _keys(table: Table, whole: MergePass) -> Iterator[tuple[UUID, pa.Table]]:
             causes = {**error.causes, **causes}
     if causes:
         raise BlockedRegionsError(causes)
-
-
-def _part(table: Table, keys: pa.Table, modulus: int, remainder: int) -> pa.Table:
-    return keys if modulus == 1 else keys.filter(pa.array(_in_part(table, keys, modulus, remainder)))
 
 
 def _in_part(table: Table, keys: pa.Table, modulus: int, remainder: int) -> npt.NDArray[np.bool_]:

@@ -22,9 +22,9 @@ from memwal_ops import errors
 from memwal_ops.formats.lance.engines.merge.locate import newest_rows, with_keys
 from memwal_ops.formats.lance.engines.read.lookup import condition_of, last_keys
 from memwal_ops.formats.lance.engines.read.opened import BASE, in_memory, pruned
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, lance_errors
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, STORE_ERRORS, lance_errors
 from memwal_ops.formats.lance.files.versions import read_version_manifest
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, named
+from memwal_ops.formats.lance.generations.generation import named
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE, conformed
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.index_faults import base_scanner

@@ -224,7 +224,7 @@ def build_segments(
     emptied = index.covered.isdisjoint(table.fragment_ids)
     trained = table.log.keeps_codebooks or (method == "update" and not emptied)
     whole = index_arguments.whole_segments(table, index) if method == "rebuild" else index.segments
-    codebooks = _codebooks(table, index, whole) if trained else None
+    codebooks = frozenset(read_codebook(table, entry) for entry in whole if index.is_vector) if trained else None
     # pylance's update of an index without fragments would train another codebook.
     keeps = method == "update" and emptied and codebooks and _accepts_codebook(table, index)
     if method == "rebuild" or keeps:
@@ -307,12 +307,6 @@ def _refuse_unbuilt(table: Table, index: BaseIndex) -> None:
             remedy=f"Its files may be missing or damaged. Build it anew: memwal-ops catchup URI --index {index.name} "
             "--rebuild (runbooks/index-behind.md).",
         )
-
-
-def _codebooks(
-    table: Table, index: BaseIndex, segments: Iterable[table_pb2.IndexMetadata]
-) -> frozenset[CodebookParameters]:
-    return frozenset(read_codebook(table, entry) for entry in segments) if index.is_vector else frozenset()
 
 
 def _check(table: Table, index: BaseIndex, build: IndexBuild, before: frozenset[CodebookParameters] | None) -> None:

@@ -127,7 +127,9 @@ def _to_change(table: Table, before: Table | None) -> list[tuple[table_pb2.Index
         for entry in earlier.index_entries:
             if entry.uuid.uuid not in entries:
                 continue
-            rewritten = covered_by([entry]) - existing - _whole(earlier)
+            # Of fragments without a deleted row a compaction drops none.
+            whole = {one.id for one in earlier.manifest.fragments if not one.HasField("deletion_file")}
+            rewritten = covered_by([entry]) - existing - whole
             if rewritten:
                 old, new = entries.pop(entry.uuid.uuid), table_pb2.IndexMetadata()
                 new.CopyFrom(old)
@@ -136,11 +138,6 @@ def _to_change(table: Table, before: Table | None) -> list[tuple[table_pb2.Index
         if not entries:
             break
     return found
-
-
-def _whole(manifest: VersionManifest) -> frozenset[int]:
-    """Fragments of which no row is deleted: a compaction drops none of theirs."""
-    return frozenset(fragment.id for fragment in manifest.manifest.fragments if not fragment.HasField("deletion_file"))
 
 
 def _earlier(table: Table) -> Iterator[VersionManifest]:

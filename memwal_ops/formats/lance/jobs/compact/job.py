@@ -55,7 +55,7 @@ from memwal_ops.formats.lance.jobs.compact.planning import (
 )
 from memwal_ops.formats.lance.jobs.compact.report import CompactDecision, CompactReport
 from memwal_ops.formats.lance.options import DEFAULT_TARGET_ROWS, CatchupOptions, CompactOptions
-from memwal_ops.formats.lance.retention.damage import name_damage, names_damage
+from memwal_ops.formats.lance.retention.damage import name_damage, names_damage, naming_damage
 from memwal_ops.formats.lance.retention.garbage import sweep_leftovers, sweep_staged
 from memwal_ops.formats.lance.wire.memwal_index import find_memwal_entry
 from memwal_ops.log import get_logger
@@ -106,7 +106,8 @@ class LocalExecutor:
     ) -> Iterator[RewriteResult]:
         """See :class:`TaskExecutor`."""
         for task in tasks:
-            with lance_errors("write compacted fragments of", table.location.uri):
+            read = [fragment.id for fragment in task.fragments]
+            with naming_damage(table, read), lance_errors("write compacted fragments of", table.location.uri):
                 result = task.execute(dataset)
             yield result
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from memwal_ops.core.candidates import Gate
 from memwal_ops.errors import MemwalOpsError, RegionManifestCorruptError, RegionManifestGapError
+from memwal_ops.formats.lance.files.datasets import STORE_ERRORS
 from memwal_ops.formats.lance.files.versions import is_shared
 from memwal_ops.formats.lance.generations.backlog import RegionBacklog
-from memwal_ops.formats.lance.generations.generation import STORE_ERRORS, generation_ref, open_generation
+from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import (
     RegionContents,
     look_at_generations,

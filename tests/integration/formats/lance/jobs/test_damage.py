@@ -111,6 +111,21 @@ def test_other_errors_stay_what_they_are(whole: str, tmp_path: Path) -> None:
     assert all(name_damage(table, error) is not error for error in well)
 
 
+def test_what_pylance_cannot_read_is_no_damage(whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/upstream.md: from S3 it does not read some files that are right, and a backup would not help."""
+
+    def misaligned(*_: object, **__: object) -> None:
+        raise OSError("Misaligned buffers[0] in array of type LargeUtf8, offset from expected alignment of 8 by 4")
+
+    monkeypatch.setattr(lance.LanceFragment, "scanner", misaligned)
+    error = StorageError("a full disk")
+    assert name_damage(open_table(whole), error) is error
+    found = {one["check"]: one for one in run_job(whole, "verify", deep=True).to_json()["findings"]}
+    assert "base_file" not in found
+    assert "Misaligned" in found["not_checked"]["evidence"]
+    assert "running the command again does not help" in found["not_checked"]["remedy"]
+
+
 def test_a_newest_manifest_of_no_bytes_is_critical_and_its_message_says_what_helps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

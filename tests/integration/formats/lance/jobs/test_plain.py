@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import pytest
 
 from memwal_ops import open_table, run_job
 from memwal_ops.core.holds import holds, take_hold
+from memwal_ops.errors import TableCorruptError
+from memwal_ops.memwal import RegionWriter, create_mem_wal
 from tests.support.run_cli import run_here
 from tests.support.tables.legacy_table import mem_wal, put_details
 from tests.support.tables.plain import PlainTable
@@ -54,6 +57,51 @@ def undecodable(uri: str) -> Iterator[Path]:
         except BaseException:  # a panic is no Exception
             yield path
             return
+
+
+@pytest.mark.parametrize("job", ["compact", "catchup", "erase", "merge", "maintain"])
+def test_a_job_names_the_file_of_a_page_that_does_not_decode(tmp_path: Path, job: str) -> None:
+    """Pylance's error names none: "Encountered corrupt file"; its size and its end are right."""
+    uri = str(tmp_path / "t.lance")
+    key = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
+    schema = pa.schema([key, pa.field("t", pa.string())])
+    rows = pa.table({"id": range(3000), "t": [f"name{k} {k * 7919 % 1000003}" for k in range(3000)]}, schema)
+    lance.write_dataset(rows, uri, max_rows_per_file=1000)
+    lance.dataset(uri).create_scalar_index("t", "BTREE")
+    if job == "merge":
+        create_mem_wal(uri)
+        with RegionWriter(uri, "00000000-0000-4000-8000-000000000007") as log:
+            log.put(rows.slice(1000, 5))
+    path = sorted(Path(uri, "data").glob("*.lance"))[1]
+    data = path.read_bytes()
+    path.write_bytes(data[:10] + bytes(len(data) * 3 // 5) + data[10 + len(data) * 3 // 5 :])
+    options = {"erase": {"where": "t = 'name5 39595'", "apply": True}, "catchup": {"rebuild": True}}
+    try:
+        said = str(run_job(uri, job, **options.get(job, {})).to_json())
+    except TableCorruptError as error:
+        said = f"{error} {error.remedy}"
+    assert f"data/{path.name} has rows that cannot be decoded" in said
+    assert "Restore the file from a backup" in said
+    assert "memwal-ops repair URI --deep" in said
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_a_fragment_with_two_files_the_damaged_one_is_named(tmp_path: Path, at_once: bool) -> None:
+    """Of a branch by its URI, as it is the root's; ``at_once``: by a verification, which looks for all of them."""
+    uri = str(tmp_path / "t.lance")
+    lance.write_dataset(pa.table({"id": range(2000)}), uri, max_rows_per_file=1000)
+    first = {*Path(uri, "data").glob("*.lance")}
+    lance.dataset(uri).add_columns({"t": "concat('name', cast(id as string), cast(id * 7919 as string))"})
+    lance.dataset(uri).create_branch("dev")
+    path = min({*Path(uri, "data").glob("*.lance")} - first)
+    data = path.read_bytes()
+    path.write_bytes(data[:10] + bytes(len(data) // 2) + data[10 + len(data) // 2 :])
+    if at_once:
+        (found,) = run_job(f"{uri}/tree/dev", "verify", deep=True).to_json()["findings"]
+        assert found["place"] == str(path)
+        return
+    with pytest.raises(TableCorruptError, match=f"^{re.escape(str(path))} has rows that cannot be decoded"):
+        run_job(f"{uri}/tree/dev", "compact")
 
 
 @pytest.mark.parametrize("layout", ["none", "legacy"])
