@@ -112,6 +112,8 @@ def imports_of(row: Mapping[str, str]) -> str:
     keys = KEYS[row["key"]]
     names = ["id"] if len(keys) == 1 else ["id", "part"]
     kind, value = COLUMNS[row["column"]]
+    if row.get("store") == "s3" and row["file"] == "2.1" and row["column"] == "dictionary_large":
+        kind, value = COLUMNS["dictionary"]  # pylance does not read it there: docs/upstream.md
     element, _ = VECTORS[row["vector"]]
     mark = "{'lance-schema:unenforced-primary-key': 'true'}"
     marked = "" if row["layout"] in {"none", "legacy"} else f", metadata={mark}"
