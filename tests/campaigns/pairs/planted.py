@@ -72,7 +72,7 @@ BUGS: dict[str, Bug] = {
     "dropped_rows_fill_results": Bug("jobs.compact.corrections", "if not manifest.reader_feature_flags & STABLE_ROW_IDS or", "if manifest.reader_feature_flags & STABLE_ROW_IDS or", {"row_ids": "stable", "vector_index": "IVF_FLAT", "deletions": "most", "job": "compact_all"}),
     # What is kept, and what is deleted.
     "tags_keep_nothing": Bug(_LIVE, "return frozenset(self._branched) | {version for branch, version in self.tags.values() if branch == self._own}", "return frozenset(self._branched)", {"holder": "tag", "job": "expire"}),
-    "holds_keep_nothing": Bug(_LIVE, "at = self.named() | {version for hold in self.holds for version in hold.versions}", "at = self.named()", {"holder": "hold", "job": "expire"}),
+    "holds_keep_nothing": Bug(_LIVE, "for version in at | self.named()", "for version in self.named()", {"holder": "hold", "job": "expire"}),
     "deletes_are_written_as_rows": Bug("log.region_columns", "_repeat(value=True, times=keys.num_rows)", "_repeat(value=False, times=keys.num_rows)", _MERGE),
     "the_log_is_not_replayed": Bug("log.region_writer", "                self._add_entry(entry)\n", "                self._next_entry = entry.entry_id + 1\n", _MERGE),
     "a_deletion_file_of_any_size": Bug(_FILES, "                self._check_deletions(self.of)\n", "                str(self.of)\n", {"file": "2.1", "deletions": "few", "damage": "half", "job": "expire"}, steps=0),
