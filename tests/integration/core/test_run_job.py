@@ -20,6 +20,7 @@ from tests.support.gc_options import IMMEDIATE
 from tests.support.run_cli import contents
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import read_base
+from tests.support.tables.templates import copy_of
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Workload:
-    made = Workload(3, regions=2, base_rows=30).create(str(tmp_path / "t.lance")).step(12)
+    return copy_of(written, str(tmp_path / "t.lance"))
+
+
+def written(uri: str) -> Workload:
+    made = Workload(3, regions=2, base_rows=30).create(uri).step(12)
     made.close()
     return made
 

@@ -27,6 +27,7 @@ from tests.support.tables.files import Files
 from tests.support.tables.model import assert_same
 from tests.support.tables.reading import open_dataset, read_base, read_spec
 from tests.support.tables.region_layout import RegionLayout
+from tests.support.tables.templates import copy_of
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ HOUR, DAY = 3600, 86400
 
 def make(path: Path, kind: type[LsmTable] = Workload, *, generations: int = 3, regions: int = 2) -> LsmTable:
     """Generations of three entries in each region, every one by another writer epoch; nothing merged."""
-    made = kind(1, regions=regions, base_rows=30).create(str(path / "t.lance"))
+    return copy_of(make_anew, str(path / "t.lance"), kind, generations, regions)
+
+
+def make_anew(uri: str, kind: type[LsmTable], generations: int, regions: int) -> LsmTable:
+    made = kind(1, regions=regions, base_rows=30).create(uri)
     for _ in range(generations):
         grow(made)
     return made

@@ -159,6 +159,7 @@ class World:
             history.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_forecast_of_an_hour_is_what_then_starts(tmp_path: Path, seed: int) -> None:
     """For random schedules, triggers, windows, budgets, failures and pauses, after the service ran for a while."""

@@ -44,6 +44,7 @@ from tests.support.stores import LyingStore
 from tests.support.tables import damage, wire
 from tests.support.tables.files import Files
 from tests.support.tables.reading import read_base
+from tests.support.tables.templates import copy_of
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ NOTE = CommitNote("merge", "a run", "0.0")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Workload:
-    table = Workload(1, regions=2, base_rows=60).create(str(tmp_path / "t.lance"))
+    return copy_of(flushed, str(tmp_path / "t.lance"))
+
+
+def flushed(uri: str) -> Workload:
+    table = Workload(1, regions=2, base_rows=60).create(uri)
     for _ in range(3):
         table.step(5)
         table.flush()

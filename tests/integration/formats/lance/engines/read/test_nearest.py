@@ -192,6 +192,7 @@ def test_the_timeline_of_the_fourth_appendix(tmp_path: Path) -> None:
     one.writer.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable row ids"])
 @pytest.mark.parametrize("indexed", [False, True], ids=["no index", "index"])
 def test_each_live_row_is_found_once(tmp_path: Path, stable: bool, indexed: bool) -> None:

@@ -26,6 +26,7 @@ from memwal_ops.memwal import create_mem_wal
 from tests.support.tables import indexed
 from tests.support.tables.plain import PlainTable
 from tests.support.tables.schemas import PRIMARY_KEY
+from tests.support.tables.templates import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +184,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", INDEXES)
 def test_the_remedy_of_each_damaged_file_helps(tmp_path: Path, kind: str) -> None:
     """Verify names a command; it works without the file, and keeps what the other files and the manifest have."""
@@ -261,7 +262,11 @@ CONFLICTS = {"compaction", "index", "rebuild"}
 @pytest.fixture
 def made(tmp_path: Path) -> PlainTable:
     """400 rows under indexes of every kind, and 100 that none covers; some rows are deleted."""
-    made = PlainTable(str(tmp_path / "t.lance")).create(rows=400).create_indexes()
+    return copy_of(partly_covered, str(tmp_path / "t.lance"))
+
+
+def partly_covered(uri: str) -> PlainTable:
+    made = PlainTable(uri).create(rows=400).create_indexes()
     made.append(100)
     made.delete(*range(100, 160))
     return made

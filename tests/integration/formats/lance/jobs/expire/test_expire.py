@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,10 +39,10 @@ from tests.support.tables.gc_tables import (
 )
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.reading import open_dataset, read_base
+from tests.support.tables.templates import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from tests.support.tables.lsm_table import LsmTable
 
@@ -68,7 +69,11 @@ def because(report: expire.ExpireReport) -> dict[int, str]:
 
 @pytest.fixture(params=LAYOUTS)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> LsmTable:
-    table = make(tmp_path, request.param, generations=2)
+    return copy_of(caught_up_table, str(tmp_path / "t.lance"), request.param)
+
+
+def caught_up_table(uri: str, layout: type[LsmTable]) -> LsmTable:
+    table = make(Path(uri).parent, layout, generations=2)
     merged(table)
     caught_up(table)
     return table

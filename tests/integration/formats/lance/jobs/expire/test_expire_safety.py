@@ -32,6 +32,7 @@ from tests.support.tables import damage
 from tests.support.tables.files import Files
 from tests.support.tables.gc_tables import DAY, age, make, merged, sound, table_of, write
 from tests.support.tables.reading import open_dataset, read_base
+from tests.support.tables.templates import copy_of
 from tests.support.tables.workload import Workload
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ WEEK = ExpireOptions()
 @pytest.fixture
 def made(tmp_path: Path) -> LsmTable:
     """Old versions whose data files no later version refers to."""
-    table = make(tmp_path, generations=2, regions=1)
+    return copy_of(compacted, str(tmp_path / "t.lance"))
+
+
+def compacted(uri: str) -> LsmTable:
+    table = make(Path(uri).parent, generations=2, regions=1)
     merged(table)
     lance.dataset(table.uri).optimize.compact_files(target_rows_per_fragment=10_000)
     return table

@@ -22,7 +22,7 @@ from tests.support.gc_options import IMMEDIATE
 from tests.support.overtaken import Replaced
 from tests.support.run_cli import contents
 from tests.support.stores import LikeRemote
-from tests.support.tables.gc_tables import ZERO, collect, free, grow, make, merged, sound, table_of
+from tests.support.tables.gc_tables import ZERO, collect, free, grow, make, make_anew, merged, sound, table_of
 from tests.support.tables.layouts import LAYOUTS
 from tests.support.tables.workload import Workload
 
@@ -35,7 +35,8 @@ BARE = replace(IMMEDIATE, fence_retention=ZERO)
 
 
 def made_of(path: Path, kind: type[LsmTable], generations: int) -> LsmTable:
-    table = make(path, kind, generations=generations, regions=1)
+    """A table of its own: one that is copied could be taken for the other."""
+    table = make_anew(str(path / "t.lance"), kind, generations, 1)
     table.close()
     return table
 
