@@ -13,22 +13,22 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import pyarrow as pa
+
 from memwal_ops.core.candidates import Verdict
 from memwal_ops.core.erasure import RowHolder
 from memwal_ops.errors import InvalidFormatError, MemwalOpsError, ObjectNotFoundError
-from memwal_ops.formats.lance.files.datasets import lance_errors, literal, open_dataset
+from memwal_ops.formats.lance.files.datasets import lance_errors, literal, open_dataset, plain
 from memwal_ops.formats.lance.generations.region_identity import region_values_of
 from memwal_ops.formats.lance.jobs.gc import job as gc
 from memwal_ops.formats.lance.jobs.gc.evidence import CandidateKind
 from memwal_ops.formats.lance.options import GcOptions
 from memwal_ops.formats.lance.wire.names import MEM_WAL_FOLDER, parse_generation_dir, parse_wal_entry_name
-from memwal_ops.formats.lance.wire.region_manifest import field_type
+from memwal_ops.formats.lance.wire.region_manifest import encode_field, field_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
-
-    import pyarrow as pa
 
     from memwal_ops.core.candidates import Gate
     from memwal_ops.formats.lance.jobs.erase.target import Target
@@ -229,21 +229,30 @@ class RegionLogs(LogSurvey):
 
     def _regions(self) -> Iterator[RowHolder]:
         """Regions that are named by a value of such rows, which no row that stays has."""
-        for region_id in self.table.regions.region_ids if any(self.target.routing.values()) else ():
+        named: dict[tuple[str, pa.DataType], list[tuple[UUID, Any]]] = {}
+        for region_id in self.table.regions.region_ids if self.target.routing else ():
             try:
                 region = region_values_of(self.table, self.table.region(region_id).latest())
             except MemwalOpsError:
                 continue  # gc and verify name it
             for spec_field, value in zip(region.spec.fields, region.values, strict=True) if region is not None else ():
-                column, kind = str(spec_field.sources[0]), field_type(spec_field.result_type)
-                of_such_a_row = spec_field.transform == "identity" and value in self.target.routing.get(column, ())
-                if value is not None and of_such_a_row and not self._stays_in_use(column, value, kind):
-                    yield RowHolder("region", str(region_id), _NAMED.format(column), blocks=True)
-                    break
+                if value is not None and spec_field.transform == "identity":
+                    column = str(spec_field.sources[0]), field_type(spec_field.result_type)
+                    named.setdefault(column, []).append((region_id, value))
+        for (name, kind), regions in named.items():
+            values = pa.array([value for _, value in regions], kind)
+            expected, of_rows = (
+                self.target.expects(name, values, self.table.schema),
+                self.target.routing.get(name, set()),
+            )
+            for at, (region_id, value) in enumerate(regions):
+                of_such_a_row = at in expected or of_rows & {value, encode_field(value, kind)}
+                if of_such_a_row and not self._stays_in_use(name, values[at : at + 1]):
+                    yield RowHolder("region", str(region_id), _NAMED.format(name), blocks=True)
 
-    def _stays_in_use(self, column: str, value: Any, kind: pa.DataType) -> bool:
+    def _stays_in_use(self, column: str, value: pa.Array) -> bool:
         """Whether a row that stays has a value."""
-        if (compared := literal(value, kind)) is None:
+        if (compared := literal(plain(value)[0], value.type)) is None:
             return False
         where = f"`{column}` = {compared} AND ({self.target.where or 'false'}) IS NOT TRUE"
         with lance_errors("read", self.table.location.uri):

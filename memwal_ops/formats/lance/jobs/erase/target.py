@@ -59,6 +59,7 @@ _ADDRESS = re.compile(r"\b_row(?:addr|offset|id)\b|\b(random|uuid)\s*\(", re.IGN
 _DELETE, _PREDICATE = 101, 3  # fields of Lance's transaction.proto
 _WITH_PREDICATE = frozenset({"delete", "update"})
 _MEMORY = "memory://"
+_KEY = b"primary-key"
 
 
 DictionaryValues = dict[str, tuple[set[Any], set[Any]]]
@@ -115,6 +116,28 @@ class Target:
                 f"The expression of --where does not apply to {uri}: {error}",
                 remedy='Write it in SQL, with columns of the table: "user_id = 17".',
             ) from error
+
+    def expects(self, column: str, values: pa.Array, schema: pa.Schema) -> set[int]:
+        """The places of values that such rows have by the expression alone: it is true of them, with NULLs beside.
+
+        All of them, if that cannot be told.
+        """
+        if self.where is None:
+            return set()
+        fields = [
+            pa.field(one.name, one.type, metadata={k: v for k, v in (one.metadata or {}).items() if _KEY not in k})
+            for one in schema
+        ]
+        try:
+            columns = [
+                values.cast(one.type) if one.name == column else pa.nulls(len(values), one.type) for one in fields
+            ]
+            with lance_errors("read the expression for", "values of regions"):
+                rows = pa.table(columns, schema=pa.schema(fields))
+                dataset = lance.write_dataset(rows, f"{_MEMORY}{uuid.uuid4()}")
+                return {*dataset.to_table(filter=self.where, columns=[], with_row_id=True)["_rowid"].to_pylist()}
+        except (MemwalOpsError, pa.ArrowException):
+            return {*range(len(values))}
 
     def living(self, dataset: lance.LanceDataset, uri: str) -> Iterator[pa.Array]:
         """Addresses of the rows that match and are not deleted, ascending, a batch at a time."""
