@@ -444,7 +444,7 @@ def _indexed(index: AskedIndex, values: pa.ChunkedArray) -> NDArray[np.bool_]:
     if index.type == "BTree":
         return np.ones(len(values), bool)
     if not index.is_vector:
-        return np.array([value is not None for value in values.to_pylist()], bool)
+        return np.asarray(values.is_valid())
     if pa.types.is_fixed_size_list(values.type):
         return np.array(
             [value is not None and bool(np.isfinite(value).all()) and any(value) for value in values.to_pylist()]

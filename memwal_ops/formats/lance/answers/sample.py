@@ -280,7 +280,7 @@ def _absent(distinct: list[Any], kind: pa.DataType) -> str | None:
 def _labels(column: str, values: pa.ChunkedArray, samples: int, random: np.random.Generator) -> Iterator[SampledQuery]:
     """Membership of one label, of any and of all of several."""
     kind = values.type.value_type
-    lists = [value for value in values.to_pylist() if value]
+    lists = [value for value in plain(values) if value]
     labels = sorted({label for label_list in lists for label in label_list if label is not None})
     written = [text for label in labels if (text := literal(label, kind)) is not None]
     if not written:

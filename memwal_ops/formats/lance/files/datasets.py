@@ -243,7 +243,7 @@ def is_one_of(column: str, values: Iterable[int | str]) -> str:
 
 
 def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one for each kind
-    """The literal of a value of ``kind``, compared without rounding and by an index; None: there is none."""
+    """The literal of a value of :func:`plain`, compared without rounding and by an index; None: there is none."""
     if pa.types.is_boolean(kind):
         return "true" if value else "false"
     if pa.types.is_integer(kind):
@@ -257,34 +257,55 @@ def literal(value: Any, kind: pa.DataType) -> str | None:  # noqa: PLR0911 - one
         return "'" + value.replace("'", "''") + "'"  # type: ignore[no-any-return]  # values are Any
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
-    if pa.types.is_date(kind):
-        return f"date '{value}'"
-    if pa.types.is_timestamp(kind):
-        return f"cast('{value}' as timestamp(9))"
     if pa.types.is_decimal256(kind):
         return f"arrow_cast('{value}', 'Decimal256({kind.precision}, {kind.scale})')"
     if pa.types.is_decimal(kind):
         return f"cast('{value}' as decimal({kind.precision},{kind.scale}))"
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        return _counted(value, kind)
+    if pa.types.is_temporal(kind):
+        return f"arrow_cast(arrow_cast({value}, 'Int{kind.bit_width}'), '{_name_in_sql(kind)}')"
     return literal(value, kind.value_type) if pa.types.is_dictionary(kind) else None
 
 
-def _counted(value: int, kind: pa.DataType) -> str:
-    """A time or duration by its number of units: SQL of pylance has no literal for it."""
-    name = "Duration" if pa.types.is_duration(kind) else f"Time{kind.bit_width}"
-    counted = f"arrow_cast({value}, 'Int{kind.bit_width}')"
-    return f"arrow_cast({counted}, '{name}({_UNITS[kind.unit]})')"
+def _name_in_sql(kind: pa.DataType) -> str:
+    """A date, time, timestamp or duration as ``arrow_cast`` names it: SQL has no literal for most of them."""
+    if pa.types.is_date(kind):
+        return f"Date{kind.bit_width}"
+    if pa.types.is_timestamp(kind):
+        zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+        return f"Timestamp({_UNITS[kind.unit]}, {zone})"
+    return f"{'Duration' if pa.types.is_duration(kind) else f'Time{kind.bit_width}'}({_UNITS[kind.unit]})"
 
 
 def plain(values: pa.ChunkedArray) -> list[Any]:
-    """Values as :func:`literal` takes them; timestamps as text, because Python has no nanoseconds."""
-    kind = values.type
-    if pa.types.is_timestamp(kind):
-        return values.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        return values.cast(pa.int32() if kind.bit_width == _NARROW else pa.int64()).to_pylist()  # type: ignore[no-any-return]
-    return values.to_pylist()  # type: ignore[no-any-return]
+    """Values as :func:`literal` takes them: a time or date is its number of units."""
+    return values.cast(without_times(values.type)).to_pylist()  # type: ignore[no-any-return]
+
+
+def readable(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows of keys for a message: times and dates as text."""
+    kinds = [(one.name, pa.string() if pa.types.is_temporal(one.type) else one.type) for one in rows.schema]
+    return rows.cast(pa.schema(kinds)).to_pylist()  # type: ignore[no-any-return]
+
+
+def without_times(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one for each kind
+    """The type with whole numbers for times and dates, nested ones too.
+
+    Python has neither nanoseconds nor years beyond 9999: there ``to_pylist`` rounds, or raises.
+    """
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == _NARROW else pa.int64()
+    if not kind.num_fields or pa.types.is_dictionary(kind):
+        return kind
+    fields = [kind.field(at).with_type(without_times(kind.field(at).type)) for at in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return pa.map_(without_times(kind.key_type), without_times(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(*fields, kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    if pa.types.is_list(kind):
+        return pa.list_(*fields)
+    return pa.large_list(*fields) if pa.types.is_large_list(kind) else kind
 
 
 ROW_ADDRESS, ROW_ID = "_rowaddr", "_rowid"

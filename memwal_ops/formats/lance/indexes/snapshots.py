@@ -106,7 +106,7 @@ def known_regions(snapshot: Snapshot) -> Mapping[UUID, Known]:
     """
     states = memwal_index.states_of(snapshot.rows)
     known: dict[UUID, Known] = {}
-    for region, row in zip(snapshot.regions, snapshot.rows.to_pylist(), strict=True):
+    for region, row in zip(snapshot.regions, memwal_index.as_rows(snapshot.rows), strict=True):
         if region.state is not None:
             state = region.state
             known[region.region_id] = Known(state.version, state.replay_after_wal_id, state.wal_id_last_seen, row)

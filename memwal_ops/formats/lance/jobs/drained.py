@@ -352,10 +352,7 @@ def _newest(table: Table, parts: Sequence[_Part]) -> tuple[dict[_Key, _Write], p
 
 def _encoded(table: Table, rows: pa.Table) -> tuple[list[_Key], list[bytes]]:
     """The key and a digest of each row."""
-    values = {
-        name: (column.cast(f"int{column.type.bit_width}") if pa.types.is_temporal(column.type) else column).to_pylist()
-        for name, column in zip(rows.column_names, rows.columns, strict=True)
-    }
+    values = {name: datasets.plain(column) for name, column in zip(rows.column_names, rows.columns, strict=True)}
     keys = [*zip(*(values[name] for name in table.primary_key), strict=True)]
     texts = (repr(row).encode(errors="surrogatepass") for row in zip(*values.values(), strict=True))
     return keys, [hashlib.blake2b(text, digest_size=16).digest() for text in texts]

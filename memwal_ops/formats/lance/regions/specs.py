@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from memwal_ops.errors import InvalidUsageError, TableCorruptError, UnsupportedFeatureError
 from memwal_ops.formats.lance.regions.transforms import TRANSFORMS, check_transform, transformed, transforms_text
 from memwal_ops.formats.lance.wire._pb import memwal_pb2
-from memwal_ops.formats.lance.wire.region_manifest import NAN, canonical, field_type, type_name
+from memwal_ops.formats.lance.wire.region_manifest import NAN, field_type, python_value, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
@@ -420,9 +420,7 @@ def by_region(values: pa.Table) -> list[tuple[tuple[Any, ...], pa.Array]]:
     order = np.argsort(plain, kind="stable")
     starts = np.flatnonzero(np.diff(plain[order].astype(np.int64), prepend=-1))
     parts = np.split(order, starts[1:])
-    return [
-        (tuple(canonical(column[int(part[0])].as_py()) for column in values.columns), pa.array(part)) for part in parts
-    ]
+    return [(tuple(python_value(column[int(part[0])]) for column in values.columns), pa.array(part)) for part in parts]
 
 
 def _checked(one: RegionField, schema: pa.Schema, key: Sequence[str]) -> str:
@@ -460,9 +458,8 @@ def _value(one: RegionField, sources: list[pa.Array]) -> pa.Array:
     if one.expression is not None:
         return evaluated(one.expression, sources, kind)
     check_transform(one.transform or "", one.parameters, [column.type for column in sources])
-    value = transformed(one.transform or "", one.parameters, sources)
     try:
-        value = value.cast(kind)
+        value = transformed(one.transform or "", one.parameters, sources).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InvalidUsageError(
             f"The region field {one.field_id} has a value that is not a valid {kind}: {error}."

@@ -28,6 +28,7 @@ from memwal_ops.formats.lance.wire.region_manifest import (
     FlushedGeneration,
     decode_field,
     field_types,
+    python_value,
     with_region_records,
 )
 
@@ -388,6 +389,12 @@ def check_fields(manifest: RegionManifest, specs: Iterable[memwal_pb2.RegionSpec
             decode_field(value, types[name])
 
 
+def as_rows(rows: pa.Table) -> list[Row]:
+    """The rows of a snapshot, with values of region fields as :func:`decode_field` has them."""
+    columns = [[python_value(value) for value in column] for column in rows.columns]
+    return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
 def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     """The regions of a snapshot, of either layout.
 
@@ -397,11 +404,11 @@ def decode_rows(rows: pa.Table) -> tuple[RegionRow, ...]:
     names = set(rows.column_names)
     try:
         if names >= set(_REGION_COLUMNS.names):
-            return tuple(_decode_region(row) for row in _typed(rows, _REGION_COLUMNS).to_pylist())
+            return tuple(_decode_region(row) for row in as_rows(_typed(rows, _REGION_COLUMNS)))
         if names >= set(_SHARD_COLUMNS.names):
             return tuple(
                 RegionRow(UUID(row["shard_id"]), row["shard_spec_id"], _fields(row, _SHARD_FIELD), None)
-                for row in _typed(rows, _SHARD_COLUMNS).to_pylist()
+                for row in as_rows(_typed(rows, _SHARD_COLUMNS))
             )
     except (TypeError, ValueError, KeyError, OverflowError, pa.ArrowException) as error:
         raise InvalidFormatError(f"A row of the region snapshot does not decode: {error}") from error

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
@@ -367,8 +368,18 @@ def type_name(kind: pa.DataType) -> str | None:
     return str(kind) if _DECIMAL.fullmatch(str(kind)) else _NAMES.get(kind)
 
 
-def canonical(value: Any) -> Any:
-    """The value in the form in which values are compared: :data:`NAN` for any NaN."""
+def python_value(scalar: pa.Scalar) -> Any:
+    """The value in the form in which values are compared: :data:`NAN` for any NaN.
+
+    A date or time that Python does not have (of nanoseconds, unless pandas is installed, or after the year 9999) is
+    NumPy's.
+    """
+    try:
+        value = scalar.as_py()
+    except (OverflowError, ValueError):
+        kind = scalar.type
+        unit: Any = "D" if pa.types.is_date32(kind) else "ms" if pa.types.is_date64(kind) else kind.unit
+        return np.datetime64(scalar.value, unit)
     return NAN if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -406,7 +417,4 @@ def decode_field(value: bytes, kind: pa.DataType) -> Any:
         raise InvalidFormatError(f"{len(value)} bytes are not a {kind}, which has {kind.bit_width // _BITS_IN_BYTE}.")
     if pa.types.is_timestamp(kind) and int.from_bytes(value, "little", signed=True) == _NAT:
         raise InvalidFormatError(f"{value!r} is not a valid {kind}: it is NumPy's and pandas' \"not a time\".")
-    try:
-        return canonical(pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value)])[0].as_py())
-    except (OverflowError, ValueError) as error:
-        raise InvalidFormatError(f"{value!r} is not a valid {kind}: {error}") from error
+    return python_value(pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value)])[0])

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from memwal_ops import errors
 from memwal_ops.core.spark.stages import carry, from_document, to_document
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS
+from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, readable
 from memwal_ops.formats.lance.generations.projection import TOMBSTONE
 from memwal_ops.formats.lance.wire.region_manifest import RegionRecord, mark_of
 from memwal_ops.storage.api import results_of
@@ -331,7 +331,7 @@ def regions_by_key(
     for region_id, number in region_numbers.items():
         keys_of_region = key_of[of_region == number]
         if len(keys_of_region):
-            examples = shared_keys.select(names).take(pa.array(keys_of_region[:SHOWN_KEYS])).to_pylist()
+            examples = readable(shared_keys.select(names).take(pa.array(keys_of_region[:SHOWN_KEYS])))
             shared[region_id] = (len(keys_of_region), examples)
     return shared
 

@@ -21,7 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal_ops.formats.lance.files.datasets import ROW_ADDRESS, ROW_ID, has_sql_literals, is_one_of, lance_errors
+from memwal_ops.formats.lance.files.datasets import (
+    ROW_ADDRESS,
+    ROW_ID,
+    has_sql_literals,
+    is_one_of,
+    lance_errors,
+    readable,
+)
 from memwal_ops.formats.lance.indexes.index_faults import can_find_addresses, known_faults, sampled_fault
 from memwal_ops.log import get_logger
 
@@ -342,7 +349,7 @@ def repeated_keys(table: Table, winners: Winners, *, max_bytes: int) -> Mapping[
     if hits is None:
         return None
     counts = hits.group_by(columns, use_threads=False).aggregate([([], "count_all")])
-    several = counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1).to_pylist()
+    several = readable(counts.filter(pc.greater(counts.column("count_all"), 1)).select(columns).slice(0, 1))
     return several[0] if several else None
 
 

@@ -121,9 +121,8 @@ def _with_columns(scan: Scan, found: Winning, keys: pa.Table, scores: pa.Chunked
     names = [*table.primary_key]
     keys = keys.cast(pa.schema([table.schema.field(name) for name in names]))
     rows = look_up(found.unmerged, keys, WantedKeys(table, keys), scan.opened).rows
-    numbered = keys.append_column(_ROW, pa.array(np.arange(keys.num_rows)))
-    places = {tuple(row[name] for name in names): row[_ROW] for row in numbered.to_pylist()}
-    order = [places[tuple(row.values())] for row in rows.select(names).to_pylist()]
+    places = {key: at for at, key in enumerate(zip(*map(datasets.plain, keys.columns), strict=True))}
+    order = [places[key] for key in zip(*(datasets.plain(rows[name]) for name in names), strict=True)]
     best = rows.append_column(SCORE, scores.take(pa.array(order, pa.int64())))
     return best.take(pa.array(np.argsort(order), pa.int64()))
 

@@ -223,6 +223,8 @@ class Domain:
         """Whether the column may have this value."""
         if self.values is not None:
             return value in self.values
+        if isinstance(value, np.datetime64):
+            return True  # a time that Python does not have: NumPy's units overflow where they are compared
         return not ((self.low is not None and value < self.low) or (self.high is not None and value > self.high))
 
     def enumerated(self) -> frozenset[Any] | None:

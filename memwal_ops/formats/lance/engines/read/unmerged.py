@@ -22,7 +22,6 @@ from memwal_ops.formats.lance.regions.manifests import NoRegionManifestError, li
 from memwal_ops.formats.lance.regions.specs import MANUAL
 from memwal_ops.formats.lance.retention.schema_history import Flush, SchemaHistory, WriterVersion
 from memwal_ops.formats.lance.retention.schema_recorder import nanoseconds
-from memwal_ops.formats.lance.wire.region_manifest import canonical
 from memwal_ops.storage.api import results_of
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ def _values(read: Callable[[], region_identity.RegionValues | None]) -> region_i
 
 def _values_of_row(table: Table, row: RegionRow) -> region_identity.RegionValues:
     spec = region_identity.table_spec(table, row.region_spec_id)
-    return region_identity.RegionValues(spec, tuple(canonical(row.fields.get(field.field_id)) for field in spec.fields))
+    return region_identity.RegionValues(spec, tuple(row.fields.get(field.field_id) for field in spec.fields))
 
 
 def _held(table: Table, history: SchemaHistory, region_id: UUID, held: InMemory) -> pa.Table | None:

@@ -17,6 +17,7 @@ from memwal_ops.core.spark.stages import release
 from memwal_ops.formats.lance.engines.merge.collapse import BlockedRegionsError, shared_keys_error
 from memwal_ops.formats.lance.engines.merge.locate import SCANNED_KEYS_PER_LOOKUP, is_indexed
 from memwal_ops.formats.lance.engines.spark import running, tasks
+from memwal_ops.formats.lance.files.datasets import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -254,8 +255,7 @@ def _key_of(work: tasks.Pass, locator: int) -> dict[str, Any]:
     position = tasks.positions(np.array([locator]), sealed.live_rows, newest_row_first=sealed.newest_row_first)
     generation = sealed.open(work.location)
     taken = generation.dataset.take(position.tolist(), columns=list(generation.projection.keys))
-    row: dict[str, Any] = taken.rename_columns(list(work.primary_key)).to_pylist()[0]
-    return row
+    return readable(taken.rename_columns(list(work.primary_key)))[0]
 
 
 def _results(frame: DataFrame) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from memwal_ops import errors
 from memwal_ops.core.quarantine import ObjectPlace
 from memwal_ops.core.repair import Fix, FixAttempt, Loss, UnsafeError
 from memwal_ops.formats.lance.files.blobs import lance_rows
+from memwal_ops.formats.lance.files.datasets import readable
 from memwal_ops.formats.lance.files.versions import VERSIONS_FOLDER
 from memwal_ops.formats.lance.generations.generation import generation_ref, open_generation
 from memwal_ops.formats.lance.generations.generation_files import read_region_contents
@@ -316,7 +317,7 @@ def _lost_keys(
         pages = lance_rows(store.get(f"{folder}/{KEY_INDEX_PAGES}"), "the key index")
         manifests = [meta.path for meta in store.list(f"{folder}/{VERSIONS_FOLDER}") if meta.path.endswith(".manifest")]
         fragments = decode_version_manifest(store.get(min(manifests))).manifest.fragments if manifests else ()
-        pairs = list(zip(pages["values"].to_pylist(), pages["ids"].to_pylist(), strict=True))
+        pairs = [(row["values"], row["ids"]) for row in readable(pages.select(["values", "ids"]))]
     except (errors.InvalidFormatError, errors.ObjectNotFoundError, KeyError):
         return None
     names = {fragment.id: parse_wal_entry_name(fragment.files[0].path) for fragment in fragments if fragment.files}

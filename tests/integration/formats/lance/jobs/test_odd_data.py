@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from memwal_ops import open_table
+from memwal_ops import open_table, run_job
 from memwal_ops.formats.lance.engines.merge.locate import is_indexed
 from memwal_ops.formats.lance.engines.read.reader import Reader
 from memwal_ops.formats.lance.jobs import merge
@@ -157,6 +157,36 @@ def test_a_composite_key_in_its_own_order(tmp_path: Path, engine: MergeEngine | 
     puts = [{"a": number % 5, "b": str(number), "v": 1} for number in range(20, 60)]
     merged(tmp_path, schema, base, [(puts, [{"a": 1, "b": "1"}, {"a": 2, "b": "1"}])], engine)
     assert open_table(tmp_path / "t.lance").primary_key == ("b", "a")
+
+
+DAYS = [0, 5, 2932896, 2932897, 2**31 - 1, -(2**31), -800_000]
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [
+        (pa.date32(), "BTREE"),
+        (pa.date64(), "BTREE"),
+        (pa.timestamp("s"), "BITMAP"),
+        (pa.timestamp("ns", "Asia/Tokyo"), "BTREE"),
+        (pa.list_(pa.date32()), "LABEL_LIST"),
+        (pa.list_(pa.timestamp("ns")), "LABEL_LIST"),
+    ],
+    ids=str,
+)
+def test_times_that_python_does_not_have(tmp_path: Path, kind: pa.DataType, index: str) -> None:
+    """After the year 9999, before the year 1, of nanoseconds: their index is caught up, and asked."""
+    uri, element = str(tmp_path / "t.lance"), getattr(kind, "value_type", kind)
+    factor = 86_400_000 if element == pa.date64() else 86_400 if element.bit_width == 64 else 1
+    numbers = pa.array([day * factor for day in DAYS], pa.int32() if element == pa.date32() else pa.int64())
+    times = numbers.cast(element)
+    if element != kind:
+        times = pa.ListArray.from_arrays(pa.array(range(len(DAYS) + 1), pa.int32()), times)
+    lance.write_dataset(pa.table({"t": times.slice(0, 4)}), uri).create_scalar_index("t", index)
+    lance.write_dataset(pa.table({"t": times}), uri, mode="append")
+    assert run_job(uri, "catchup").decision == "caught_up"
+    report = run_job(uri, "verify", answers=True)
+    assert (report.exit_code, [one.queries > 1 for one in report.answers]) == (0, [True])
 
 
 NESTED = pa.struct([("x", pa.struct([("y", pa.list_(pa.string()))]))])
