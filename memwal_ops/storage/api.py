@@ -6,6 +6,7 @@ raise only classes of :mod:`memwal_ops.errors`, never an error of a client libra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from memwal_ops.errors import StorageError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_QUICK = 0.0005  # seconds for an item
 
 
 def concurrently(
@@ -24,17 +26,23 @@ def concurrently(
 ) -> Iterator[tuple[_T, _R]]:
     """Each item with the function's result, in order; ``chunk`` items (by default ``threads``) are taken at a time.
 
+    Those after a quick chunk need no threads: to change them takes longer than to read a small file of a local disk.
     No thread outlives an element: an iterator that is dropped halfway is closed by whichever thread collects the
     garbage, and one of its own could not wait for itself.
     """
-    remaining = iter(items)
+    remaining, needed = iter(items), threads
     while taken := list(islice(remaining, chunk or threads)):
-        yield from zip(taken, results_of(function, taken, threads=threads), strict=True)
+        began = time.monotonic()
+        results = results_of(function, taken, threads=needed)
+        needed = 1 if time.monotonic() - began < _QUICK * len(taken) else threads
+        yield from zip(taken, results, strict=True)
 
 
 def results_of(function: Callable[[_T], _R], items: Iterable[_T], *, threads: int) -> list[_R]:
     """The function's result for each item, in order; after an error no other one is begun."""
     items = [*items]
+    if threads == 1:
+        return [function(item) for item in items]
     results: dict[int, _R] = {}
     numbers = iter(range(len(items)))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from memwal_ops.storage import api
 from memwal_ops.storage.api import concurrently, results_of
 
 
@@ -62,3 +64,16 @@ def test_after_an_error_no_other_one_is_begun() -> None:
     with pytest.raises(KeyError):
         results_of(fail, range(100), threads=2)
     assert sorted(begun) == [0, 1]
+
+
+def test_after_quick_items_no_threads_are_made_until_one_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a local disk a change of threads takes longer than a read; on a network file system it does not."""
+    here, clock = threading.current_thread(), [0.0]
+    monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def run(number: int) -> bool:
+        clock[0] += 0.004 if number == 5 else 0.0
+        return threading.current_thread() is here
+
+    found = [is_here for _, is_here in concurrently(run, range(10), threads=2)]
+    assert found == [False, False, True, True, True, True, False, False, True, True]

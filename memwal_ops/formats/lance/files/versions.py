@@ -261,12 +261,13 @@ def references(version: VersionManifest, known: Known | None = None) -> Referenc
     Raises ``InvalidFormatError``: a deletion file of an unknown type.
     """
     known = {} if known is None else known
-    keys = []
+    own: set[str] = set()
+    others: set[str] = set()
     for fragment in version.manifest.fragments:
         content = fragment.SerializeToString()
-        keys.append(known.get(content) or known.setdefault(content, _keys_of(fragment)))
-    own: set[str] = set().union(*[here for here, _ in keys])
-    others: set[str] = set().union(*[elsewhere for _, elsewhere in keys])
+        here, away = known.get(content) or known.setdefault(content, _keys_of(fragment))
+        own |= here
+        others |= away
     for index in version.index_entries:
         elsewhere = index.HasField("base_id") or index.name.startswith(SYSTEM_INDEX)
         (others if elsewhere else own).add(index_key(index))
@@ -348,12 +349,7 @@ def encode_set_aside(manifests: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def decode_set_aside(data: bytes, path: str) -> list[tuple[int, bytes]]:
-    """The manifests of a record, each with its version.
-
-    Raises:
-        InvalidFormatError: it is not what :func:`encode_set_aside` makes.
-        UnsupportedFeatureError: a later release wrote it.
-    """
+    """The manifests of a record, each with its version; raises ``InvalidFormatError``, ``UnsupportedFeatureError``."""
     end, manifests = data.find(b"\n") + 1, []
     try:
         for version, length in decode_record(data[:end], path)["manifests"]:
@@ -371,9 +367,7 @@ def decode_set_aside(data: bytes, path: str) -> list[tuple[int, bytes]]:
 def read_references(store: Store, paths: Iterable[str], known: Known | None = None) -> Iterator[tuple[str, References]]:
     """Read the references of each of these manifests or records, unless it is gone. One request for each.
 
-    Raises:
-        TableCorruptError: a manifest does not decode, so that its references are unknown.
-        UnsupportedFeatureError: a manifest has unknown feature flags: it may have other references.
+    Raises ``TableCorruptError``, ``UnsupportedFeatureError``: the references of one are not known.
     """
     known = {} if known is None else known
     for path, data in contents(store, paths):
@@ -425,6 +419,8 @@ def decoded_references(path: str, data: bytes, known: Known) -> References:
         raise TableCorruptError(
             f"{path} cannot be read ({error}), so it is unknown which files its version needs."
         ) from error
+    if len(parts) == 1:
+        return parts[0]
     own, everything = (part.own for part in parts), (part.all for part in parts)
     return References(frozenset().union(*own), frozenset().union(*everything))
 

@@ -568,13 +568,7 @@ def _choose(
 
 
 def _refuse_lost_rows(table: Table) -> None:
-    """Refuse to delete versions while unmerged rows cannot be read: an older version may be all that helps then.
-
-    Requests: a listing of each region with unmerged generations, and their manifests.
-
-    Raises:
-        MemwalOpsError: of the first region with a missing or damaged generation, manifest or log.
-    """
+    """Refuse to delete versions while unmerged rows cannot be read: an older version may be all that helps then."""
     if not table.log.versions_hold_generations:
         return
     for fault in checked_backlog(table, read_backlog(table)).backlog.blocked:

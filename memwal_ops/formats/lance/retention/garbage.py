@@ -241,10 +241,7 @@ class NeededFiles:
         """Read every manifest that was not read before; list them again if one was deleted before it was read.
 
         ``young`` are paths of manifests that only their age keeps; those of ``without`` expire, and are not read.
-
-        Raises:
-            TableCorruptError: a manifest does not decode; the result must not be used.
-            UnsupportedFeatureError: a manifest may refer to files in unknown ways.
+        Raises as :func:`read_references`; the result must not be used then.
         """
         while not (self._read_own(table, young, without) and self._read_others(table)):
             pass
@@ -263,11 +260,8 @@ class NeededFiles:
     def set_aside(self, table: Table, versions: Iterable[int], *, apply: bool = True) -> frozenset[int]:
         """Record manifests of main that are to be deleted; return the versions, without those that do not exist.
 
-        Requests: one for each, and one for the record; without ``apply`` they are only read.
-
-        Raises:
-            StorageError: the record could not be written; nothing was deleted.
-            TableCorruptError: a manifest does not decode.
+        Requests: one for each, and one for the record; without ``apply`` they are only read. Raises ``StorageError``:
+        the record could not be written; ``TableCorruptError``: a manifest does not decode.
         """
         manifests = []
         paths = {version_path(version, table.naming): version for version in versions}
