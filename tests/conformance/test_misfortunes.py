@@ -104,7 +104,7 @@ def killed_and_run_again(kind: FormatUnderTest, made: TableUnderTest, *, after: 
             start.forget()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("allowed", [0, 1, 2, 4])
 def test_a_lost_lease(kind: FormatUnderTest, made: TableUnderTest, allowed: int) -> None:
     """From then on nothing becomes visible, and nothing goes but what the run registered as its own."""
@@ -162,7 +162,7 @@ def _not_deleted(arguments: Any) -> DeleteReport:
     return DeleteReport(0, dict.fromkeys([*arguments[0]], "connection reset by peer"))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("verb", "answer"),
     [

@@ -102,6 +102,8 @@ def test_three_members_of_which_one_is_killed_and_one_leaves(tmp_path: Path, fle
         assert until(lambda: shares(left[0], again) == ALL)
 
 
+# The same without processes, in any order: unit/supervisor/membership/test_uses.py.
+@pytest.mark.long
 @pytest.mark.timeout(4 * PATIENCE)
 def test_members_have_one_budget_and_find_it_again(tmp_path: Path) -> None:
     """What one used is charged on when it is killed, when its state folder is lost, and once when both come back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,17 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
+@cache
+def command_of(name: str) -> click.Command | None:
+    """Made once: it takes longer than all else here."""
+    return cli.get_command(click.Context(cli), name)
+
+
 def unknown_options(text: str) -> Iterator[str]:
     """The commands in a text with an option that they do not have; what is no command is not looked at."""
     context = click.Context(cli)
     for match in _COMMAND.finditer(text):
-        command, words = cli.get_command(context, match[1]), match[2].split()
+        command, words = command_of(match[1]), match[2].split()
         while isinstance(command, click.Group) and words:
             command = command.get_command(context, words.pop(0))
         if command is not None and not isinstance(command, click.Group):

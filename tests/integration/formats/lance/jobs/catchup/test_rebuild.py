@@ -184,7 +184,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", INDEXES)
 def test_the_remedy_of_each_damaged_file_helps(tmp_path: Path, kind: str) -> None:
     """Verify names a command; it works without the file, and keeps what the other files and the manifest have."""

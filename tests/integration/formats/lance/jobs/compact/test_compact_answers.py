@@ -210,7 +210,7 @@ def healthy(uri: str, times: int, seed: int, mode: str, *, stable: bool) -> None
 @pytest.mark.parametrize("mode", ["sample", "strict"])
 @pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_healthy_indexes_are_published(tmp_path: Path, mode: str, stable: bool) -> None:
-    healthy(str(tmp_path / "t.lance"), 2, 7, mode, stable=stable)
+    healthy(str(tmp_path / "t.lance"), 1, 7, mode, stable=stable)
     assert not [one for one in Path(tmp_path, "t.lance", "_versions").iterdir() if one.name.startswith("d")]
 
 
