@@ -11,6 +11,8 @@ import io
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.campaigns.pairs.scripts import SHORT, job_source
 from tests.support.runbook import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tests.campaigns.pairs.process import Run
 
@@ -50,6 +52,7 @@ _VALUES = {
     "--max-generations": 1, "--flushed-means": 1, "--column": 1, "--keep": 1, "--table": 1,
 }  # fmt: skip
 _ROOT = Path(__file__).parents[3]
+_PAGE = re.compile(r"runbooks/errors/[\w-]+\.md")
 #: Commands that make another table, or need a path or what an operator knows.
 _ELSEWHERE = {"migrate", "snapshot", "init", "adopt", "hold", "erase", "why"}
 
@@ -146,7 +149,8 @@ def harm(run: Run, way: str) -> tuple[str, str, str]:
 def check(run: Run) -> None:
     """Damage the table of a run, run all commands, and compare what reads."""
     uri, way = run.uri, run.row["damage"]
-    whole = READER_PROCESS.read(uri)
+    whole, backup, pages = READER_PROCESS.read(uri), Path("backup.lance").absolute(), dict[str, None]()
+    shutil.copytree(uri, backup)
     kind, path, source = harm(run, way)
     run.tell(step=f"damage {kind}", source=source, harm=source)
     before = {version: READER_PROCESS.read(uri, version) for version in versions(uri)}
@@ -157,6 +161,7 @@ def check(run: Run) -> None:
         source = job_source(run.row, name)
         run.tell(step=f"{name} with {way} {kind}", source=source)
         decision, code, text = attempt(run, source)
+        pages |= dict.fromkeys([errors.runbook(code) or "", *_PAGE.findall(text)])
         if code == 1:
             raise Wrong(f"{name} is not named: {way} {kind}", decision)
         for words in remedies(text, code, uri, followed):
@@ -174,6 +179,45 @@ def check(run: Run) -> None:
             raise Wrong(f"deleted what reads: {way} {kind}", f"versions {lost} of {[*before]} after {path}")
     if newest is not None and newest == whole and (now := READER_PROCESS.read(uri)) is None:
         raise Wrong(f"reads no more: {way} {kind}", f"{path}; {newest} {now}")
+    from_backup(run, path, backup, pages)
+
+
+def from_backup(run: Run, path: str, backup: Path, pages: Iterable[str]) -> None:
+    """Restore the file as the pages of the errors say, if it is named still: then the table reads, and it is not."""
+    *_, text = attempt(run, "run_job(URI, 'verify', deep=True)")
+    if READER_PROCESS.read(run.uri) is not None and "/".join(Path(path).parts[:3]) not in text:
+        return
+    for page in filter(None, pages):
+        filled = backup_lines((_ROOT / page).read_text(), run.uri, path, str(backup))
+        for line in filled:
+            run.tell(step=f"backup by {page}", source=line)
+            done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise Wrong(f"backup by {page} ends with {done.returncode}", f"{line}: {done.stderr[-400:]}")
+        if not filled:
+            continue
+        if Path(run.uri, path).read_bytes() != (backup / path).read_bytes():
+            raise Wrong(f"backup by {page} restores another file", f"{path}: {filled}")
+        if READER_PROCESS.read(run.uri) is None:
+            raise Wrong(f"does not read with its backup: {page}", f"{path}: {filled}")
+        *_, text = attempt(run, "run_job(URI, 'verify', deep=True)")
+        if path in text:
+            raise Wrong(f"verify names it with its backup: {page}", text[:900])
+
+
+def backup_lines(page: str, uri: str, path: str, backup: str) -> list[str]:
+    """The lines of a page that bring a file of a table back, with its names put in."""
+    parts = Path(path).parts
+    known = {"URI": uri, "BACKUP": backup, "FILE": parts[-1], "REGION": "".join(parts[1:2])}
+    known["GENERATION"] = "/".join(parts[1:3])
+    found = []
+    for line in commands(page):
+        filled = re.sub(r"\$([A-Z]+)", lambda name: known.get(name[1], name[0]), line.partition(" #")[0].strip())
+        words = shlex.split(filled)
+        to = words[-1].removesuffix(".") if words else ""
+        if {*words[:1]} & {"cp", "mkdir"} and f"{uri}/{path}/".startswith(to.rstrip("/") + "/"):
+            found.append(filled)
+    return found if any(backup in line for line in found) else []
 
 
 def attempt(run: Run, source: str) -> tuple[str, int, str]:

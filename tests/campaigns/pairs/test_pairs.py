@@ -142,6 +142,23 @@ def server() -> Iterator[Server]:
     made.server_close()
 
 
+def test_lines_of_pages_about_a_backup_are_filled_in() -> None:
+    """Of the file that was damaged, with its folder where that went; none for another kind of file."""
+
+    def lines(number: str, path: str) -> list[str]:
+        (page,) = Path("runbooks/errors").glob(f"{number}-*.md")
+        return damage.backup_lines(page.read_text(), "/t", path, "/b")
+
+    assert lines("09", "_versions/1.manifest") == ['cp "/b/_versions/1.manifest" "/t/_versions/1.manifest"']
+    assert lines("09", "data/a.lance") == []
+    assert lines("13", "_mem_wal/r/g/data/x.lance") == [
+        'mkdir -p "/t/_mem_wal/r/g"',
+        'cp -a "/b/_mem_wal/r/g/." "/t/_mem_wal/r/g/"',
+    ]
+    assert lines("33", "_mem_wal/r/wal/7.arrow") == ['cp "/b/_mem_wal/r/wal/7.arrow" "/t/_mem_wal/r/wal/7.arrow"']
+    assert lines("33", "_mem_wal/r/manifest/7.binpb") == []
+
+
 def test_the_store_answers_as_moto_does(s3_endpoint: str, server: Server) -> None:
     """Random requests of a table's clients get the same status, headers, names and bytes; so do refused conditions."""
     chance = random.Random(SEED)
