@@ -122,6 +122,12 @@ def not_read_text(count: int, tables: int) -> str:
     return f"not read yet: {count:,} of {text.counted(tables, 'table')}"
 
 
+def is_verified(jobs: Mapping[str, Any]) -> bool:
+    """Whether a verification of a table has ended: a poll reads its manifests alone."""
+    ran = jobs.get(answers.ASKED_BY) or {"last_success": None, "last_outcome": None}
+    return ran["last_success"] is not None or ran["last_outcome"] == "partial"
+
+
 def level_of(value: float, limits: tuple[float, float]) -> int:
     """Return the level of a figure, by its two limits."""
     warning, critical = limits

@@ -519,7 +519,6 @@ _GAUGES: Mapping[str, tuple[str, ...]] = {
     "breaker_open": ("1 if the job's circuit breaker is open: it keeps failing, or achieves nothing.", "table", "job"),
     "deferred": ("1 if the job is due, and deferred by a closed window, a spent budget or a pause.", "table", "job"),
     "lease_elsewhere_seconds": ("Seconds since another supervisor's lease first prevented a due run.", "table", "job"),
-    "lease_state": ("1 for the state of the lease: free, held (by this service), elsewhere.", "table", "job", "state"),
 }  # fmt: skip
 
 
@@ -534,6 +533,7 @@ class _FleetFigures:
         exported = {name: (one.help, "table") for name, one in exported_metrics("backlog").items()}
         self._about = {**exported, **_GAUGES}
         self._columns = {name: (list[tuple[str, ...]](), array("d")) for name in self._about}
+        self._leases: list[tuple[tuple[str, str], str]] = []
         for table in tables:
             self.count += 1
             self.not_read += table.get("state") == NOT_READ
@@ -554,11 +554,10 @@ class _FleetFigures:
             }
             self._add((table["name"], str(answer["index"])), figures)
         for job, of in status_document.applicable_jobs(table).items():
-            lease = of["lease"]
+            lease, labels = of["lease"], (table["name"], job)
             figures = {**of, "breaker_open": of["breaker"] is not None, "deferred": of["waiting_for"] in _DEFERRED}
-            self._add((table["name"], job), figures | {"lease_elsewhere_seconds": lease["elsewhere_seconds"]})
-            for state in _LEASE_STATES:
-                self._add((table["name"], job, state), {"lease_state": lease["state"] == state})
+            self._add(labels, figures | {"lease_elsewhere_seconds": lease["elsewhere_seconds"]})
+            self._leases.append((labels, lease["state"]))
 
     def _add(self, labels: tuple[str, ...], figures: Mapping[Any, Any]) -> None:
         for name in figures.keys() & self._columns.keys():
@@ -569,5 +568,8 @@ class _FleetFigures:
 
     def families(self) -> Iterator[Family]:
         """Yield them."""
+        leases = (((*key, state), float(of == state)) for key, of in self._leases for state in _LEASE_STATES)
+        text = "1 for the state of the lease: free, held (by this service), elsewhere."
+        yield _gauge("lease_state", text, leases, "table", "job", "state")
         for name, (text, *labels) in self._about.items():
             yield _gauge(name, text, zip(*self._columns[name], strict=True), *labels)

@@ -89,6 +89,7 @@ class Row:
     next: str | None
     running: str
     paused: bool
+    verified: bool
     cost: float | None
     labels: Mapping[str, str]
 
@@ -123,7 +124,7 @@ def row_of(
         last=ran_last.get("last_finished"), next_job=due_job, next=due_next.get("next_due"),
         running=", ".join(name for name, job in jobs.items() if job["state"] == "running"),
         paused=bool(table.get("paused")) or any(job.get("paused") for job in jobs.values()),
-        cost=cost, labels=table.get("labels", {}),
+        verified=findings.is_verified(jobs), cost=cost, labels=table.get("labels", {}),
     )  # fmt: skip
 
 
@@ -408,7 +409,8 @@ def first_look(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "wrong": wrong[:_FIRST],
         "behind": behind[:_FIRST],
-        "count": {"wrong": len(wrong), "behind": len(behind), "waiting": sum(bool(row.waiting) for row in rows)},
+        "count": {"wrong": len(wrong), "behind": len(behind), "waiting": sum(bool(row.waiting) for row in rows)}
+        | {"unverified": sum(row.read and not row.verified for row in rows)},
         "oldest": max((row.age for row in rows if row.age), default=None),
     }
 

@@ -65,7 +65,8 @@ def _verdict(backlog: Figures, jobs: Mapping[str, Any]) -> str:
         if due
         else ""
     )
-    return f"Nothing to do: nothing is wrong, and {waits}.{then}"
+    unread = "" if findings.is_verified(jobs) else " No verify has read its files yet."
+    return f"Nothing to do: nothing is wrong, and {waits}.{then}{unread}"
 
 
 def asked_view(table: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

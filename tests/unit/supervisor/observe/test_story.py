@@ -281,3 +281,21 @@ def test_phases_are_shares_of_the_whole_run() -> None:
     page = pages_of(status([]), run=lambda _: run(seconds=2.0, phases={"open": 0.5})).run("7").body.decode()
     assert "25 %" in page
     assert "commit conflicts" not in page, "it recorded none"
+
+
+@pytest.mark.parametrize(
+    ("verify", "known"),
+    [
+        (None, False),
+        ({"last_success": None, "last_outcome": "failed"}, False),
+        ({"last_success": None, "last_outcome": "partial"}, True),
+        ({}, True),
+    ],
+)
+def test_nothing_wrong_is_not_said_of_files_that_none_has_read(verify: dict[str, Any] | None, known: bool) -> None:
+    jobs = table("a")["jobs"] | ({} if verify is None else {"verify": job(**verify)})
+    pages = pages_of(
+        status([table("a", waiting=0, jobs=jobs), table("b", waiting=0, state="not_read", looked_at=None)])
+    )
+    assert ("No verify has read its files yet." in pages.table("a").body.decode()) != known
+    assert ("No verify has read the files of 1 of the 1 table yet." in pages.tables().body.decode()) != known
