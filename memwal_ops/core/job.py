@@ -47,6 +47,7 @@ Role = Literal[
     "versions",
     "indexes",
     "uncovered",
+    "lookup",
 ]
 """The meaning of a metric in every format: see :class:`MetricSpec`."""
 ROLES: tuple[Role, ...] = get_args(Role)

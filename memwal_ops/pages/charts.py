@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from memwal_ops.core.job import Unit
 
@@ -42,7 +42,6 @@ def lane(
     end: float,
     *,
     most: float | None = None,
-    shape: Literal["steps", "bars"] = "steps",
     summary: str = "",
     top_text: str = "",
 ) -> dict[str, Any]:
@@ -50,27 +49,23 @@ def lane(
 
     Args:
         most: the top of the scale; None: the largest amount.
-        shape: bars are of amounts that do not last.
         summary: what is shown beside the title; empty: the range, and the last amount.
         top_text: the top of the scale as a short text; empty: as ``text`` makes it.
     """
     values = [value for _, value in points]
     top = most or max(values, default=0.0) or 1.0
     places = [(_place(when, start, end), round(_HEIGHT * (1 - value / top), 1)) for when, value in points]
-    if shape == "bars":
-        line, area = "".join(f"M{x} {_HEIGHT}V{y}" for x, y in places), ""
-    else:
-        steps = "".join(f"H{x}V{y}" for x, y in places[1:])
-        first = min(places[0][0], _WIDTH - _LEAST) if places else 0
-        line = f"M{first} {places[0][1]}{steps}H{_WIDTH}" if places else ""
-        area = f"{line}V{_HEIGHT}H{first}Z" if places else ""
+    steps = "".join(f"H{x}V{y}" for x, y in places[1:])
+    first = min(places[0][0], _WIDTH - _LEAST) if places else 0
+    line = f"M{first} {places[0][1]}{steps}H{_WIDTH}" if places else ""
+    area = f"{line}V{_HEIGHT}H{first}Z" if places else ""
     least, largest = text(min(values, default=0.0)), text(max(values, default=0.0))
     last = text(values[-1]) if values else ""
     known = f"now {last}" if least == largest else f"{least} to {largest}, now {last}"
     every = 1 + len(points) // _MAX_POINTS
     shown = points[::-every][::-1]  # with the last one
     return {
-        "title": title, "summary": summary or known, "shape": shape, "line": line, "area": area, "marks": [],
+        "title": title, "summary": summary or known, "shape": "steps", "line": line, "area": area, "marks": [],
         "top": top_text or text(top), "zero": text(0.0),
         "points": json.dumps([[round(when), text(value)] for when, value in shown]),
     }  # fmt: skip

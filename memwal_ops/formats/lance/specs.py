@@ -151,6 +151,12 @@ of them would answer worse; others: runbooks/README.md.""",
         ),
         "indexes": MetricSpec("count", "Base indexes.", role="indexes", detail=True),
         "uncovered_fragments": MetricSpec("count", "Fragments that the least complete base index does not cover."),
+        "lookup_reads": MetricSpec(
+            "count",
+            "Segments and uncovered fragments that a look-up by the worst base index reads; without one, fragments.",
+            role="lookup",
+            detail=True,
+        ),
         "indexes_behind": MetricSpec(
             "count", "Base indexes that lack a fragment, or have too many segments.", detail=True
         ),

@@ -15,7 +15,7 @@ from memwal_ops.core.figures import Figures, backlog_of
 from memwal_ops.core.job import Role, Unit
 from memwal_ops.core.outlook import describe_next_run
 from memwal_ops.core.table_history import storage_of_gc
-from memwal_ops.pages.charts import lane, marks, story, value_ticks
+from memwal_ops.pages.charts import lane, marks, value_ticks
 from memwal_ops.pages.rendering import amount_text, compact_text
 from memwal_ops.supervisor.observe import findings
 from memwal_ops.supervisor.observe.status_document import applicable_jobs
@@ -134,6 +134,7 @@ _FACTS: tuple[tuple[Role, str, Unit], ...] = (
     ("age", "the oldest waits", "seconds"),
     ("indexes", "indexes", "count"),
     ("uncovered", "rows not indexed", "count"),
+    ("lookup", "reads per look-up", "count"),
 )
 """What a table's page says first, by role, and what its charts show."""
 
@@ -319,25 +320,15 @@ def cost_view(ledger: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def history_view(history: Mapping[str, Any] | None, gc: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the variables ``history``, ``merges_chart``, ``storage`` and its note of a table's page.
+    """Return the variables ``history``, ``storage`` and its note of a table's page.
 
     ``history``: a document of :class:`memwal_ops.core.table_history.TableHistory`. ``gc``: the document of a run or
     plan of ``gc``.
     """
-    revisions = [] if history is None else [*history["revisions"]]
-    merges = [revision for revision in reversed(revisions) if revision["merged_rows"]]
     storage: list[Mapping[str, Any]] = [] if history is None else [*history["storage"]]
     storage += [asdict(record) for record in storage_of_gc(gc or {})]
-    rows = [
-        (datetime.fromisoformat(merge["committed"]).timestamp(), merge["merged_rows"])
-        for merge in merges
-        if merge["committed"]
-    ]
-    charts = None
-    if len(rows) > 1 and (span := (rows[0][0], max(rows[-1][0], rows[0][0] + 1.0))):
-        charts = story([lane("rows merged by version", rows, "{:,.0f}".format, *span, shape="bars")], *span)
     note = "" if gc else "These are data files alone: no gc has listed the log and what else there is."
-    return {"history": history, "merges_chart": charts, "storage": storage, "storage_note": note}
+    return {"history": history, "storage": storage, "storage_note": note}
 
 
 def answers_view(table: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS runs (
     plan TEXT NOT NULL, figures TEXT, phases TEXT, versions TEXT, report TEXT, log TEXT, used TEXT, achieved TEXT
 );
 CREATE INDEX IF NOT EXISTS runs_by_job ON runs ("table", job, started);
+CREATE INDEX IF NOT EXISTS runs_by_uri ON runs (uri, job, started);
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (started);
 CREATE TABLE IF NOT EXISTS seen (
     "table" TEXT NOT NULL, job TEXT NOT NULL, first REAL NOT NULL, PRIMARY KEY ("table", job)
@@ -424,10 +425,10 @@ class History(HistoryFile):
             # By the same order as the list; a run that was pruned has no later one than its number.
             wheres.append("(started, id) < (ifnull((SELECT started FROM runs WHERE id=?), 9e99), ?)")
             values += [before, before]
-        rows = self._read(
-            f"SELECT * FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ? OFFSET ?",  # noqa: S608 - our own words
-            (*values, limit, offset),
-        )
+        # By numbers first: sorting whole rows reads the reports of all runs of a table.
+        ids = f"SELECT id FROM runs WHERE {' AND '.join(wheres)} ORDER BY started DESC, id DESC LIMIT ? OFFSET ?"  # noqa: S608 - our own words
+        newest = f"SELECT * FROM runs WHERE id IN ({ids}) ORDER BY started DESC, id DESC"  # noqa: S608 - our own words
+        rows = self._read(newest, (*values, limit, offset))
         return [_document(row) for row in rows]
 
     def run(self, number: int) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from memwal_ops.supervisor.observe.status_document import BudgetStatus
 from memwal_ops.supervisor.state.tables import TableState
 
 ROLES: tuple[Role, ...] = (
-    *("backlog", "age", "table_rows", "table_bytes", "held", "parts", "versions", "indexes", "uncovered"),
+    *("backlog", "age", "table_rows", "table_bytes", "held", "parts", "versions", "indexes", "uncovered", "lookup"),
 )
 Sample = tuple[str, int, "Mapping[str, float]"]
 """The name of a table, a time in seconds since 1970, and its figures by role."""

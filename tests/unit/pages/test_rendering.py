@@ -179,14 +179,12 @@ def test_a_chart_is_of_steps_that_reach_to_its_end() -> None:
     assert (flat["line"], flat["summary"]) == ("M0.0 0.0H1000", "now 7")
     just_read = lane("new", [(100.0, 7.0)], "{:.0f}".format, 0.0, 100.0)
     assert just_read["line"] == "M994 0.0H1000", "it is seen"
-    bars = lane("b", [(0.0, 3.0), (50.0, 6.0)], "{:.0f}".format, 0.0, 100.0, shape="bars")
-    assert (bars["line"], bars["area"]) == ("M0.0 100V50.0M500.0 100V0.0", "")
     many = lane("many", [(float(at), float(at)) for at in range(1000)], "{:.0f}".format, 0.0, 999.0)
     assert json.loads(many["points"])[-1] == [999, "999"], "the last amount is shown"
     events = marks("runs", [(25.0, "ok", "merge: <i>"), (200.0, "critical", "failed")], 0.0, 100.0, "2")
     assert events["marks"] == [(250.0, "ok"), (1000.0, "critical")]
-    text = drawn(one, flat, bars, events)
-    assert text.count("<svg") == 5
+    text = drawn(one, flat, events)
+    assert text.count("<svg") == 4
     assert "<b>" not in text
     assert "<i>" not in text
     assert not re.search(r"(?:href|src|style)=", text)

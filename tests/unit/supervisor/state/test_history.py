@@ -83,6 +83,20 @@ def test_filters(history: History) -> None:
     assert history.runs(table="x' OR 1=1 --") == []
 
 
+@pytest.mark.parametrize("table", ["a", "/a", "none"])
+def test_runs_of_a_table_are_found_without_reading_those_of_others(history: History, table: str) -> None:
+    """With 10,000 tables, of each of which each job had its last runs read, a start took 37 minutes."""
+    for number in range(500):
+        add(history, table=f"other{number}")
+    add(history)
+    steps = list[int]()
+    history._connection.set_progress_handler(lambda: steps.append(1), 10)
+    for filters in ({"job": "merge"}, {"failed": True}, {}):
+        history.runs(table=table, limit=20, **filters)
+    history._connection.set_progress_handler(None, 0)
+    assert 10 * len(steps) < 1500
+
+
 def test_it_forgets_by_age(history: History) -> None:
     for days in (40, 20, 0):
         add(history, at=NOW - timedelta(days=days))

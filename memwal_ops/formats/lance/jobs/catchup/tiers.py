@@ -101,6 +101,9 @@ def catchup_figures(table: Table) -> Mapping[str, float]:
         "indexes": len(indexes),
         "uncovered_rows": max((lack.uncovered_rows for lack in lacking.values()), default=0),
         "uncovered_fragments": max((len(lack.uncovered) for lack in lacking.values()), default=0),
+        "lookup_reads": max(
+            (len(one.segments) + len(lacking[name].uncovered) for name, one in indexes.items()), default=len(fragments)
+        ),
         "merged_regions": merged,
         "indexes_behind": len(behind),
         "indexes_due": len(due),

@@ -14,6 +14,7 @@ from memwal_ops.formats.lance.commit import rebased_commit
 from memwal_ops.formats.lance.indexes.base_indexes import base_indexes, coverage
 from memwal_ops.formats.lance.indexes.codebook import read_codebook
 from memwal_ops.formats.lance.jobs.catchup import building, publishing as index_publishing
+from memwal_ops.formats.lance.jobs.catchup.tiers import catchup_figures
 from memwal_ops.formats.lance.jobs.compact import job as compact
 from tests.support.tables.indexed import VECTOR_KINDS
 from tests.support.tables.plain import PlainTable
@@ -350,3 +351,19 @@ def test_a_budget_leaves_indexes_for_the_next_run(tmp_path: Path) -> None:
     every = run_job(made.uri, "catchup", max_bytes=1 << 30)
     assert {one.decision for one in every.indexes} == {"updated"}
     assert run_job(made.uri, "catchup").decision == "unchanged"
+
+
+def test_what_a_look_up_reads_falls_with_a_catch_up(made: PlainTable, tmp_path: Path) -> None:
+    """Segments, and fragments that the index lacks; without an index a look-up reads all fragments."""
+
+    def reads(uri: str) -> float:
+        return catchup_figures(open_table(uri))["lookup_reads"]
+
+    assert reads(made.uri) == 2, "a segment and the appended fragment"
+    made.append(50)
+    assert reads(made.uri) == 3
+    run_job(made.uri, "catchup")
+    assert reads(made.uri) == max(len(one.segments) for one in base_indexes(open_table(made.uri)).values())
+    bare = PlainTable(str(tmp_path / "bare.lance")).create(rows=10)
+    bare.append(10)
+    assert reads(bare.uri) == 2
