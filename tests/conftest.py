@@ -64,7 +64,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from tests.support.spark import group_of  # its assertions are rewritten when it is loaded as a plugin
 
     close_dropped()
-    os.environ["PYTHONPATH"] = _PATH if group_of(item.nodeid).startswith("spark") else _WITHOUT_PANDAS
+    if path := _PATH if group_of(item.nodeid).startswith("spark") else _WITHOUT_PANDAS:
+        os.environ["PYTHONPATH"] = path
+    else:
+        os.environ.pop("PYTHONPATH", None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
